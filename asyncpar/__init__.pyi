@@ -1,6 +1,7 @@
 """The public names; see ``__init__.py``."""
 
 from . import blocking as blocking
+from . import observe as observe
 from . import testing as testing
 from .actors.meshes.mesh_ref import MeshRef as MeshRef
 from .actors.meshes.nodes import Nodes as Nodes
@@ -30,6 +31,14 @@ from .collectives.communicator import Communicator as Communicator
 from .core.config.world import Member as Member
 from .core.config.world import World as World
 from .core.observe.loop_watch import Blocked as Blocked
+from .core.observe.spans import span as span
+from .elasticity.elastic_actor import ElasticActor as ElasticActor
+from .elasticity.job import ElasticJob as ElasticJob
+from .elasticity.job import elastic as elastic
+from .engines import dask as dask
+from .engines import ray as ray
+from .engines.cluster import cluster as cluster
+from .engines.connect import connect as connect
 from .errors import (
     ActorDown as ActorDown,
 )
@@ -80,6 +89,12 @@ from .errors import (
 )
 from .errors import (
     UsageError as UsageError,
+)
+from .errors import (
+    WorldChanged as WorldChanged,
+)
+from .errors import (
+    WorldRevoked as WorldRevoked,
 )
 from .node import Node as Node
 from .node import init as init

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,11 +12,14 @@ from dataclasses import dataclass
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.collectives.policy import parse_pin
-from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
+from asyncpar.core.config.rank_place import ForeignPlace, explain_batch_script, find_rank_place
 from asyncpar.core.config.transport import LaneCosts, parse_checksums, parse_connections, parse_link_timeout
 from asyncpar.core.config.world import Member, World, world_of_one
 from asyncpar.core.observe.agent_line import AgentLine
+from asyncpar.core.observe.rank_observer import WAIT_WARNING, RankObserver, parse_wait_warning
 from asyncpar.core.observe.reporting import Reporter
+from asyncpar.core.observe.stack_dump import open_stack_dump
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.limits import core_quota, usable_cores
 from asyncpar.net.arena.settings import ArenaSettings
@@ -26,6 +31,7 @@ from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.net.transport.serving import Serving
+from asyncpar.observe.service import OBSERVE_FD, is_open, open_service
 
 PIN = "ASYNCPAR_ALGORITHM"
 """The variable that pins algorithms."""
@@ -33,11 +39,13 @@ PIN = "ASYNCPAR_ALGORITHM"
 _CONNECTIONS = "ASYNCPAR_CONNECTIONS"
 _CHECKSUMS = "ASYNCPAR_CHECKSUMS"
 _LINK_TIMEOUT = "ASYNCPAR_LINK_TIMEOUT"
+_PLACED = "ASYNCPAR_PLACED"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldBootstrap:
-    """What a node needs to start: its world, its rank there, the connector of its lanes, and ``join`` for its links.
+    """The inputs of a node's start: its world, its rank there, the connector of its lanes, and ``join`` for its links.
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, or its costs: the cost model
     reckons with them.
@@ -94,6 +102,56 @@ def read_pin(environment: Mapping[str, str]) -> str | None:
     return text
 
 
+def find_world(environment: Mapping[str, str]) -> LaunchEnvironment | ForeignPlace | None:
+    """Return the place of this process in its world, by `asyncpar launch` or another launcher; None: it is alone.
+
+    Raises ``UsageError`` for variables that do not fit, and in a program that a rank of another launcher has started.
+    """
+    if not LaunchEnvironment.is_in(environment) and not environment.get(ELASTIC_PIPE):
+        place = find_rank_place(environment)
+        if place is not None:
+            if environment.get(_PLACED) not in (None, str(os.getpid())):
+                raise UsageError(
+                    f"{_PLACED}: a rank has started this program, which is no rank of {place.launcher}'s; start it "
+                    "without the launcher's variables"
+                )
+            return place
+        warning = explain_batch_script(environment)
+        if warning is not None:
+            _log.warning(warning)
+    return LaunchEnvironment.from_mapping(environment)
+
+
+def attach_world(
+    found: LaunchEnvironment | ForeignPlace | None, transport: str | None, serving: Serving, blocked_after: float | None
+) -> Attach:
+    """Attach to the world that was found."""
+    if found is None:
+        return attach_alone(serving, blocked_after)
+    if isinstance(found, LaunchEnvironment):
+        return attach_launched(found, transport, serving, blocked_after)
+    return _attach_placed(found, transport, serving, blocked_after)
+
+
+_met = itertools.count()
+"""Numbers the worlds of this process that other launchers made places for: all ranks make the same, in one order."""
+
+
+def _attach_placed(place: ForeignPlace, transport: str | None, serving: Serving, blocked_after: float | None) -> Attach:
+    """Attach to the world of ranks that another launcher has started."""
+
+    async def attach(stack: AsyncExitStack) -> WorldBootstrap:
+        from asyncpar.net.membership.meeting import meet  # only these ranks need it
+
+        meeting = await meet(stack, place, os.environ, serial=next(_met))
+        os.environ[_PLACED] = str(os.getpid())
+        world = await attach_launched(meeting.environment, transport, serving, blocked_after)(stack)
+        meeting.close()
+        return world
+
+    return attach
+
+
 def attach_launched(
     environment: LaunchEnvironment, transport: str | None, serving: Serving, blocked_after: float | None
 ) -> Attach:
@@ -109,7 +167,10 @@ def attach_launched(
         )
         request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
         line = open_agent_line(stack, environment)
-        world = await line.unless_lost(join_world(environment.rendezvous, credentials, request), "join")
+        observer = RankObserver(environment.rank)
+        observer.warn_after = parse_wait_warning(os.environ.get(WAIT_WARNING))
+        observer.reporter = line.reporter
+        world = await line.unless_lost(join_world(environment.rendezvous, credentials, request, observer), "join")
         return WorldBootstrap(
             world=world,
             rank=environment.rank,
@@ -131,12 +192,25 @@ def attach_launched(
 def open_agent_line(stack: AsyncExitStack, environment: LaunchEnvironment) -> AgentLine:
     """Return the open line to the agent that launched this rank; ``stack`` closes it.
 
+    The agent can ask this process from now on what it does.
     Raises ``UsageError`` if a pipe to or from the agent is named, but not open.
     """
-    line = AgentLine(Reporter.from_environment(os.environ), _notice_descriptor(environment))
+    answer_agent(os.environ)
+    reporter = Reporter.from_environment(os.environ)
+    line = AgentLine(reporter, _notice_descriptor(environment), generation=environment.generation)
     line.open()
     stack.callback(line.close)
     return line
+
+
+def answer_agent(environment: Mapping[str, str]) -> None:
+    """Let the agent that has started this process ask what it does, from now on; without an agent do nothing."""
+    if environment.get(OBSERVE_FD) and not is_open():
+        from asyncpar.observe.rank_view import provide_process  # a rank that no agent started tells nobody
+
+        provide_process()
+        open_stack_dump(environment)
+        open_service(environment)
 
 
 def _notice_descriptor(environment: LaunchEnvironment) -> int | None:

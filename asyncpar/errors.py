@@ -1,7 +1,8 @@
 """Every exception that asyncpar raises on purpose, sorted by who must act.
 
-``UsageError``: the caller.  ``ProtocolError``: whoever runs the other end of a connection.  ``PeerError``: the operator
-of the named rank.  ``StaleGeneration``: nobody, a newer world exists.  ``RemoteError``: the author of the remote code.
+``UsageError``: the caller.  ``ProtocolError``: the operator of the other end of a connection.  ``PeerError``: the
+operator of the named rank.  ``StaleGeneration``: no one: a newer world exists.  ``RemoteError``: the author of the
+remote code.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class ArenaFull(AsyncparError, MemoryError):  # noqa: N818
     """There is no shared memory for what was asked for; the message says how much was needed and how much there is."""
 
 
+class SnapshotTooLarge(AsyncparError, MemoryError):  # noqa: N818
+    """A state does not fit into memory once more; the message says how much it needs, and how much there is."""
+
+
 class ProtocolError(AsyncparError):
     """Bytes from a connection break the protocol; the connection is closed."""
 
@@ -49,6 +54,18 @@ class CheckpointError(AsyncparError):
     def __init__(self, message: str, *, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class StateLost(AsyncparError):  # noqa: N818
+    """Parts of a sharded state are lost with every rank that held them; all ranks that are left raise it.
+
+    ``step`` steps were committed: go on from a checkpoint of that step, or of one before.  ``parts`` are their numbers.
+    """
+
+    def __init__(self, message: str, *, step: int, parts: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.step = step
+        self.parts = parts
 
 
 class LaunchError(AsyncparError):
@@ -93,12 +110,61 @@ class LinkDamaged(PeerLost):
     """
 
 
+class WorldChanged(PeerError):  # noqa: N818
+    """The world of this step is over, and the step with it: leave its block, the next one has the new world.
+
+    Raised from the ``PeerLost``, or whatever else was seen of the change.  ``generation`` is that of the old world.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        cause: str | None = None,
+        generation: int,
+    ) -> None:
+        super().__init__(message, rank=rank, host=host, cause=cause)
+        self.generation = generation
+
+
+class DivergedState(PeerError):  # noqa: N818
+    """Two ranks have committed as many steps, and have not the same state: the bits of one of them are wrong.
+
+    It is reported, and never settled by majority.
+    """
+
+
 class PeerTimeout(PeerError, TimeoutError):  # noqa: N818
     """A rank did not do its part in time; the message says who is missing and where it was last heard of."""
 
 
 class PeerCancelled(PeerError):  # noqa: N818
     """Another rank cancelled the operation (or failed inside it); the group stays usable."""
+
+
+class WorldRevoked(PeerError):  # noqa: N818
+    """A group was revoked, or one that it was made from: its operations have ended on all ranks, and no more can begin.
+
+    ``revoked_by`` is the rank that revoked it, ``rank`` the one that this rank blames (the same, if it blames none),
+    ``cause`` why, and ``generation`` that of the world.  ``Communicator.shrink`` and ``agree`` still work.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        operation: str | None = None,
+        cause: str | None = None,
+        revoked_by: int | None = None,
+        generation: int = 0,
+    ) -> None:
+        super().__init__(message, rank=rank, host=host, operation=operation, cause=cause)
+        self.revoked_by = revoked_by
+        self.generation = generation
 
 
 class ActorDown(PeerCancelled):
@@ -117,11 +183,14 @@ class RemoteError(AsyncparError):
     """An exception was raised inside a remote actor.
 
     ``type_name`` and ``message`` describe it, ``remote_traceback`` is its formatted traceback as text, never code.
+    ``str`` is short; the traceback is a note of the exception, so Python prints it wherever it prints tracebacks.
     """
 
     def __init__(self, message: str, *, rank: int, type_name: str, remote_traceback: str) -> None:
         quoted = "\n".join(f"  | {line}" for line in remote_traceback.rstrip().splitlines())
-        super().__init__(f"rank {rank}: {type_name}: {message}" + (f"\n{quoted}" if quoted else ""))
+        super().__init__(f"rank {rank}: {type_name}: {message}")
+        if quoted:
+            self.add_note(quoted)
         self.rank = rank
         self.type_name = type_name
         self.message = message

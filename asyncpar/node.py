@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -23,20 +24,30 @@ from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.registry import describe_actor
 from asyncpar.actors.runtime.system import ActorSystem
 from asyncpar.actors.runtime.watches import Watch
-from asyncpar.bootstrap import Attach, WorldBootstrap, attach_alone, attach_launched
+from asyncpar.bootstrap import Attach, WorldBootstrap, attach_world, find_world
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.shared_memory.group import ArenaHost
+from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.world import World
+from asyncpar.core.observe.agent_line import AgentLine
+from asyncpar.core.observe.blocked_events import BlockedEvents
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
-from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.core.observe.pauses import PauseRecorder
+from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
+from asyncpar.core.observe.reporting import mark_seen
+from asyncpar.core.observe.spans import EventSpan
+from asyncpar.core.observe.whereabouts import describe_program
+from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
+from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.net.transport.lane_kinds import parse_transport
-from asyncpar.net.transport.links import Links
-from asyncpar.net.transport.rpc import Credentials
+from asyncpar.net.transport.links import LEFT, Links
+from asyncpar.net.transport.rpc import BROKEN_GRACE_SECONDS, Credentials
 from asyncpar.net.transport.serving import Register, Serving
+from asyncpar.observe.service import is_open
 
 A = TypeVar("A", bound=Actor)
 
@@ -67,6 +78,8 @@ class Node:
         self._bootstrap = bootstrap
         self._loop = asyncio.get_running_loop()
         self._is_stopping = asyncio.Event()
+        self._changes = Broadcast[WorldChange]()
+        links.add_loss_listener(self._tell_loss)
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -82,7 +95,8 @@ class Node:
     ) -> Node:
         """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
 
-        Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``,
+        Ranks that ``srun`` or an ``mpiexec`` started find their places and each other by themselves; otherwise, outside
+        of a launched job, this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``,
         ``package.module:NAME`` of a ``LaneKind``).
         ``serve`` is the ``host:port`` of the node's gRPC server; a world of one has none unless it is given or there
         are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
@@ -94,12 +108,12 @@ class Node:
         """
         transport = parse_transport(transport)
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
-        if environment is None:
-            environment = LaunchEnvironment.from_mapping(os.environ)
-        limit = check_blocked_after(blocked_after)
-        if environment is None:
-            return await start_node(attach_alone(serving, limit))
-        return await start_node(attach_launched(environment, transport, serving, limit))
+        found = find_world(os.environ) if environment is None else environment
+        return await start_node(attach_world(found, transport, serving, check_blocked_after(blocked_after)))
+
+    def __repr__(self) -> str:
+        where = f" at {self.address}" if self.address else ""
+        return f"<node: rank {self.rank} of {self.size}{where}{', stopped' if self._is_stopping.is_set() else ''}>"
 
     @property
     def rank(self) -> int:
@@ -145,6 +159,11 @@ class Node:
         """Return a new array in memory that the ranks of this host share.  See ``Communicator.empty``."""
         return self.world.empty(shape, dtype)
 
+    @property
+    def actor_system(self) -> ActorSystem:
+        """The actors of this rank, for parts of the package that are built on them."""
+        return self._actors
+
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start an actor on this rank.  See ``ActorSystem.spawn``."""
         return await self._actors.spawn(actor, *args, name=name, **kwargs)
@@ -179,6 +198,10 @@ class Node:
         """The told messages that no actor of this rank handled."""
         return self._actors.dead_letters
 
+    def span(self, name: str, **fields: object) -> EventSpan:
+        """Return a span of this node: ``with node.span("load"):``.  See ``asyncpar.span``."""
+        return EventSpan(name, fields, recorder=self.links.recorder)
+
     def on_blocked(self, callback: OnBlocked) -> Callable[[], None]:
         """Tell ``callback`` whenever code blocks the event loop for too long, and again when it goes on.
 
@@ -186,14 +209,35 @@ class Node:
         """
         return self._actors.loop_watch.subscribe(callback)
 
+    def watch_world(self) -> AsyncIterator[WorldChange]:
+        """Iterate over a change for each rank that this world loses after this call, until this rank leaves it.
+
+        ``left`` names the rank and its host; ``is_by_loss`` is False for one that left in good order.  The communicator
+        without the lost ranks is ``world.shrink()``; under ``asyncpar.elastic``, ``job.watch_world`` has whole worlds.
+        """
+        return self._changes.listen()
+
+    def _tell_loss(self, rank: int, error: PeerLost) -> None:
+        change = WorldChange(
+            generation=self.membership.generation,
+            left=(f"rank {rank} on {self.membership.members[rank].host}",),
+            why=error.cause or str(error),
+            is_by_loss=error.cause != LEFT,
+        )
+        self._changes.send(change)
+
     async def stop(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent.
 
         While an exception is handled that names another rank, peers hear that this rank leaves because of that one.
+        Ranks that are lost are not waited for.  A world that is revoked is left as soon as the actors have stopped, in
+        less than 0.1 s, also when ranks are silent: what is under way is dropped, and calls of services have 20 ms.
         """
         check_home_loop(self._loop, "stop")
+        mark_seen(sys.exc_info()[1])
         self.links.leave_because(sys.exc_info()[1])
         self._is_stopping.set()
+        self._changes.close()
         if self._task is not None:
             await asyncio.wait({self._task})
             self._task.result()
@@ -223,7 +267,7 @@ async def start_node(attach: Attach) -> Node:
 
 
 async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
-    """Be the task of a node: build it up, wait for its end, take it down in reverse."""
+    """Run the node in a task: build it up, wait for its end, take it down in reverse."""
     async with AsyncExitStack() as stack:
         bootstrap = await attach(stack)
         links = Links(world=bootstrap.world, rank=bootstrap.rank, connector=bootstrap.connector)
@@ -232,18 +276,41 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         if arena is not None:
             stack.callback(arena.close)
         await stack.enter_async_context(links)
+        _observe(links, line)
         watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_actor)
+        watch.subscribe(BlockedEvents(links.recorder).tell)
         stack.callback(watch.stop)
+        if line is not None:
+            links.pauses = PauseRecorder(links.recorder)
+            links.pauses.start()
+            stack.callback(links.pauses.stop)
+            watch.start_quietly(line.reporter.blocked)
         actors = await stack.enter_async_context(ActorSystem(links, watch))
         node = Node(bootstrap, links, actors, arena)
         bootstrap.join(links)
         if bootstrap.gateway is not None:
             bootstrap.gateway.open(actors)
             stack.callback(bootstrap.gateway.close)
+        if is_open():
+            from asyncpar.observe.rank_view import watch_node  # a rank that no agent started tells nobody
+
+            stack.callback(watch_node(links, actors, arena))
         if line is not None:
             line.deliver(links.end_job)
         started.set_result(node)
         await node._serve()
+        if links.is_broken and bootstrap.server is not None:
+            bootstrap.server.grace = BROKEN_GRACE_SECONDS
+
+
+def _observe(links: Links, line: AgentLine | None) -> None:
+    """Have ``links`` tell of long waits."""
+    observer = links.observer
+    observer.warn_after = parse_wait_warning(os.environ.get(WAIT_WARNING))
+    if line is not None:  # else it may be one of several ranks of this process, whose program is that of all
+        observer.find_program = partial(describe_program, asyncio.get_running_loop())
+        observer.reporter = line.reporter
+        line.on_condition = observer.hear_condition
 
 
 async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | None:

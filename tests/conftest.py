@@ -1,4 +1,4 @@
-"""What all tests share: how they are collected."""
+"""Settings and hooks of all tests."""
 
 from __future__ import annotations
 

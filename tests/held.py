@@ -1,4 +1,4 @@
-"""What numpy arrays really take, for tests of figures that say so."""
+"""Memory that numpy arrays really take, for tests of figures that say so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 _OTHERS = ("*/collectives/arrays.py", "*/collectives/shared_memory/*", "*/transport/*", "*/arena/*")
-"""Who keeps arrays that belong to the world, whoever communicates in it."""
+"""The owners of arrays that belong to the world, not to one user of it."""
 
 
 class HeldArrays:

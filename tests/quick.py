@@ -28,6 +28,8 @@ LONG = (
     "tests/collectives/test_ledger.py::test_a_million_keys_take_twelve_bytes_each",
     "tests/collectives/test_ranks_that_differ.py",
     "tests/collectives/test_timeouts.py::test_without_a_timeout_an_operation_waits_for_ever",
+    "tests/device/test_failing.py",
+    "tests/elasticity/test_job.py",
     "tests/gradsync/test_hangs.py",
     "tests/hostile/test_collectives.py",
     "tests/hostile/test_faults.py",
@@ -37,6 +39,8 @@ LONG = (
     "tests/hybrid/test_checkpoints.py",
     "tests/hybrid/test_resuming.py",
     "tests/net/arena/test_formation.py",
+    "tests/net/membership/test_consensus.py::test_a_disk_that_forgets_is_found",
+    "tests/net/membership/test_consensus.py::test_a_missing_safeguard_is_found",
     "tests/net/transport/test_conversations.py",
     "tests/net/transport/test_lanes.py::TestGrpcLaneOnUvloop",
     "tests/net/transport/test_lanes.py::TestStripedLaneOnUvloop",
@@ -44,6 +48,10 @@ LONG = (
     "tests/net/transport/test_lanes.py::TestUnixLaneOnUvloop",
     "tests/options/test_every_option.py",
     "tests/pipeline/orders/test_orders.py",
+    "tests/testing/simulation/test_elastic.py",
+    "tests/testing/simulation/test_safeguards.py",
+    "tests/world/test_shrinking_world.py",
+    "tests/world/test_stale_frames.py::test_a_rank_that_wakes_in_the_next_world_disturbs_nobody",
 )
 """What takes long without processes of its own: beginnings of names of tests."""
 

@@ -1,4 +1,4 @@
-"""What ``import asyncpar`` costs and gives."""
+"""Costs and contents of ``import asyncpar``."""
 
 from __future__ import annotations
 

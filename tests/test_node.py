@@ -31,6 +31,20 @@ async def test_alone_a_node_is_a_world_of_one() -> None:
         np.testing.assert_array_equal(await node.world.all_reduce(x), np.arange(5.0))
 
 
+async def test_nodes_and_communicators_say_in_a_prompt_who_they_are() -> None:
+    async with ap.testing.local_world(2) as nodes:
+        group = nodes[1].world.subgroup([1])
+        assert group is not None
+        assert repr(nodes[1]) == f"<node: rank 1 of 2{_at(nodes[1])}>"
+        assert repr(nodes[1].world) == f"<communicator {nodes[1].world.name!r}: rank 1 of 2>"
+        assert repr(group) == f"<communicator {group.name!r}: rank 0 of 1>"
+    assert repr(nodes[1]).endswith(", stopped>")
+
+
+def _at(node: ap.Node) -> str:
+    return f" at {node.address}" if node.address else ""
+
+
 async def test_a_node_may_be_stopped_by_another_task_than_the_one_that_started_it() -> None:
     node = await asyncio.create_task(ap.Node.start())
     await asyncio.create_task(node.stop())

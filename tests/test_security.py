@@ -1,4 +1,4 @@
-"""What SECURITY.md says about limits is true."""
+"""The limits in SECURITY.md are true."""
 
 import importlib
 import re

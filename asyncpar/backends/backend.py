@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
 
-from asyncpar.backends.config import BackendConfig, BackendUnavailable
+from asyncpar.backends.config import BackendConfig
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.node import init
 
@@ -29,7 +29,7 @@ class CommunicationBackend(enum.StrEnum):
     THREAD = "thread"
     """Ranks of this process, on one event loop."""
     NCCL = "nccl"
-    """Not part of this version."""
+    """As native, and arrays on CUDA devices by NCCL, through nccl4py."""
     MPI = "mpi"
     """Through mpi4py.  Ranks are started by ``mpiexec``."""
     GLOO = "gloo"
@@ -65,11 +65,3 @@ async def open_native(config: BackendConfig) -> AsyncIterator[Communicator]:
     async with init(transport=config.transport) as node:
         config.check_place("native", rank=node.rank, world_size=node.size)
         yield node.world
-
-
-def open_nccl(config: BackendConfig) -> AbstractAsyncContextManager[Communicator]:  # noqa: ARG001
-    """Raise ``BackendUnavailable``: NCCL moves arrays of CUDA devices, and asyncpar has arrays of numpy so far."""
-    raise BackendUnavailable(
-        "backend: nccl is not part of this version; it needs CUDA devices and arrays on them, and there is no extra "
-        "to install for it: use native, mpi or gloo, or register a backend of your own"
-    )

@@ -26,6 +26,7 @@ from asyncpar.collectives.arrays import Array, check_array, check_key, check_out
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import UseCounts
+from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 
 
@@ -186,6 +187,11 @@ class CommunicationGroup:
     def _codec(self, x: Any, out: Array | None, key: str | None) -> Codec | None:
         """Return what the values of ``x`` go through if they are real numbers, and check the arguments."""
         check_key(key)
+        if is_device_array(x):
+            raise UsageError(
+                "x: expected a numpy array where the backend was opened with compression, got a device array; average "
+                "gradients by GradientSynchronizer with a codec, or open the backend without compression"
+            )
         if not _is_real(check_array(x).dtype):
             return None
         _ = check_writable(x, "x") if out is None else check_out(out, x.shape, x.dtype)

@@ -25,15 +25,15 @@ class Receiver(Protocol):
     """The callbacks of a channel: on the event loop, without blocking, none before ``MessageChannel.open``."""
 
     def arrived(self, message: memoryview) -> None:
-        """A message is there, in order; its memory is valid during the call."""
+        """Take a message, which comes in order; its memory is valid during the call."""
         ...
 
     def ended(self) -> None:
-        """The other side has called ``MessageChannel.end``; nothing more comes."""
+        """Handle ``MessageChannel.end`` of the other side; nothing more comes."""
         ...
 
     def has_room(self) -> None:
-        """A message that was posted has left: there may be room for another."""
+        """Handle the departure of a posted message: there may be room for another."""
         ...
 
     def broke(self, cause: str) -> None:
@@ -227,7 +227,7 @@ class MessageLane(Lane):
                 self._through.set_result(None)
 
     def _lose(self, cause: str) -> None:
-        """The channel ended; tell the owner once."""
+        """Tell the owner, once, that the channel has ended."""
         if not self._is_open:
             return
         events = self._events

@@ -118,11 +118,11 @@ class CallTally:
     compressed: OperationMetrics = OperationMetrics()
 
     def failed(self, operation: str) -> None:
-        """A call of ``operation`` raised."""
+        """Count a call of ``operation`` that raised."""
         self.errors[operation] = self.errors.get(operation, 0) + 1
 
     def compressed_done(self, seconds: float) -> None:
-        """A compressed all-reduce is over."""
+        """Count a compressed all-reduce."""
         self.compressed = replace(
             self.compressed, count=self.compressed.count + 1, seconds=self.compressed.seconds + seconds
         )

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpar.backends.backend import CommunicationBackend, OpenBackend, open_native, open_nccl
+from asyncpar.backends.backend import CommunicationBackend, OpenBackend, open_native
 from asyncpar.backends.compression import CompressionAlgorithm
 from asyncpar.backends.config import BackendConfig, BackendNotRegistered, GroupNotFound, NoGroup
 from asyncpar.backends.gloo.backend import open_gloo
 from asyncpar.backends.group import CommunicationGroup
 from asyncpar.backends.mpi.backend import open_mpi
+from asyncpar.backends.nccl import open_nccl
 from asyncpar.backends.operations import CollectiveOp, CollectiveResult, CommunicationMetrics, ReductionOp, sum_metrics
 from asyncpar.backends.thread import PROCESS_THREADS
 from asyncpar.collectives.arrays import Array

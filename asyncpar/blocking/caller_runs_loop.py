@@ -50,7 +50,7 @@ class Borrower(Protocol):
     """A thread that watches the loop's doorbell."""
 
     def lose_bell(self, descriptor: int) -> None:
-        """``descriptor`` is about to be closed."""
+        """Stop watching ``descriptor``, which is about to be closed."""
 
 
 LoopRequest = Callable[[], object]

@@ -12,6 +12,8 @@ from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.collectives import communicator
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ledger import Traffic
+from asyncpar.collectives.recovery import Agreed
+from asyncpar.core.config.device_lanes import DeviceLanes
 
 
 class Operations:
@@ -22,8 +24,11 @@ class Operations:
         self.on_loop = on_loop
         """The same group for coroutines that run on the loop."""
 
+    def _made(self, made: communicator.Communicator) -> Self:
+        return type(self)(self._handle, made)
+
     def _wrapped(self, made: communicator.Communicator | None) -> Self | None:
-        return None if made is None else type(self)(self._handle, made)
+        return None if made is None else self._made(made)
 
     def all_reduce(
         self,
@@ -33,6 +38,7 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
@@ -43,7 +49,9 @@ class Operations:
         8 MiB of memory besides at most.
         """
         return self._handle.wait(
-            "all_reduce", lambda: self.on_loop.all_reduce(x, op, out=out, algorithm=algorithm, key=key), timeout
+            "all_reduce",
+            lambda: self.on_loop.all_reduce(x, op, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def all_reduce_many(
@@ -53,6 +61,7 @@ class Operations:
         *,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> list[Array]:
         """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
@@ -62,7 +71,9 @@ class Operations:
         Results are as those of ``all_reduce``, with the same bits on every rank.
         """
         return self._handle.wait(
-            "all_reduce_many", lambda: self.on_loop.all_reduce_many(arrays, op, algorithm=algorithm, key=key), timeout
+            "all_reduce_many",
+            lambda: self.on_loop.all_reduce_many(arrays, op, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def reduce(
@@ -74,11 +85,14 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array | None:
         """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
         return self._handle.wait(
-            "reduce", lambda: self.on_loop.reduce(x, op, root=root, out=out, algorithm=algorithm, key=key), timeout
+            "reduce",
+            lambda: self.on_loop.reduce(x, op, root=root, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def reduce_scatter(
@@ -89,6 +103,7 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
@@ -96,7 +111,9 @@ class Operations:
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
         """
         return self._handle.wait(
-            "reduce_scatter", lambda: self.on_loop.reduce_scatter(x, op, out=out, algorithm=algorithm, key=key), timeout
+            "reduce_scatter",
+            lambda: self.on_loop.reduce_scatter(x, op, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def all_gather(
@@ -106,11 +123,14 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
         return self._handle.wait(
-            "all_gather", lambda: self.on_loop.all_gather(x, out=out, algorithm=algorithm, key=key), timeout
+            "all_gather",
+            lambda: self.on_loop.all_gather(x, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def all_gather_v(
@@ -120,11 +140,14 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
         return self._handle.wait(
-            "all_gather_v", lambda: self.on_loop.all_gather_v(x, out=out, algorithm=algorithm, key=key), timeout
+            "all_gather_v",
+            lambda: self.on_loop.all_gather_v(x, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def gather(
@@ -135,11 +158,14 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array | None:
         """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
         return self._handle.wait(
-            "gather", lambda: self.on_loop.gather(x, root=root, out=out, algorithm=algorithm, key=key), timeout
+            "gather",
+            lambda: self.on_loop.gather(x, root=root, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def scatter(
@@ -150,6 +176,7 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
@@ -157,7 +184,9 @@ class Operations:
         The other ranks pass no ``x``, but ``out``, which says shape and dtype.
         """
         return self._handle.wait(
-            "scatter", lambda: self.on_loop.scatter(x, root=root, out=out, algorithm=algorithm, key=key), timeout
+            "scatter",
+            lambda: self.on_loop.scatter(x, root=root, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def broadcast(
@@ -167,11 +196,14 @@ class Operations:
         root: int = 0,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Overwrite ``x`` with that of ``root``, and return it."""
         return self._handle.wait(
-            "broadcast", lambda: self.on_loop.broadcast(x, root=root, algorithm=algorithm, key=key), timeout
+            "broadcast",
+            lambda: self.on_loop.broadcast(x, root=root, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def barrier(self, *, algorithm: str | None = None, key: str | None = None, timeout: float | None = None) -> None:
@@ -185,11 +217,14 @@ class Operations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> Array:
         """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
         return self._handle.wait(
-            "all_to_all", lambda: self.on_loop.all_to_all(x, out=out, algorithm=algorithm, key=key), timeout
+            "all_to_all",
+            lambda: self.on_loop.all_to_all(x, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
         )
 
     def all_to_all_v(
@@ -199,6 +234,7 @@ class Operations:
         *,
         out: Array | None = None,
         key: str | None = None,
+        stream: object = None,
         timeout: float | None = None,
     ) -> tuple[Array, list[int]]:
         """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
@@ -206,7 +242,7 @@ class Operations:
         Returns the rows received, by rank of their sender, and how many came from each.
         """
         return self._handle.wait(
-            "all_to_all_v", lambda: self.on_loop.all_to_all_v(x, counts, out=out, key=key), timeout
+            "all_to_all_v", lambda: self.on_loop.all_to_all_v(x, counts, out=out, key=key, stream=stream), timeout
         )
 
     @property
@@ -270,22 +306,42 @@ class Operations:
         return self.on_loop.is_pinned(operation)
 
     def algorithm_table(self) -> str:
-        """Return which algorithm is used for which operation and size, with the estimates behind it."""
+        """Return which algorithm is used for which operation and size, with the estimates behind it.
+
+        Once device arrays were used, more lines say how operations on them last went, by size where a pin tells sizes
+        apart, and why if not by NCCL, after a table like the first of what would be used and the estimates of all ways.
+        """
         return self.on_loop.algorithm_table()
 
-    def predict(self, operation: str, payload: int, *, algorithm: str | None = None) -> float:
+    def predict(self, operation: str, payload: int, *, algorithm: str | None = None, on_devices: bool = False) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
 
-        ``algorithm`` None is the one that would be used.
+        ``algorithm`` None is the one that would be used.  ``on_devices``: of device arrays, where all ranks have NCCL,
+        and a route between their hosts; by published figures until ``calibrate`` or ``set_device_lanes``.
         """
-        return self.on_loop.predict(operation, payload, algorithm=algorithm)
+        return self.on_loop.predict(operation, payload, algorithm=algorithm, on_devices=on_devices)
 
-    def calibrate(self, *, timeout: float | None = None) -> None:
+    def calibrate(self, *, device: int | None = None, timeout: float | None = None) -> None:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
 
-        Call no other operation of this group until it is over.
+        With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
+        copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
+        device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
+        until it is over.
         """
-        self._handle.wait("calibrate", self.on_loop.calibrate, timeout)
+        self._handle.wait("calibrate", lambda: self.on_loop.calibrate(device=device), timeout)
+
+    @property
+    def device_lanes(self) -> DeviceLanes:
+        """The figures of the cost model of device arrays: published ones, before ``calibrate``."""
+        return self.on_loop.device_lanes
+
+    def set_device_lanes(self, lanes: DeviceLanes) -> None:
+        """Choose how device arrays go by ``lanes``, in this group and those that are made of it from now on.
+
+        To be called on all ranks, with the same figures: an operation of ranks with others is an ``OperationMismatch``.
+        """
+        self._handle.do("set_device_lanes", lambda: self.on_loop.set_device_lanes(lanes))
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         """Return a new array of undefined content, in memory that the ranks of this host share if they do.
@@ -348,6 +404,55 @@ class Operations:
         """
         self._handle.do("give_up", lambda: self.on_loop.give_up(rank, text))
 
+    def revoke(self, reason: str | BaseException = "") -> None:
+        """End this group, and every group made from it, on all its ranks: for programs that go on after a loss.
+
+        Any rank may call it, at any time; it does not wait, and does nothing where the group is revoked already.  All
+        operations that are not over, and all later calls, raise ``WorldRevoked``, which has ``reason``, and the rank
+        that ``reason`` names if it is the error of a rank.  The news reaches all ranks that live, also when some are
+        dead or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards, other groups go on.  A rank that has
+        left the world tells nobody: it says so that there is a newer world, and gets ``StaleGeneration`` from this one.
+        """
+        self._handle.do("revoke", lambda: self.on_loop.revoke(reason))
+
+    @property
+    def is_revoked(self) -> bool:
+        """Has a rank revoked this group, or one that it was made from?"""
+        return self.on_loop.is_revoked
+
+    @property
+    def is_over(self) -> bool:
+        """Does this rank accept no more operations of the group: is it revoked, given up or closed?"""
+        return self.on_loop.is_over
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks of this group that are known here to be lost, or to have left the world, in its numbering."""
+        return self.on_loop.lost
+
+    def agree(self, flag: int, *, timeout: float | None = None) -> Agreed:
+        """Return the bitwise AND of ``flag`` (64 bits with sign) of all ranks that are left, and which are lost.
+
+        All of them get the same, although ranks are lost before or meanwhile, and in a revoked group, too.  The n-th
+        call of ``agree`` or ``shrink`` on one rank meets the n-th on the others.  A rank that lives and does not call
+        it within ``timeout`` seconds is a ``PeerTimeout`` on all, one that does not answer for so long is held for
+        lost.  A rank that others hold for lost, and lives, gets ``PeerLost``.  A rank whose call is cancelled has given
+        its flag all the same.
+        """
+        return self._handle.wait("agree", lambda: self.on_loop.agree(flag), timeout)
+
+    def shrink(self, *, timeout: float | None = None) -> Self:
+        """Return the communicator over the ranks that are left, in their order; all of them get the same, or an error.
+
+        It works in a revoked group, and while further ranks are lost; revoking this group later does not end the new
+        one.  Errors are those of ``agree``.  No majority is needed: where a network has broken in two, each side gets
+        a group of its own, and the program must know which of them goes on.
+
+        If the group has a communicator of NCCL that the loss has ended, the new one is shrunk from it
+        (``ncclCommShrink`` with the abort flag) at its first operation on device arrays.
+        """
+        return self._made(self._handle.wait("shrink", self.on_loop.shrink, timeout))
+
     def close(self) -> None:
         """End this group on this rank and give back its memory, also that in the arena; idempotent.
 
@@ -389,7 +494,8 @@ class Operations:
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
-        small array at once, for a larger one when it has been received.
+        small array at once, for a larger one when it has been received.  ``x`` and what receives it may be device
+        arrays, both or one of them.
         """
         self._handle.wait("send", lambda: self.on_loop.send(x, dest, tag=tag), timeout)
 

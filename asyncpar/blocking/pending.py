@@ -108,7 +108,7 @@ class Pending(Generic[T]):
     # -- for who finishes it -----------------------------------------------------------------------------------------
 
     def begun(self, task: asyncio.Task[Any], *, runs_anywhere: bool = False) -> None:
-        """``task`` is at it, steps of which other threads may run in place of the loop's if it ``runs_anywhere``."""
+        """Note that ``task`` does it; other threads than the loop's may run its steps if it ``runs_anywhere``."""
         self._task = task
         self.runs_anywhere = runs_anywhere
 

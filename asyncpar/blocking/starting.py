@@ -49,6 +49,7 @@ class Starting:
     barrier = _started(Communicator.barrier)
     all_to_all = _started(Communicator.all_to_all)
     all_to_all_v = _started(Communicator.all_to_all_v)
+    agree = _started(Communicator.agree)
     send = _started(Communicator.send)
     recv = _started(Communicator.recv)
     recv_any = _started(Communicator.recv_any)

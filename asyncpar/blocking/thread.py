@@ -106,7 +106,7 @@ class LoopThread:
         self._closers[owner] = close
 
     def forget(self, owner: object) -> None:
-        """``owner`` has been closed."""
+        """Remove ``owner``, which has been closed."""
         self._closers.pop(owner, None)
 
     def close(self) -> None:

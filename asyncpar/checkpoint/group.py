@@ -8,7 +8,9 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from asyncpar.checkpoint.threads import Stopped, WorkProgress
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, recorder_of
+from asyncpar.core.observe.records import EventKind
+from asyncpar.core.observe.spans import EventSpan
 from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerError, UsageError
 
 T = TypeVar("T")
@@ -53,6 +55,10 @@ class CheckpointGroup:
         fails; otherwise it may take as long as it likes.
         """
         self._has_begun = True
+        with EventSpan(self._what, kind=EventKind.CHECKPOINT, recorder=recorder_of(self._group)):
+            return await self._agree(work, wanted=wanted)
+
+    async def _agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
         progress = WorkProgress()
         running = asyncio.get_running_loop().run_in_executor(None, work, progress)
         try:

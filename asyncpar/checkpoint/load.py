@@ -141,7 +141,7 @@ class LoadedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What rank 0 has found and sends to the others: the name of the checkpoint's folder (empty if it is the one asked
+    """The message of rank 0 to the others: the name of the checkpoint's folder (empty if it is the one asked
     for), its marker, and its manifests, as they are in their files."""
 
     name: str

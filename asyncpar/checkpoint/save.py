@@ -177,7 +177,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """What a rank sends to the others before anything is written; rank 0 also sends where to write."""
+    """The message of a rank to the others before anything is written; rank 0 adds where to write."""
 
     terms: bytes
     holdings: bytes

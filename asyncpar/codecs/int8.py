@@ -34,12 +34,12 @@ from asyncpar.errors import ProtocolError
 BLOCK = 1024
 """Values that share a scale."""
 
-_LEVELS = 127.0
+LEVELS = 127.0
 _WORST_OF_LARGEST = 1.0 / 128.0
 """The share of its largest value that a block may lose by clipping."""
 
-_SMALLEST_SCALE = np.finfo(np.float32).tiny
-_LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)
+SMALLEST_SCALE = np.finfo(np.float32).tiny
+LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)
 """No byte times this scale is infinite.  Magnitudes within 1 % of the largest float32 are clipped for it."""
 
 
@@ -53,14 +53,14 @@ class Int8(Codec):
 
     def error_bound(self, values: Values) -> float:
         largest = float(np.abs(values).max(initial=0.0))
-        rounding = 0.5 * largest / _LEVELS * (1.0 + 2.0**-14)
-        clipping = max(0.0, largest - _LEVELS * float(_LARGEST_SCALE))
-        return max(rounding + clipping, _LEVELS * float(_SMALLEST_SCALE))
+        rounding = 0.5 * largest / LEVELS * (1.0 + 2.0**-14)
+        clipping = max(0.0, largest - LEVELS * float(LARGEST_SCALE))
+        return max(rounding + clipping, LEVELS * float(SMALLEST_SCALE))
 
     def contraction(self, count: int) -> float:
         """In the worst case all but the largest value are half a step: the farthest from any level for their size."""
         others = max(min(count, BLOCK) - 1, 0)
-        return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others / (2.0 * _LEVELS) ** 2 * (1.0 + 2.0**-12))
+        return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others / (2.0 * LEVELS) ** 2 * (1.0 + 2.0**-12))
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
@@ -97,24 +97,24 @@ class Int8(Codec):
         """Return the scales and levels of ``encoded``, which fit ``out`` and are in range."""
         check_decode(self, encoded, out)
         scales, levels = _split(encoded, out.size)
-        if not ((scales >= 0.0) & (scales <= _LARGEST_SCALE)).all():  # also refuses NaN
-            raise ProtocolError(f"{self.name}: expected scales in 0..{_LARGEST_SCALE:.3g}, got others")
+        if not ((scales >= 0.0) & (scales <= LARGEST_SCALE)).all():  # also refuses NaN
+            raise ProtocolError(f"{self.name}: expected scales in 0..{LARGEST_SCALE:.3g}, got others")
         return scales, levels
 
 
 def _quantize(x: Values, steps: Values) -> NDArray[np.float32]:
     """Write the levels of some blocks, a row each, into ``steps``, and return their scales."""
     scale = largest_magnitudes(x, steps)
-    scale /= np.float32(_LEVELS)
-    is_clipped = scale.max() > _LARGEST_SCALE
+    scale /= np.float32(LEVELS)
+    is_clipped = scale.max() > LARGEST_SCALE
     if is_clipped:
-        np.minimum(scale, _LARGEST_SCALE, out=scale)
-    if scale.min() < _SMALLEST_SCALE:
-        scale[scale < _SMALLEST_SCALE] = 0.0
+        np.minimum(scale, LARGEST_SCALE, out=scale)
+    if scale.min() < SMALLEST_SCALE:
+        scale[scale < SMALLEST_SCALE] = 0.0
     np.multiply(x, inverse(scale)[:, np.newaxis], out=steps)
     np.rint(steps, out=steps)
     if is_clipped:
-        np.clip(steps, -_LEVELS, _LEVELS, out=steps)
+        np.clip(steps, -LEVELS, LEVELS, out=steps)
     return scale
 
 

@@ -54,14 +54,22 @@ class TopK(Codec):
     def encoded_bytes(self, count: int) -> int:
         return min(self._sparse_bytes(count), self.values.encoded_bytes(count))
 
+    def kept(self, count: int) -> int:
+        """Return how many of ``count`` values are sent, at most."""
+        return self._share.of(count)
+
+    def index_bytes(self, count: int) -> int:
+        """Return the bytes that come before the values, where not all are sent."""
+        return _index_bytes(count, self._share.of(count))
+
     def contraction(self, count: int) -> float:
-        if self._is_dense(count):
+        if self.is_dense(count):
             return self.values.contraction(count)
         kept = self._share.of(count)
         return kept / count * self.values.contraction(kept)
 
     def error_bound(self, values: Values) -> float:
-        if self._is_dense(values.size):
+        if self.is_dense(values.size):
             return self.values.error_bound(values)
         entries = select_largest(Corrected(values, None, None), self._share.of(values.size))
         rest = values.copy()
@@ -70,7 +78,7 @@ class TopK(Codec):
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
-        if self._is_dense(values.size):
+        if self.is_dense(values.size):
             self.values.encode(values, out, residual=residual, lost=lost)
             return
         entries = select_largest(Corrected(values, residual, lost), self._share.of(values.size))
@@ -86,7 +94,7 @@ class TopK(Codec):
 
     def decode(self, encoded: Bytes, out: Values) -> None:
         check_decode(self, encoded, out)
-        if self._is_dense(out.size):
+        if self.is_dense(out.size):
             self.values.decode(encoded, out)
             return
         positions, chosen = self._read(encoded, out.size)
@@ -95,7 +103,7 @@ class TopK(Codec):
 
     def decode_add(self, encoded: Bytes, out: Values) -> None:
         check_decode(self, encoded, out)
-        if self._is_dense(out.size):
+        if self.is_dense(out.size):
             self.values.decode_add(encoded, out)
             return
         positions, chosen = self._read(encoded, out.size)
@@ -121,7 +129,8 @@ class TopK(Codec):
         padded[: entries.values.size] = entries.values
         return padded
 
-    def _is_dense(self, count: int) -> bool:
+    def is_dense(self, count: int) -> bool:
+        """Are all of ``count`` values sent, in the codec of the values, because that is not longer?"""
         return self._sparse_bytes(count) >= self.values.encoded_bytes(count)
 
     def _sparse_bytes(self, count: int) -> int:

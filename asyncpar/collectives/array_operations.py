@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from asyncpar.collectives import coalesced, exchanges, gathers, reductions, rooted
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.engine import Engine
+from asyncpar.device.arrays import is_device_array
+from asyncpar.errors import UsageError
 
 
 class ArrayOperations:
-    """Collective operations on arrays.  ``Communicator`` says what they have in common."""
+    """Collective operations on arrays.  ``Communicator`` says what they have in common.
+
+    Arrays may live on CUDA devices, on all ranks or on none: contiguous ones of any library that speaks
+    ``__cuda_array_interface__`` or DLPack (torch, CuPy, JAX).  NCCL moves them where all ranks have it, in the order in
+    which ranks agree on operations; else they go through the host, which a warning says once.  Results are arrays of
+    the caller's library.  Work that the caller has enqueued before the call on its library's current stream comes
+    first.  With ``stream``, a CUDA stream or its handle, the operation is enqueued on that, and the call returns then:
+    later work of that stream has the result, and arrays are lent until it is over.  ``algorithm`` is nccl or staged.
+    An operation that fails once it is under way on the devices ends all others that are so in the group.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -26,6 +39,7 @@ class ArrayOperations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
@@ -34,6 +48,8 @@ class ArrayOperations:
         which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
         8 MiB of memory besides at most.
         """
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("all_reduce", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
         try:
             return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
         except Exception as error:
@@ -47,6 +63,7 @@ class ArrayOperations:
         *,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, list[Array]]:
         """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
 
@@ -54,6 +71,9 @@ class ArrayOperations:
         shape, layout and dtype, but must not overlap; all ranks pass the same shapes and dtypes in the same order.
         Results are as those of ``all_reduce``, with the same bits on every rank.
         """
+        arrays = _listed(arrays)
+        if isinstance(arrays, list) and arrays and _is_for_device(arrays[0], stream):
+            return self._on_device("all_reduce_many", arrays, op=op, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_reduce_many",
             key,
@@ -69,8 +89,11 @@ class ArrayOperations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
         """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("reduce", x, op=op, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "reduce",
             key,
@@ -85,11 +108,14 @@ class ArrayOperations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
 
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
         """
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("reduce_scatter", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "reduce_scatter",
             key,
@@ -99,17 +125,33 @@ class ArrayOperations:
     # -- collecting and handing out --------------------------------------------------------------------------------
 
     def all_gather(
-        self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("all_gather", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_gather", key, lambda: gathers.all_gather(self._engine, x, out=out, algorithm=algorithm, key=key)
         )
 
     def all_gather_v(
-        self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("all_gather_v", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_gather_v", key, lambda: gathers.all_gather_v(self._engine, x, out=out, algorithm=algorithm, key=key)
         )
@@ -122,8 +164,11 @@ class ArrayOperations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
         """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("gather", x, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "gather", key, lambda: rooted.gather(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
         )
@@ -136,19 +181,24 @@ class ArrayOperations:
         out: Array | None = None,
         algorithm: str | None = None,
         key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
 
         The other ranks pass no ``x``, but ``out``, which says shape and dtype.
         """
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x if x is not None else out, stream):
+            return self._on_device("scatter", x, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "scatter", key, lambda: rooted.scatter(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
         )
 
     def broadcast(
-        self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None
+        self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None, stream: object = None
     ) -> Coroutine[Any, Any, Array]:
         """Overwrite ``x`` with that of ``root``, and return it."""
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("broadcast", x, root=root, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "broadcast", key, lambda: rooted.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
         )
@@ -158,20 +208,61 @@ class ArrayOperations:
         return self._engine.checked("barrier", key, lambda: gathers.barrier(self._engine, algorithm=algorithm, key=key))
 
     def all_to_all(
-        self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("all_to_all", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_to_all", key, lambda: exchanges.all_to_all(self._engine, x, out=out, algorithm=algorithm, key=key)
         )
 
     def all_to_all_v(
-        self, x: Array, counts: Sequence[int], *, out: Array | None = None, key: str | None = None
+        self,
+        x: Array,
+        counts: Sequence[int],
+        *,
+        out: Array | None = None,
+        key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
         """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
 
         Returns the rows received, by rank of their sender, and how many came from each.
         """
+        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+            return self._on_device("all_to_all_v", x, counts, out=out, key=key, stream=stream)
         return self._engine.checked(
             "all_to_all_v", key, lambda: exchanges.all_to_all_v(self._engine, x, counts, out=out, key=key)
         )
+
+    def _on_device(self, name: str, *arguments: object, key: str | None, **options: object) -> Coroutine[Any, Any, Any]:
+        """Start operation ``name`` on device arrays."""
+        from asyncpar.collectives.device import operations  # needed by those who have devices only
+
+        operation, engine = getattr(operations, name), self._engine
+
+        def begin() -> Coroutine[Any, Any, Any]:
+            try:
+                found: Coroutine[Any, Any, Any] = operation(engine, *arguments, key=key, **options)
+            except UsageError as error:
+                raise type(error)(f"rank {engine.table.links.rank}: {error}") from error
+            return found
+
+        return engine.checked(name, key, begin)
+
+
+def _is_for_device(x: object, stream: object) -> bool:
+    """Is this an operation on a device array?  One that names a stream must be."""
+    return stream is not None or is_device_array(x)
+
+
+def _listed(arrays: Any) -> Any:
+    """Return ``arrays`` as a list; what is none is refused later."""
+    return list(arrays) if isinstance(arrays, Iterable) else arrays

@@ -31,6 +31,9 @@ _UFUNCS: dict[str, np.ufunc] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
+LARGEST_LENGTH = 1 << 40
+"""No rank has more rows than that."""
+
 _BITS = ("band", "bor", "bxor")
 _EXTENSION_DTYPES = frozenset({np.dtype(ml_dtypes.bfloat16)})
 

@@ -1,8 +1,8 @@
 """Many arrays as one: where each lies in a flat sequence of elements, and how it gets there and back.  Pure.
 
 Theory of operation.  The arrays of one call are sorted by dtype into *sections*; in a section they follow one another,
-in the order of the call, as if they were one flat array.  A *stretch* is a range of such a section: arrays that lie in
-it whole, and at its two ends parts of arrays.  ``Stretch`` finds them once; packing a stretch is then one call of
+in the order of the call, as if they were one flat array.  A ``SectionRange`` is a part of such a section: arrays that
+lie in it whole, and at its two ends parts of arrays.  It is found once; packing it is then one call of
 ``np.concatenate`` and unpacking it one assignment per array, both of which run in C.
 """
 
@@ -38,7 +38,7 @@ class Part(NamedTuple):
     stop: int
 
 
-class Stretch(NamedTuple):
+class SectionRange(NamedTuple):
     """A range of a section: arrays ``first`` to ``last`` whole, and parts of the one before and the one after them."""
 
     first: int
@@ -47,7 +47,7 @@ class Stretch(NamedTuple):
     tail: Part | None
 
     def pieces(self, flats: list[Array]) -> list[Array]:
-        """Return the flat arrays of which the stretch consists; ``flats`` are those of the section."""
+        """Return the flat arrays of which the range consists; ``flats`` are those of the section."""
         pieces = flats[self.first : self.last]
         if self.head is not None:
             place, start, stop = self.head
@@ -75,25 +75,25 @@ class Section:
     def nbytes(self) -> int:
         return self.count * self.dtype.itemsize
 
-    def stretch(self, start: int, stop: int) -> Stretch:
-        """Return the stretch of elements ``start`` to ``stop``."""
+    def range_of(self, start: int, stop: int) -> SectionRange:
+        """Return the range of elements ``start`` to ``stop``."""
         ends = self._ends
         if start >= stop:
-            return Stretch(0, 0, None, None)
+            return SectionRange(0, 0, None, None)
         first = bisect_right(ends, start) - 1
         last = bisect_right(ends, stop) - 1
         begin = ends[first]
         if last == first:
-            return Stretch(first, first, Part(first, start - begin, stop - begin), None)
+            return SectionRange(first, first, Part(first, start - begin, stop - begin), None)
         head = Part(first, start - begin, ends[first + 1] - begin) if start > begin else None
         tail = Part(last, 0, stop - ends[last]) if stop > ends[last] else None
-        return Stretch(first + (head is not None), last, head, tail)
+        return SectionRange(first + (head is not None), last, head, tail)
 
-    def lengths(self, stretch: Stretch) -> list[int]:
-        """Return the numbers of elements of the pieces of ``stretch``."""
-        ends = self._ends[stretch.first : stretch.last + 1]
+    def lengths(self, chosen: SectionRange) -> list[int]:
+        """Return the numbers of elements of the pieces of ``chosen``."""
+        ends = self._ends[chosen.first : chosen.last + 1]
         whole = [stop - start for start, stop in pairwise(ends)]
-        head, tail = ([part.stop - part.start] if part is not None else [] for part in (stretch.head, stretch.tail))
+        head, tail = ([part.stop - part.start] if part is not None else [] for part in (chosen.head, chosen.tail))
         return [*head, *whole, *tail]
 
 

@@ -80,9 +80,12 @@ class Call(Coroutine[Any, Any, T_co]):
 
     def throw(self, *error: Any) -> Any:
         try:
-            return (self._steps or self.__await__()).throw(*error)
-        finally:
+            return (self._steps or self.__await__()).throw(*error)  # it may have more to await before it ends
+        except BaseException:
             self._give_up(next((part for part in error if isinstance(part, BaseException)), None))
+            raise
+        finally:
+            del error  # its traceback has this frame, and the frame the call with its arrays
 
     def close(self) -> None:
         try:
@@ -138,12 +141,14 @@ class MessageCall(Call[T_co]):
         return self._is_alone
 
     def _begin(self) -> Generator[Any, Any, T_co]:
-        return self._run().__await__()
+        body = self._body
+        del self._body  # with the arrays in it: a task that is over, and kept, keeps its call
+        return self._run(body).__await__()
 
     def _give_up(self, error: BaseException | None = None) -> None:
         give_up(self._operation, error)
 
-    async def _run(self) -> T_co:
+    async def _run(self, body: Callable[[Operation], Awaitable[T_co]]) -> T_co:
         operation = self._operation
         context = operation.context
         try:
@@ -154,19 +159,20 @@ class MessageCall(Call[T_co]):
         try:
             operation.begin(context.lost_member(operation.home) if self._gone is None else self._gone())
             context.watch(operation)
-            result = await self._body(operation)
+            result = await body(operation)
         except BaseException as error:
-            outcome = ended(operation, error)
-            if outcome is error:
+            outcome = [ended(operation, error)]  # popped, as its traceback has this frame
+            if outcome[0] is error:
+                outcome.pop()
                 raise
-            raise outcome from error
+            raise outcome.pop() from error
         operation.finish()
         self._count(operation)
         return result
 
 
 class WatchedCall(Call[T_co]):
-    """``coroutine``, and ``ended`` called when something is thrown into it or closes it."""
+    """``coroutine``, and ``ended`` called when it is closed, or ends at once by what is thrown into it."""
 
     __slots__ = ("_coroutine", "_ended")
 

@@ -107,7 +107,7 @@ class _Packed:
         section = self._plan.section
         start, stop = self._plan.layout.bounds(piece)
         memory = self._pool.take(stop - start, section.dtype)
-        pack(section.stretch(start, stop).pieces(self._flats), memory)
+        pack(section.range_of(start, stop).pieces(self._flats), memory)
         self._plan.reduction.load(memory, memory, self._size)
         return (region_of(memory),)
 
@@ -116,8 +116,8 @@ class _Packed:
         memory = regions[0].array
         if self._finishes:
             self._plan.reduction.finish(memory, self._size)
-        stretch = section.stretch(*self._plan.layout.bounds(piece))
-        unpack(cut(memory, section.lengths(stretch)), stretch.pieces(self._flats))
+        chosen = section.range_of(*self._plan.layout.bounds(piece))
+        unpack(cut(memory, section.lengths(chosen)), chosen.pieces(self._flats))
         self._pool.give_back(memory)
 
 

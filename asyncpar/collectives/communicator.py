@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from asyncpar.collectives import calibration, objects, subgroups
-from asyncpar.collectives.algorithms.catalog import ARENA, known_algorithms
+from asyncpar.collectives import calibration, objects, recovery, splitting, subgroups
+from asyncpar.collectives.algorithms.catalog import ARENA, DEVICE_ALGORITHMS, is_of_devices, known_algorithms
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.ledger import Traffic, hash64
+from asyncpar.collectives.ledger import Traffic, world_number
 from asyncpar.collectives.operation import Limits
 from asyncpar.collectives.point_to_point import PointToPoint, ReceivedMessage
 from asyncpar.collectives.policy import Policy, parse_pin
+from asyncpar.collectives.recovery import Agreed
+from asyncpar.collectives.revocation import revocation_of
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.core.config.checks import DefaultFloat
+from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
+from asyncpar.core.observe.recorder import Recorder
+from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.lane_kinds import TCP, lane_kind
 from asyncpar.net.transport.links import Links
@@ -54,8 +61,9 @@ class Communicator(ArrayOperations):
     An operation gives its result when all ranks call it with the same arguments, also where data goes one way.  After
     all but ``PeerLost`` the group stays usable.  Cancelling an operation takes effect at once.
 
-    ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``.  They must
-    not be touched until the operation is over.  ``root``, ``dest`` and ``source`` are ranks of the group.
+    ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``, or
+    contiguous arrays on CUDA devices (see ``ArrayOperations``).  They must not be touched until the operation is over.
+    ``root``, ``dest`` and ``source`` are ranks of the group.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -66,6 +74,8 @@ class Communicator(ArrayOperations):
         self._forget: Callable[[], object] | None = None
         """What removes this group from those of the one it was made of."""
         self._is_world = False
+        engine.group.on_ended = _on_ended(self._messages, engine)
+        engine.group.on_left = _on_left(engine)
 
     @classmethod
     def world(
@@ -93,7 +103,7 @@ class Communicator(ArrayOperations):
         limits = Limits(_checked_timeout(timeout))
         engine = Engine(
             table=OperationTable(links, arena),
-            number=hash64("world", links.world.generation),
+            number=world_number(links.world.generation),
             name="world",
             ranks=tuple(range(len(members))),
             policy=policy,
@@ -104,6 +114,10 @@ class Communicator(ArrayOperations):
         return world
 
     # -- who -------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        state = ", revoked" if self.is_revoked else ", over" if self.is_over else ""
+        return f"<communicator {self.name!r}: rank {self.rank} of {self.size}{state}>"
 
     @property
     def rank(self) -> int:
@@ -180,24 +194,56 @@ class Communicator(ArrayOperations):
         return operation in self._engine.policy.pin.ranges
 
     def algorithm_table(self) -> str:
-        """Return which algorithm is used for which operation and size, with the estimates behind it."""
-        return self._engine.policy.table()
+        """Return which algorithm is used for which operation and size, with the estimates behind it.
 
-    def predict(self, operation: str, payload: int, *, algorithm: str | None = None) -> float:
+        Once device arrays were used, more lines say how operations on them last went, by size where a pin tells sizes
+        apart, and why if not by NCCL, after a table like the first of what would be used and the estimates of all ways.
+        """
+        policy, ways = self._engine.policy, self._engine.device_ways
+        return "\n".join(filter(None, [policy.table(), policy.device_table(ways.possible), *ways.lines()]))
+
+    def predict(self, operation: str, payload: int, *, algorithm: str | None = None, on_devices: bool = False) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
 
-        ``algorithm`` None is the one that would be used.
+        ``algorithm`` None is the one that would be used.  ``on_devices``: of device arrays, where all ranks have NCCL,
+        and a route between their hosts; by published figures until ``calibrate`` or ``set_device_lanes``.
         """
         policy = self._engine.policy
+        if on_devices:
+            possible = [name for name in DEVICE_ALGORITHMS if is_of_devices(operation, name)]
+            chosen = algorithm or policy.choose_on_devices(operation, payload, possible)
+            return policy.devices.estimate(operation, chosen, payload)
         chosen = algorithm or policy.choose(operation, payload, arena=policy.has_arena)
         return policy.model.estimate(operation, chosen, payload)
 
-    def calibrate(self) -> Coroutine[Any, Any, None]:
+    def calibrate(self, *, device: int | None = None) -> Coroutine[Any, Any, None]:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
 
-        Call no other operation of this group until it is over.
+        With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
+        copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
+        device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
+        until it is over.
         """
-        return calibration.calibrate(self._engine, clock=time.perf_counter)
+        measured = calibration.calibrate(self._engine, clock=time.perf_counter)
+        if device is None:
+            return measured
+        from asyncpar.collectives.device.calibration import calibrate_devices  # with devices only
+
+        return calibrate_devices(self._engine, measured, device, clock=time.perf_counter)
+
+    @property
+    def device_lanes(self) -> DeviceLanes:
+        """The figures of the cost model of device arrays: published ones, before ``calibrate``."""
+        return self._engine.policy.device_lanes
+
+    def set_device_lanes(self, lanes: DeviceLanes) -> None:
+        """Choose how device arrays go by ``lanes``, in this group and those that are made of it from now on.
+
+        To be called on all ranks, with the same figures: an operation of ranks with others is an ``OperationMismatch``.
+        """
+        if not isinstance(lanes, DeviceLanes):
+            raise UsageError(f"lanes: expected DeviceLanes, got {lanes!r}")
+        self._engine.policy = replace(self._engine.policy, device_lanes=lanes)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         """Return a new array of undefined content, in memory that the ranks of this host share if they do.
@@ -254,7 +300,7 @@ class Communicator(ArrayOperations):
         All ranks of this group call it; those that pass None get None.
         """
         return self._engine.checked(
-            "split", None, lambda: subgroups.split(self._engine, color, key, name, Communicator)
+            "split", None, lambda: splitting.split(self._engine, color, key, name, Communicator)
         )
 
     def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
@@ -286,6 +332,68 @@ class Communicator(ArrayOperations):
                 operation.tell_failure("timeout", text, lost=rank)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
+
+    def revoke(self, reason: str | BaseException = "") -> None:
+        """End this group, and every group made from it, on all its ranks: for programs that go on after a loss.
+
+        Any rank may call it, at any time; it does not wait, and does nothing where the group is revoked already.  All
+        operations that are not over, and all later calls, raise ``WorldRevoked``, which has ``reason``, and the rank
+        that ``reason`` names if it is the error of a rank.  The news reaches all ranks that live, also when some are
+        dead or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards, other groups go on.  A rank that has
+        left the world tells nobody: it says so that there is a newer world, and gets ``StaleGeneration`` from this one.
+        """
+        self._engine.table.context.check_home_loop("revoke")
+        engine = self._engine
+        links = engine.table.links
+        engine.table.revoke(
+            revocation_of(
+                reason,
+                number=self.group,
+                ranks=self.ranks,
+                name=self.name,
+                generation=links.world.generation,
+                me=links.rank,
+            )
+        )
+
+    @property
+    def is_revoked(self) -> bool:
+        """Has a rank revoked this group, or one that it was made from?"""
+        return self._engine.group.revocation is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Does this rank accept no more operations of the group: is it revoked, given up or closed?"""
+        return self._engine.group.given_up is not None
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks of this group that are known here to be lost, or to have left the world, in its numbering."""
+        gone = self._engine.table.links.lost
+        return tuple(place for place, rank in enumerate(self.ranks) if rank in gone) if gone else ()
+
+    def agree(self, flag: int) -> Coroutine[Any, Any, Agreed]:
+        """Return the bitwise AND of ``flag`` (64 bits with sign) of all ranks that are left, and which are lost.
+
+        All of them get the same, although ranks are lost before or meanwhile, and in a revoked group, too.  The n-th
+        call of ``agree`` or ``shrink`` on one rank meets the n-th on the others.  A rank that lives and does not call
+        it within ``timeout`` seconds is a ``PeerTimeout`` on all, one that does not answer for so long is held for
+        lost.  A rank that others hold for lost, and lives, gets ``PeerLost``.  A rank whose call is cancelled has given
+        its flag all the same.
+        """
+        return recovery.agree(self._engine, flag)
+
+    def shrink(self) -> Coroutine[Any, Any, Communicator]:
+        """Return the communicator over the ranks that are left, in their order; all of them get the same, or an error.
+
+        It works in a revoked group, and while further ranks are lost; revoking this group later does not end the new
+        one.  Errors are those of ``agree``.  No majority is needed: where a network has broken in two, each side gets
+        a group of its own, and the program must know which of them goes on.
+
+        If the group has a communicator of NCCL that the loss has ended, the new one is shrunk from it
+        (``ncclCommShrink`` with the abort flag) at its first operation on device arrays.
+        """
+        return recovery.shrink(self._engine, Communicator)
 
     def close(self) -> None:
         """End this group on this rank and give back its memory, also that in the arena; idempotent.
@@ -349,8 +457,18 @@ class Communicator(ArrayOperations):
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
-        small array at once, for a larger one when it has been received.
+        small array at once, for a larger one when it has been received.  ``x`` and what receives it may be device
+        arrays, both or one of them.
         """
+        if type(x) is not np.ndarray and is_device_array(x):
+            from asyncpar.collectives.device import messages  # needed by those who have devices only
+
+            to, tag = self._other(dest, "dest"), check_tag(tag)
+            try:
+                return messages.send(self._engine, self._messages, x, to, tag)
+            except Exception as error:
+                self._messages.refuse_send(to, tag, error)
+                raise
         return self._send(dest, tag, lambda: check_array(x))
 
     def recv(self, source: int | None = None, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, Array]:
@@ -454,6 +572,10 @@ class Communicator(ArrayOperations):
             raise UsageError("source: there is no other rank to receive from in a group of one")
         of, tag = None if source is None else self._other(source, "source"), check_tag(tag)
         try:
+            if out is not None and type(out) is not np.ndarray and is_device_array(out):
+                from asyncpar.collectives.device import messages  # needed by those who have devices only
+
+                return messages.receive(self._engine, self._messages, of, tag, out, convert)
             into = None if out is None else check_writable(check_array(out, "out"), "out")
             return self._messages.receive(of, tag, into, convert=convert, is_object=is_object)
         except Exception as error:
@@ -461,7 +583,40 @@ class Communicator(ArrayOperations):
             raise
 
 
+def _on_left(engine: Engine) -> Callable[[], None]:
+    """Return what drops plans, and does not keep the group alive.
+
+    Offers stay as they are: a rank that comes later may still read what this one has written.
+    """
+    held = weakref.ref(engine)
+
+    def leave() -> None:
+        engine = held()
+        if engine is not None:
+            engine.forget_prepared()
+
+    return leave
+
+
+def _on_ended(messages: PointToPoint, engine: Engine) -> Callable[[], list[tuple[int, int]]]:
+    """Return what frees the memory of a group whose operations have failed, and does not keep the group alive."""
+    held = weakref.ref(messages), weakref.ref(engine)
+
+    def end() -> list[tuple[int, int]]:
+        messages, engine = held[0](), held[1]()
+        if engine is not None:
+            engine.leave_arena()
+        return [] if messages is None else messages.end()
+
+    return end
+
+
 def _checked_timeout(seconds: float | None) -> float | None:
     if seconds is not None and not seconds > 0:
         raise UsageError(f"timeout: expected a positive number of seconds or None, got {seconds!r}")
     return seconds
+
+
+def recorder_of(communicator: Communicator) -> Recorder:
+    """Return the recorder of the rank that has ``communicator``."""
+    return communicator._engine.table.links.recorder

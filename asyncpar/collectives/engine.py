@@ -6,6 +6,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
+from sys import _getframe
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import RankSchedule
 from asyncpar.collectives.arrays import Array, check_key
 from asyncpar.collectives.call import Call, MessageCall, refuse
+from asyncpar.collectives.device_ways import DeviceWays
 from asyncpar.collectives.ledger import (
     LARGE_CALL_BYTES,
     CollectiveStatistics,
@@ -31,7 +33,7 @@ from asyncpar.collectives.ledger import (
     UseCounts,
     hash64,
 )
-from asyncpar.collectives.operation import Group, Limits, Operation
+from asyncpar.collectives.operation import Closes, Group, Limits, Operation
 from asyncpar.collectives.plan import AlongBuffer, ChunkLayout, Plan
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.protocol import Description, describe
@@ -41,6 +43,16 @@ from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.collectives.shared_memory.hierarchical import Route
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.concurrency.tasks import is_home_loop
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
+from asyncpar.core.observe.records import (
+    NO_PEER,
+    RECORD_BYTES,
+    RECORDS_OFFSET,
+    EventKind,
+    EventState,
+    GroupIdentity,
+    head_of,
+)
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Channel
@@ -50,6 +62,9 @@ PlanT = TypeVar("PlanT", bound="OperationPlan")
 OperationT = TypeVar("OperationT", bound=Operation)
 
 KEPT_PLANS = 256
+
+_CALL_DEPTH = 4
+"""How many calls there are between a user's and where its place is looked for, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +85,19 @@ class Engine:
     _is_made = False
 
     def __init__(
-        self, *, table: OperationTable, number: int, name: str, ranks: tuple[int, ...], policy: Policy, limits: Limits
+        self,
+        *,
+        table: OperationTable,
+        number: int,
+        name: str,
+        ranks: tuple[int, ...],
+        policy: Policy,
+        limits: Limits,
+        ancestors: frozenset[int] = frozenset(),
     ) -> None:
         self.table = table
+        self._recorder = table.links.recorder
+        self._record = _recording(self._recorder, number)
         has_arena = table.arena is not None and table.arena.has_all(ranks)
         self.policy = replace(policy, has_arena=has_arena)
         self.hosts: Hosts = policy.model.hosts
@@ -81,7 +106,13 @@ class Engine:
         self.rank = ranks.index(table.links.rank)
         self.ledger = GroupLedger()
         self.group = Group(
-            number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits, admit_early=_weakly(self)
+            number=number,
+            name=name,
+            ranks=ranks,
+            ledger=self.ledger,
+            limits=limits,
+            admit_early=_weakly(self),
+            ancestors=ancestors,
         )
         self.quick: dict[Hashable, QuickPlan] = {}
         """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
@@ -91,6 +122,10 @@ class Engine:
         """Calls that were refused, in other threads, too, and have not got their places yet."""
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups = UseCounts()
+        self.devices: Closes | None = None
+        """Its communicator of NCCL, once device arrays were used: see ``collectives.device``."""
+        self.device_ways = DeviceWays(self.policy.pin)
+        """How operations on device arrays last went, and why."""
         self.arena: ArenaGroup | None = None
         self._keyed_arena: ArenaGroup | None = None
         if table.arena is not None and has_arena:
@@ -99,11 +134,12 @@ class Engine:
                 table.arena, number=hash64("keyed", number), name=name, ranks=ranks, place=self.rank, are_keyed=True
             )
         table.add(self.group)
+        self._recorder.add_group(GroupIdentity(number=number, name=name, ranks=ranks))
         self._is_made = True
 
     def __del__(self) -> None:  # and no ``weakref.finalize``: that would keep the table alive, which leads back to here
         if self._is_made:
-            _let_go(self.table, self.group, (self.arena, self._keyed_arena))
+            _let_go(self.table, self.group, (self.arena, self._keyed_arena, self.devices))
 
     # -- preparing ---------------------------------------------------------------------------------------------------
 
@@ -188,11 +224,12 @@ class Engine:
     def leave_arena(self) -> None:
         """Free the group's memory in the arena; all its operations are over, and no more will come."""
         self.forget_prepared()
-        _close_arenas((self.arena, self._keyed_arena))
+        _close_all((self.arena, self._keyed_arena))
 
     def close(self) -> None:
         """Free everything of the group; all its operations are over, and no more will come."""
         self.leave_arena()
+        _close_all((self.devices,))
         self.table.drop(self.group)
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -217,11 +254,17 @@ class Engine:
             audience=self.others,
         )
 
-    def _enter(self, operation: Operation) -> None:
-        """``operation`` is complete; if a peer has already given it up, it fails."""
+    def _enter(self, operation: Operation, site: int = 0) -> None:
+        """Complete ``operation``, called at ``site``; if a peer has already given it up, it fails."""
         self.group.active[operation.sequence] = operation
+        self._record(operation, site)
         if self.table.aborted:
             self.table.enter(operation)
+
+    def _find_site(self) -> int:
+        """Return the number of the place in the user's program that has called this, some frames below."""
+        frame = _getframe(_CALL_DEPTH)
+        return self._recorder.sites.get(id(frame.f_code) + frame.f_lasti) or self._recorder.site(frame)
 
     def _allot(self, name: str, key: str | None) -> tuple[int, str | None]:
         """Return the sequence number of a call, and its label if that is not made of the number."""
@@ -280,16 +323,17 @@ class Engine:
         body: Callable[[Operation], Awaitable[T]],
         *,
         kind: Callable[..., Operation] = Operation,
+        call: Callable[..., Call[T]] = MessageCall,
     ) -> Call[T]:
         """Give a call its place in the order of operations now; ``body`` runs when the returned call is awaited.
 
-        ``kind`` makes its operation.
+        ``kind`` makes its operation, and ``call`` what the caller gets.
         """
         self.table.context.check_home_loop(name)
         sequence, label = self._allot(name, key)
         operation = self.operation(name, description, sequence, label, kind)
-        self._enter(operation)
-        return MessageCall(operation, body, self.count, is_alone=self.size == 1)
+        self._enter(operation, self._find_site())
+        return call(operation, body, self.count, is_alone=self.size == 1)
 
     def start_in_arena(
         self,
@@ -316,8 +360,18 @@ class Engine:
         if key is None:
             self.admit_early()
         sequence, label = self._allot(name, key)
-        task = self.admit(name, plan.description, sequence, make, label=label, shows=shows, sends=sends)
+        site = self._find_site()
+        task = self.admit(name, plan.description, sequence, make, label=label, shows=shows, sends=sends, site=site)
         return ArenaCall(task, result, by_messages, self.count)
+
+    def enter_arena(
+        self, name: str, description: Description, make: MakeProgram, kind: Callable[..., ArenaOperation]
+    ) -> ArenaTask:
+        """Give a call its place in the order of operations and of the arena now; ``kind`` makes its operation."""
+        self.table.context.check_home_loop(name)
+        self.admit_early()
+        sequence, label = self._allot(name, None)
+        return self.admit(name, description, sequence, make, label=label, kind=kind, site=self._find_site())
 
     def admit(
         self,
@@ -329,15 +383,17 @@ class Engine:
         label: str | None = None,
         shows: Array | None = None,
         sends: int = 0,
+        kind: Callable[..., ArenaOperation] = ArenaOperation,
+        site: int = 0,
     ) -> ArenaTask:
         """Make the operation of a call in the arena, keyed if it has a ``label``, and line it up."""
         group = self.arena if label is None else self._keyed_arena
         assert group is not None
-        operation = self.operation(name, description, sequence, label, ArenaOperation)
+        operation = self.operation(name, description, sequence, label, kind)
         operation.payload_sent = sends
         task = operation.task = ArenaTask(operation, group, make, shows)
         group.run_queue.called(task)
-        self._enter(operation)
+        self._enter(operation, site)
         return task
 
     def admit_early(self) -> None:
@@ -345,12 +401,14 @@ class Engine:
         early = self.group.early
         while early:
             sequence = next(iter(early))
-            plan, x = early.pop(sequence)
-            self.admit_quick(plan, sequence, x)
+            plan, x, site = early.pop(sequence)
+            self.admit_quick(plan, sequence, x, site)
 
-    def admit_quick(self, plan: QuickPlan, sequence: int, x: Array) -> ArenaTask:
-        """Make the operation of a quick call."""
-        return self.admit(plan.name, plan.description, sequence, lambda turn: plan.program(turn, x), sends=plan.sends)
+    def admit_quick(self, plan: QuickPlan, sequence: int, x: Array, site: int) -> ArenaTask:
+        """Make the operation of a quick call, which was made at ``site``."""
+        return self.admit(
+            plan.name, plan.description, sequence, lambda turn: plan.program(turn, x), sends=plan.sends, site=site
+        )
 
     def _why_not(self) -> str:
         if self.table.arena is None:
@@ -397,6 +455,30 @@ class Engine:
         return Traffic(operations=tuple(entries))
 
 
+def _recording(recorder: Recorder, group: int) -> Callable[[Operation, int], None]:
+    """Return what records that an operation of a group begins: ``Recorder.begin``, with all it needs at hand."""
+    take, write, clock, owners = recorder.tickets.__next__, recorder.write, recorder.clock, recorder.owners
+    mask, lap_bits, words = recorder.mask, recorder.lap_bits, recorder.words
+    head = head_of(NO_PEER, EventKind.COLLECTIVE, EventState.CALLED)
+
+    def record(operation: Operation, site: int) -> None:
+        ticket = take()
+        if owners[ticket & mask]:
+            ticket = recorder.elsewhere(ticket)
+            if ticket == NO_TICKET:
+                return
+        operation.ticket = ticket
+        place, lap, description = ticket & mask, (ticket >> lap_bits) + 1, operation.description
+        owners[place] = ticket + 1
+        word = words.get(description.fingerprint)
+        if word is None:
+            word = recorder.operation(description.text, description.algorithm, description.fingerprint)
+        where = RECORDS_OFFSET + place * RECORD_BYTES
+        write(where, lap, head, 0.0, clock(), word, group, operation.sequence, 0, site, lap)
+
+    return record
+
+
 def _weakly(engine: Engine) -> Callable[[], None]:
     """Return what calls ``admit_early`` and does not keep ``engine`` alive: while a call is under way, that does."""
     reference = weakref.ref(engine)
@@ -409,23 +491,23 @@ def _weakly(engine: Engine) -> Callable[[], None]:
     return admit_early
 
 
-def _let_go(table: OperationTable, group: Group, arenas: Sequence[ArenaGroup | None]) -> None:
+def _let_go(table: OperationTable, group: Group, owned: Sequence[Closes | None]) -> None:
     """Close a group to which no reference is left, in a later turn of the loop.  From any thread, even a finalizer."""
     if not (group.is_closed or table.links.is_closing or table.loop.is_closed()):
-        table.loop.call_soon_threadsafe(_let_go_now, table, group, arenas)
+        table.loop.call_soon_threadsafe(_let_go_now, table, group, owned)
 
 
-def _let_go_now(table: OperationTable, group: Group, arenas: Sequence[ArenaGroup | None]) -> None:
+def _let_go_now(table: OperationTable, group: Group, owned: Sequence[Closes | None]) -> None:
     if not table.links.is_closing:
         group.is_closed = True
-        _close_arenas(arenas)
+        _close_all(owned)
         table.drop(group)
 
 
-def _close_arenas(arenas: Sequence[ArenaGroup | None]) -> None:
-    for arena in arenas:
-        if arena is not None:
-            arena.close()
+def _close_all(owned: Sequence[Closes | None]) -> None:
+    for one in owned:
+        if one is not None:
+            one.close()
 
 
 def describe_array(

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arrays import (
+    LARGEST_LENGTH,
     Array,
     check_array,
     check_out,
@@ -26,8 +27,6 @@ from asyncpar.collectives.shared_memory.call import MakeProgram
 from asyncpar.errors import ProtocolError
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
-
-_LARGEST_LENGTH = 1 << 40
 
 
 def all_gather(
@@ -138,8 +137,8 @@ async def exchange_numbers(engine: Engine, operation: Operation, numbers: list[i
 def check_lengths(numbers: Array) -> list[int]:
     """Return lengths that came from other ranks.  Raises ``ProtocolError`` for what cannot be one."""
     lengths: list[int] = [int(number) for number in numbers]
-    if min(lengths) < 0 or max(lengths) > _LARGEST_LENGTH:
-        raise ProtocolError(f"lengths from other ranks: expected 0..{_LARGEST_LENGTH}, got {lengths}")
+    if min(lengths) < 0 or max(lengths) > LARGEST_LENGTH:
+        raise ProtocolError(f"lengths from other ranks: expected 0..{LARGEST_LENGTH}, got {lengths}")
     return lengths
 
 

@@ -12,15 +12,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from asyncpar.core.observe.waits import WaitEdge
+
 SILENT_AFTER: Final = 0.25
 """Seconds without an answer after which a rank counts as silent."""
 
 
 class Culprit(NamedTuple):
-    """The rank that holds up an operation; ``silent_for`` None: it answers, but does not do its part."""
+    """The rank that holds up an operation; ``silent_for`` None: it answers, but does not do its part.
+
+    ``where`` is what its program does (``is in user code at train.py:57``), "" if that is not known.
+    """
 
     rank: int
     silent_for: float | None = None
+    where: str = ""
 
     @property
     def weight(self) -> float:
@@ -30,17 +36,21 @@ class Culprit(NamedTuple):
     def describe(self) -> str:
         """Return what is known of the rank, as text."""
         if self.silent_for is None:
-            return "it did not do its part in time"
+            return "it did not do its part in time" + (f": it {self.where}" if self.where else "")
         return f"it did not do its part in time, and has not answered for {self.silent_for:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a rank, and its time; ``culprit`` is the rank that it holds responsible."""
+    """The answer of a rank, and its time; ``culprit`` is the rank that it holds responsible.
+
+    ``waits`` are those that it knows of.
+    """
 
     at: float
     text: str
     culprit: Culprit | None = None
+    waits: tuple[WaitEdge, ...] = ()
 
 
 class Inquiry:
@@ -65,6 +75,18 @@ class Inquiry:
         self._unanswered.pop(rank, None)
         self.answers[rank] = answer
 
+    @property
+    def waits(self) -> dict[int, WaitEdge]:
+        """The waits of other ranks, by rank; what a rank says of itself counts more than what others say of it."""
+        told = [wait for answer in self.answers.values() for wait in answer.waits]
+        own = [wait for rank, answer in self.answers.items() for wait in answer.waits if wait.rank == rank]
+        heard = {wait.rank: wait for wait in (*told, *own)}
+        return {
+            rank: wait
+            for rank, wait in heard.items()
+            if rank not in self.answers or any(wait.rank == rank for wait in self.answers[rank].waits)
+        }
+
     def find_culprit(self, awaited: Iterable[int], *, me: int, now: float) -> Culprit | None:
         """Return the rank that makes rank ``me`` wait for the ranks ``awaited``; None if it is not known yet."""
         found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
@@ -77,7 +99,7 @@ class Inquiry:
         answer = self.answers.get(rank)
         if answer is None or answer.culprit is None:
             return None
-        other, silent_for = answer.culprit
+        other, silent_for, _ = answer.culprit
         if silent_for is None:
             return answer.culprit
         if other in self.answers and other not in self._unanswered:

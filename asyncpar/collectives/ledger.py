@@ -1,4 +1,4 @@
-"""What a group keeps about its operations: sequence numbers and keys, and the statistics of those that are over.  Pure.
+"""The records of a group about its operations: sequence numbers, keys, and statistics of those that are over.  Pure.
 
 The calls of a group on all ranks find each other by numbers in their order, or by a ``key``.  Frames of an operation
 that is over must be dropped, and frames of one that has not begun here must wait; so a ledger answers exactly, in
@@ -28,6 +28,11 @@ def hash64(*parts: object) -> int:
     """Return a 64-bit number, never 0, that depends on ``parts`` only: equal in all processes."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
+
+
+def world_number(generation: int) -> int:
+    """Return the number of the group of all ranks."""
+    return hash64("world", generation)
 
 
 _REMEMBERED_KEYED = 4096
@@ -256,6 +261,22 @@ class Traffic:
     """All statistics of a communicator at one moment."""
 
     operations: tuple[CollectiveStatistics, ...]
+
+    def __str__(self) -> str:
+        """Return a table: operations by algorithm, with calls, payload, messages and mean times."""
+        rows = [("operation", "algorithm", "calls", "payload", "messages", "mean time")]
+        for one in self.operations:
+            mean = f"{one.seconds / one.calls * 1e6:.3g} us" if one.calls else "-"
+            payload = f"{one.payload_bytes / 1e6:.3g} MB"
+            rows.append((one.operation, one.algorithm, f"{one.calls:,}", payload, f"{one.messages:,}", mean))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(
+                text.ljust(width) if column < 2 else text.rjust(width)
+                for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
 
     @property
     def payload_bytes(self) -> int:

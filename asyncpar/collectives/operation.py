@@ -6,14 +6,18 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from asyncpar.collectives.arrays import StagingPool
 from asyncpar.collectives.causes import why_cancelled
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.collectives.ledger import Ledger
 from asyncpar.collectives.protocol import Abort, Description, Reason, encode_control, shortened
+from asyncpar.collectives.revocation import Revocation
 from asyncpar.core.concurrency.tasks import check_home_loop
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
+from asyncpar.core.observe.records import RECORD_BYTES, RECORDS_OFFSET, STATE_OFFSET, EventState
+from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_cycle, find_cycle
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links
@@ -27,7 +31,20 @@ class Limits:
     timeout: float | None
 
 
+class Closes(Protocol):
+    """What a group has besides its operations, and frees at its end."""
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        ...
+
+
 _REMEMBERED = 256
+_NOWHERE = ("in no operation", "in that operation")
+"""How answers begin of ranks that are in no other operation."""
+
+_STARTED, _COMPLETED = int(EventState.STARTED), int(EventState.COMPLETED)
+_FAILED, _CANCELLED = int(EventState.FAILED), int(EventState.CANCELLED)
 
 
 class OperationContext:
@@ -42,6 +59,8 @@ class OperationContext:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.pool = StagingPool()
+        self.record_end = _ends(links.recorder)
+        self.record_start = _starts(links.recorder)
 
     def check_home_loop(self, what: str) -> None:
         """Raise ``UsageError`` about ``what`` unless it happens on the loop of the node."""
@@ -64,6 +83,31 @@ class OperationContext:
         return next(iter(failed or gone), None)
 
 
+def _starts(recorder: Recorder) -> Callable[[int], None]:
+    """Return what records that the event of a ticket is awaited."""
+    owners, mask, write = recorder.owners, recorder.mask, recorder.write_state
+
+    def start(ticket: int) -> None:
+        place = ticket & mask
+        if owners[place] == ticket + 1:
+            write(RECORDS_OFFSET + STATE_OFFSET + place * RECORD_BYTES, _STARTED)
+
+    return start
+
+
+def _ends(recorder: Recorder) -> Callable[[int, int], None]:
+    """Return what does the same as ``Recorder.end``, faster: it has all that it needs at hand."""
+    owners, mask, write, clock = recorder.owners, recorder.mask, recorder.write_end, recorder.clock
+
+    def end(ticket: int, state: int) -> None:
+        place = ticket & mask
+        if owners[place] == ticket + 1:
+            owners[place] = 0
+            write(RECORDS_OFFSET + STATE_OFFSET + place * RECORD_BYTES, state, clock())
+
+    return end
+
+
 class Group:
     """The operations of one set of ranks under one number on the wire.
 
@@ -80,19 +124,33 @@ class Group:
         ledger: Ledger,
         limits: Limits,
         admit_early: Callable[[], None] | None = None,
+        ancestors: frozenset[int] = frozenset(),
     ) -> None:
         self.number = number
+        self.ancestors = ancestors
+        """The numbers of the groups that it was made from: it ends when one of them is revoked."""
         self.name = name
         self.ranks = ranks
         self.members = frozenset(ranks)
         self.ledger = ledger
         self.limits = limits
         self.active: dict[int, Operation] = {}
-        self.loose: set[Operation] = set()
+        self.loose: dict[Operation, None] = {}
         self.given_up: tuple[int, str] | None = None
         """The rank of the world that is the cause, and the reason, once the group accepts no more operations."""
         self.is_closed = False
         """Was it given up by its own rank, with ``close``, or dropped?"""
+        self.revocation: Revocation | None = None
+        """Who has revoked the group, or one that it was made from, and why."""
+        self.agreements_called = 0
+        """How often the group has agreed on something (see ``fault_tolerance``), or shrunk."""
+        self.on_left: Callable[[], None] | None = None
+        """Drops what keeps memory of other ranks mapped, when this rank has left the world."""
+        self.on_ended: Callable[[], list[tuple[int, int]]] | None = None
+        """Frees what its communicator holds for operations, which are over; returns ranks that are linked to this one,
+        with the number under which they send it messages."""
+        self.has_left = False
+        """Has this rank left the world of a revoked group?"""
         self.channels: list[int] = []
         """The numbers under which its messages between two ranks go."""
         self.early: dict[int, Any] = {}
@@ -101,16 +159,20 @@ class Group:
         self.history: OrderedDict[int, Description] = OrderedDict()
 
     def check_open(self) -> None:
-        """Raise ``PeerCancelled`` if the group was given up, ``UsageError`` if it was closed here."""
+        """Raise what says why the group accepts no more operations, if it was closed here, revoked or given up."""
         if self.is_closed:
             raise UsageError(f"group {self.name}: it was closed on this rank; make another one")
+        if self.revocation is not None:
+            raise self.revocation.stale(self.name) if self.has_left else self.revocation.error(f"group {self.name}")
         if self.given_up is not None:
             rank, text = self.given_up
             raise PeerCancelled(f"group {self.name} was given up, because {text}", rank=rank, cause=text)
 
     def is_stale(self, sequence: int) -> bool:
         """Is the operation with this number over here?"""
-        return sequence not in self.active and sequence not in self.early and self.ledger.is_past(sequence)
+        if sequence in self.active or sequence in self.early:
+            return False
+        return self.revocation is not None or self.ledger.is_past(sequence)
 
     def find(self, sequence: int) -> Operation | None:
         """Return the operation with this number, if it has begun and is not over."""
@@ -149,6 +211,7 @@ class Operation:
         "description",
         "failure",
         "has_started",
+        "has_warned",
         "home",
         "inquiry",
         "is_over",
@@ -165,6 +228,7 @@ class Operation:
         "started_at",
         "steps",
         "suspects",
+        "ticket",
         "waiter",
         "why_cancelled",
     )
@@ -192,6 +256,8 @@ class Operation:
         self.failure: BaseException | None = None
         self.why_cancelled: str | None = None
         self.has_started = False
+        self.has_warned = False
+        """Has it been told that it waits for long?"""
         self.is_over = False
         self.started_at = 0.0
         self.progress_at = 0.0
@@ -210,6 +276,8 @@ class Operation:
         """Bytes of messages that were under way at the last look."""
         self.messages_sent = 0
         self.steps = 0
+        self.ticket = NO_TICKET
+        """That of its record: see ``Recorder``."""
 
     @property
     def algorithm(self) -> str:
@@ -226,7 +294,7 @@ class Operation:
 
     def bind(self, route: Group, sequence: int, peer: int) -> None:
         """Bind a receive to the message that it gets: that of ``peer`` with this number."""
-        self.home.loose.discard(self)
+        self.home.loose.pop(self, None)
         self.route, self.sequence, self.audience = route, sequence, (peer,)
         route.active[sequence] = self
 
@@ -235,6 +303,7 @@ class Operation:
     def begin(self, lost: PeerLost | None) -> None:
         """Begin: the call is awaited.  Raises the error that ended the operation before it began, or ``lost``."""
         self.has_started = True
+        self.context.record_start(self.ticket)
         self.started_at = self.progress_at = self.context.now()
         if self.failure is not None:
             raise self.failure
@@ -308,7 +377,7 @@ class Operation:
         """End the operation after success."""
         assert not self.posts, "an operation ended with posted receives"
         assert not self.sendings, "an operation ended with sends in flight"
-        self._close()
+        self._close(_COMPLETED)
 
     def fail(self, error: BaseException) -> None:
         """End it with ``error``: give back memory now, and wake the caller."""
@@ -324,7 +393,7 @@ class Operation:
         """End the operation after a failure that the caller has got: give back all memory, drop all traces."""
         self._release(keep=None)
         self.waiter = None
-        self._close()
+        self._close(_CANCELLED if self.failure is None else _FAILED)
 
     def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
         """Tell the audience that the operation has failed here, because rank ``lost`` is gone perhaps.
@@ -360,9 +429,12 @@ class Operation:
         if self.route is not None:
             links.forget(self.route.number, self.sequence)
 
-    def _close(self) -> None:
+    def _close(self, state: int) -> None:
         self.is_over = True
-        self.home.loose.discard(self)
+        if self.has_warned:
+            self.context.links.observer.tell_over(self, has_failed=state != _COMPLETED)
+        self.context.record_end(self.ticket, state)
+        self.home.loose.pop(self, None)
         if self.route is not None:
             self.route.retire(self.sequence, self.description)
 
@@ -395,6 +467,60 @@ class Operation:
         ranks += self.sendings.values()
         return list(dict.fromkeys(ranks))
 
+    @property
+    def site(self) -> str:
+        """Where the program has called it, as in ``train.py:57``; "" if that is not known."""
+        return self.context.links.recorder.site_of(self.ticket)
+
+    def own_wait(self) -> WaitEdge | None:
+        """Return whom this rank waits for in it, None if for no one in particular."""
+        ranks = self.waits_for()
+        if not ranks or (self.route is None and self.awaited is None):
+            return None
+        key = (self.home.number if self.route is None else self.route.number, self.sequence)
+        return WaitEdge(self.context.links.rank, ranks[0], self.label, key, self.site)
+
+    def known_waits(self) -> dict[int, WaitEdge]:
+        """Return the waits of other ranks, as far as they have told, and its own; by rank."""
+        asker, own = self.asker, self.own_wait()
+        waits = dict(asker.inquiry.waits) if asker is not None and asker.inquiry is not None else {}
+        return waits if own is None else waits | {own.rank: own}
+
+    def find_deadlock(self) -> str:
+        """Return the cycle of waits that this operation is part of as text, "" if none is known."""
+        cycle = find_cycle(self.known_waits().values(), self.context.links.rank)
+        return describe_cycle(cycle) if cycle else ""
+
+    def notice_wait(self, now: float) -> WaitNotice:
+        """Return what is to be told of its wait."""
+        links, culprit = self.context.links, self.find_culprit(now)
+        ranks = self.waits_for()
+        rank = culprit.rank if culprit is not None else ranks[0] if ranks else None
+        return WaitNotice(
+            operation=self.label if self.home.name == "world" else f"{self.label} of group {self.home.name}",
+            seconds=now - self.progress_at,
+            site=self.site,
+            culprit=rank,
+            host="" if rank is None else links.world.members[rank].host,
+            where="" if rank is None else self.describe_program(rank, culprit),
+            cycle=self.find_deadlock(),
+        )
+
+    @property
+    def _conditions(self) -> dict[int, str]:
+        return self.context.links.observer.conditions
+
+    def describe_program(self, rank: int, culprit: Culprit | None) -> str:
+        """Return what is known of the program of ``rank``, as in ``is in user code at train.py:57``."""
+        if rank in self._conditions:
+            return self._conditions[rank]
+        if culprit is not None and culprit.silent_for is not None:
+            return f"has not answered for {culprit.silent_for:.1f} s"
+        answer = self.answers.get(rank)
+        if answer is not None and answer.text.startswith("in ") and not answer.text.startswith(_NOWHERE):
+            return f"is {answer.text}"
+        return culprit.where if culprit is not None else ""
+
     def describe_wait(self, now: float) -> str:
         """Return as text how long the operation has waited, for which rank, and what is known of that rank."""
         me = f"rank {self.context.links.rank}: {self.label}"
@@ -405,10 +531,23 @@ class Operation:
         answer = self.answers.get(ranks[0])
         known = "not heard of since" if answer is None else f"last heard {now - answer.at:.1f} s ago, {answer.text}"
         culprit = self.find_culprit(now)
-        behind = ""
-        if culprit is not None and culprit.rank != ranks[0]:
-            behind = f"; behind it is rank {culprit.rank}: {culprit.describe()}"
+        behind = self._describe_culprit(culprit, ranks[0])
         return f"{me} waited {waited} for rank {ranks[0]} ({known}{self._describe_flow(now)}){behind}"
+
+    def _describe_culprit(self, culprit: Culprit | None, awaited: int) -> str:
+        """Return as text what holds it up, besides what is said of rank ``awaited``."""
+        rank = awaited if culprit is None else culprit.rank
+        does = self.describe_program(rank, culprit)
+        deadlock = self.find_deadlock()
+        text = ""
+        if culprit is not None and rank != awaited:
+            text = f"; behind it is rank {rank}: {culprit.describe()}"
+        answer = self.answers.get(awaited)
+        is_said = rank == awaited and answer is not None and does.removeprefix("is ") == answer.text
+        is_silent = culprit is not None and culprit.silent_for is not None and rank not in self._conditions
+        if does and does not in text and not is_said and not is_silent:
+            text += f"; rank {rank} {does}"
+        return f"{text}; {deadlock}" if deadlock else text
 
     def _describe_flow(self, now: float) -> str:
         """Return as text how many bytes have moved; empty if there are none to move."""

@@ -1,16 +1,20 @@
 """Messages between two ranks of a group.
 
-Theory of operation.  A message is an envelope of fixed size (tag 0) and a body (tag 1).  Messages from one rank to
-another with one tag are numbered, and are received in that order.  As soon as a receive wants a message of a source, an
-envelope is posted for it: a *slot*.  A receive from any source posts one for every rank, and takes the first that
+Theory of operation.  A message is an envelope of fixed size (``ENVELOPE``) and a body (``BODY``).  Messages from one
+rank to another with one tag are numbered, and are received in that order.  As soon as a receive wants one of a source,
+an envelope is posted for it: a *slot*.  A receive from any source posts one for every rank, and takes the first that
 fills; the other slots stay for receives to come, so nothing is lost and no memory is promised twice.
+
+A larger array on a CUDA device has instead of its body what its sender says of its device; the receiver answers
+(``ANSWER``) how it is to come: by NCCL (``device/pairs.py``), or through the host (``STAGED``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,8 +23,9 @@ from asyncpar.collectives.call import Call, MessageCall, refuse
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger, hash64
 from asyncpar.collectives.operation import Group, Operation
-from asyncpar.collectives.protocol import ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
+from asyncpar.collectives.protocol import DECLINED, ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
 from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, is_home_loop, off_loop
+from asyncpar.core.observe.records import NO_PEER, UNBOUND, EventKind, EventState, GroupIdentity
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
 from asyncpar.net.transport.lane import fail_future
 from asyncpar.net.transport.links import LEFT
@@ -31,6 +36,12 @@ T = TypeVar("T")
 MAX_BYTES = 1 << 30
 """Largest message that is received into memory of our own making."""
 
+_NAMED_APART = 4096
+"""Shapes of messages are recorded until the recorder knows so many names."""
+
+ENVELOPE, BODY, ANSWER, STAGED = range(4)
+"""The frames of one message."""
+
 _DESCRIPTION = describe("message", (), "direct")
 
 
@@ -40,6 +51,8 @@ class ReceivedMessage(NamedTuple):
     source: int
     array: Array
     is_object: bool
+    has_been_taken: bool = False
+    """Has ``take_body`` received it?  Then ``array`` has no content."""
 
 
 class _Slot:
@@ -69,6 +82,13 @@ class _PendingReceive:
         return tag == self.tag and self.source in (None, source)
 
 
+SendBody: TypeAlias = Callable[[Operation, int, bytes], Awaitable[None]]
+"""``send_body(operation, peer, envelope)`` sends a message whose content is elsewhere than in memory of the host."""
+
+TakeBody: TypeAlias = Callable[[Operation, int], Awaitable[bool]]
+"""``take_body(operation, peer)`` receives one that its sender has on a device; False: it comes as ``STAGED``."""
+
+
 class PointToPoint:
     """Sends and receives of one rank in the group of ``engine``."""
 
@@ -84,12 +104,24 @@ class PointToPoint:
         return [operation for channel in channels if channel is not None for operation in channel.pending()]
 
     def give_up(self) -> None:
-        """There will be no more messages, for the reason that the group has: who waits for one here is to know."""
+        """End all messages, for the reason that the group has, which those that wait here are told."""
         for pair in self._pairs():
             self._channel(*pair).given_up = self._engine.group.given_up
 
+    def end(self) -> list[tuple[int, int]]:
+        """End all messages, which have failed.
+
+        Return who is linked to this rank, and under which numbers they exchange messages with it.
+        """
+        self._slots.clear()
+        self._requests.clear()
+        engine, is_up = self._engine, self._table.links.is_up
+        places = [place for place, rank in enumerate(engine.ranks) if is_up(rank)]
+        to_here = [(engine.ranks[place], self._number(place, engine.rank)) for place in places]
+        return to_here + [(engine.ranks[place], self._number(engine.rank, place)) for place in places]
+
     def close(self) -> list[int]:
-        """There will be no more messages, sent or received; return under which numbers others wait for them."""
+        """End all messages, sent or received; return under which numbers others wait for them."""
         self._slots.clear()
         self._requests.clear()
         return [self._number(*pair) for pair in self._pairs()]
@@ -98,29 +130,51 @@ class PointToPoint:
 
     def send(self, x: Array | UnwrittenPayload, dest: int, tag: int) -> Call[None]:
         """Send ``x``, an array or an object as bytes, to the receive that ``dest`` posts for it."""
-        self._table.context.check_home_loop("send")
-        self._engine.group.check_open()
+        self._check_open("send")
         if isinstance(x, UnwrittenPayload):
             envelope = encode_envelope(np.broadcast_to(np.uint8(0), x.nbytes), is_object=True)
         else:
             envelope = encode_envelope(x, is_object=False)
-        channel = self._channel(self._engine.rank, dest)
+        operation = self._sending(dest, tag, Operation, x)
         peer = self._engine.ranks[dest]
-        sequence = _ledger(channel).allot(tag)
-        operation = self._operation("send", f"to rank {peer}", tag, channel, channel, sequence)
-        self._table.enter(operation)
 
         async def body(operation: Operation) -> None:
             if isinstance(x, UnwrittenPayload):
-                payload = await off_loop(x.write, nbytes=x.nbytes, inline=INLINE_COPY_BYTES)
+                content = await off_loop(x.write, nbytes=x.nbytes, inline=INLINE_COPY_BYTES)
             else:
-                payload = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
-            sendings = [operation.send(peer, 0, memoryview(envelope)), operation.send(peer, 1, payload)]
-            for sending in sendings:
-                if sending is not None:
-                    await operation.sent(peer, sending)
+                content = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+            await transmit(operation, peer, {ENVELOPE: memoryview(envelope), BODY: content})
 
         return MessageCall(operation, body, self._engine.count)
+
+    def send_from_device(
+        self,
+        envelope: bytes,
+        dest: int,
+        tag: int,
+        send_body: SendBody,
+        *,
+        kind: type[Operation],
+        call: type[MessageCall[None]],
+    ) -> Call[None]:
+        """Send what ``send_body`` has, as an operation of ``kind`` that ``call`` runs."""
+        self._check_open("send")
+        operation = self._sending(dest, tag, kind, decode_envelope(envelope))
+        peer = self._engine.ranks[dest]
+        return call(operation, lambda operation: send_body(operation, peer, envelope), self._engine.count)
+
+    def _sending(self, dest: int, tag: int, kind: type[Operation], x: Array | UnwrittenPayload | Envelope) -> Operation:
+        channel = self._channel(self._engine.rank, dest)
+        sequence = _ledger(channel).allot(tag)
+        place = f"to rank {self._engine.ranks[dest]}"
+        operation = self._operation("send", place, tag, channel, channel, sequence, kind=kind)
+        self._record(operation, EventKind.SEND, x, self._engine.ranks[dest])
+        self._table.enter(operation)
+        return operation
+
+    def _check_open(self, what: str) -> None:
+        self._table.context.check_home_loop(what)
+        self._engine.group.check_open()
 
     def refuse_send(self, dest: int, tag: int, error: BaseException) -> None:
         """Give a send its place that raises ``error`` instead: the receive that would have got it ends."""
@@ -146,7 +200,7 @@ class PointToPoint:
             return
         home = self._channel(source, self._engine.rank)
         operation = self._operation("recv", f"from rank {self._engine.ranks[source]}", tag, home, None, 0)
-        home.loose.add(operation)
+        home.loose[operation] = None
         request = _PendingReceive(source, tag, operation, self._table.loop.create_future())
         request.refusal = error
         self._requests.append(request)
@@ -161,17 +215,21 @@ class PointToPoint:
         *,
         convert: Callable[[ReceivedMessage], T],
         is_object: bool = False,
+        take_body: TakeBody | None = None,
+        kind: type[Operation] = Operation,
+        call: type[MessageCall[Any]] = MessageCall,
     ) -> Call[T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array.
 
-        ``is_object`` says what it must be.
+        ``is_object`` says what it must be.  ``take_body`` is asked to receive what its sender has on a device, in an
+        operation of ``kind`` that ``call`` runs; ``out`` then only says its shape and dtype.
         """
-        self._table.context.check_home_loop("recv")
-        self._engine.group.check_open()
+        self._check_open("recv")
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
-        operation = self._operation("recv", place, tag, home, None, 0)
-        home.loose.add(operation)
+        operation = self._operation("recv", place, tag, home, None, 0, kind=kind)
+        self._record(operation, EventKind.RECEIVE, out, NO_PEER if source is None else self._engine.ranks[source])
+        home.loose[operation] = None
         request = _PendingReceive(source, tag, operation, self._table.loop.create_future())
         self._requests.append(request)
         self._listen(request)
@@ -184,16 +242,16 @@ class PointToPoint:
                 mine = "an object; use recv" if is_object else "an array; use recv_object"
                 raise self._mismatch(slot, envelope, mine)
             array = self._memory(operation, slot, envelope, out)
-            work = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
             peer = self._engine.ranks[slot.source]
-            future = operation.post(peer, 1, work.reshape(-1).view(np.uint8).data)
-            if future is not None:
-                await operation.received(peer, 1, future)
+            if envelope.is_on_device and await (take_body or _decline)(operation, peer):
+                return convert(ReceivedMessage(slot.source, array, is_object=False, has_been_taken=True))
+            work = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+            await receive_frame(operation, peer, STAGED if envelope.is_on_device else BODY, work)
             if work is not array:
                 array[...] = work
             return convert(ReceivedMessage(slot.source, array, envelope.is_object))
 
-        return MessageCall(operation, body, self._engine.count, gone=lambda: self._gone(request))
+        return call(operation, body, self._engine.count, gone=lambda: self._gone(request))
 
     async def _matched(self, request: _PendingReceive) -> _Slot:
         try:
@@ -258,7 +316,7 @@ class PointToPoint:
             self._table.loop.call_soon(self._end_slot, slot, operation.failure)
             return
         try:
-            future = operation.post(peer, 0, memoryview(slot.envelope))
+            future = operation.post(peer, ENVELOPE, memoryview(slot.envelope))
         except PeerLost as error:
             self._end_slot(slot, error)
             return
@@ -280,7 +338,7 @@ class PointToPoint:
         self._match()
 
     def _end_slot(self, slot: _Slot, error: BaseException | None) -> None:
-        """The message of ``slot`` will not come: tell who was to get it, or all who wait if its source is gone."""
+        """Tell the receiver of ``slot`` that its message will not come, or all who wait if its source is gone."""
         self._slots.pop((slot.source, slot.tag), None)
         slot.operation.discard()
         wanting = [
@@ -325,7 +383,15 @@ class PointToPoint:
         incoming = slot.operation
         incoming.is_over = True
         assert incoming.route is not None
-        request.operation.bind(incoming.route, incoming.sequence, self._engine.ranks[slot.source])
+        peer, operation = self._engine.ranks[slot.source], request.operation
+        operation.bind(incoming.route, incoming.sequence, peer)
+        self._table.links.recorder.meet(
+            operation.ticket,
+            peer=peer,
+            group=incoming.route.number,
+            sequence=incoming.sequence,
+            nbytes=decode_envelope(slot.envelope).nbytes,
+        )
         request.slot = slot
         if request.refusal is not None:
             refuse(request.operation, request.refusal)
@@ -334,6 +400,22 @@ class PointToPoint:
 
     # -- making operations -----------------------------------------------------------------------------------------
 
+    def _record(self, operation: Operation, kind: EventKind, x: object, peer: int) -> None:
+        """Record that a message of ``x`` begins."""
+        recorder, name = self._table.links.recorder, operation.name
+        if isinstance(x, np.ndarray | Envelope) and len(recorder.words) < _NAMED_APART:
+            name = f"{name}({x.dtype.name}[{','.join(map(str, x.shape))}])@direct"
+        operation.ticket = recorder.begin(
+            kind,
+            recorder.name(name),
+            state=EventState.CALLED,
+            peer=peer,
+            group=operation.home.number,
+            sequence=UNBOUND if kind is EventKind.RECEIVE else operation.sequence,
+            nbytes=x.nbytes if isinstance(x, np.ndarray | UnwrittenPayload | Envelope) else 0,
+            site=recorder.site(sys._getframe(3)),
+        )
+
     def _channel(self, source: int, dest: int) -> Group:
         """Return the group in which messages from ``source`` to ``dest`` are numbered."""
         ranks = (self._engine.ranks[source], self._engine.ranks[dest])
@@ -341,9 +423,19 @@ class PointToPoint:
         channel = self._table.find(number)
         if channel is None:
             group = self._engine.group
-            channel = Group(number=number, name=group.name, ranks=ranks, ledger=ChannelLedger(), limits=group.limits)
+            channel = Group(
+                number=number,
+                name=group.name,
+                ranks=ranks,
+                ledger=ChannelLedger(),
+                limits=group.limits,
+                ancestors=group.ancestors | {group.number},
+            )
             self._table.add(channel)
             group.channels.append(number)
+            self._table.links.recorder.add_group(
+                GroupIdentity(number=number, name=group.name, ranks=ranks, parent=group.number)
+            )
         return channel
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -355,10 +447,20 @@ class PointToPoint:
         ranks = self._engine.ranks
         return hash64("messages", self._engine.group.number, ranks[source], ranks[dest])
 
-    def _operation(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Operation:
+    def _operation(
+        self,
+        name: str,
+        place: str,
+        tag: int,
+        home: Group,
+        route: Group | None,
+        sequence: int,
+        *,
+        kind: type[Operation] = Operation,
+    ) -> Operation:
         number = "" if route is None else f" #{sequence & ((1 << TAG_SHIFT) - 1)}"
         me = self._table.links.rank
-        return Operation(
+        return kind(
             context=self._table.context,
             home=home,
             route=route,
@@ -368,6 +470,27 @@ class PointToPoint:
             label=f"{name}{number} {place} (tag {tag})",
             audience=() if route is None else tuple(rank for rank in route.ranks if rank != me),
         )
+
+
+async def transmit(operation: Operation, peer: int, frames: Mapping[int, memoryview]) -> None:
+    """Send ``frames`` of one message and wait until their memory may be reused."""
+    sendings = [operation.send(peer, frame, content) for frame, content in frames.items()]
+    for sending in sendings:
+        if sending is not None:
+            await operation.sent(peer, sending)
+
+
+async def receive_frame(operation: Operation, peer: int, frame: int, into: Array) -> None:
+    """Receive one frame of a message into the contiguous array ``into``."""
+    future = operation.post(peer, frame, into.reshape(-1).view(np.uint8).data)
+    if future is not None:
+        await operation.received(peer, frame, future)
+
+
+async def _decline(operation: Operation, peer: int) -> bool:
+    """Ask for the content of an array that its sender has on a device, for memory of the host."""
+    await transmit(operation, peer, {ANSWER: memoryview(DECLINED)})
+    return False
 
 
 def _ledger(channel: Group) -> ChannelLedger:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from asyncpar.collectives.arrays import Array
+from asyncpar.core.observe.waits import WaitEdge
 from asyncpar.errors import ProtocolError, UsageError
 
 
@@ -47,6 +48,9 @@ def difference(rank: int, one: Description, other_rank: int, other: Description,
 _TEXT_LIMIT = 4096
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 
+MOST_WAITS: Final = 64
+"""Waits of other ranks that an answer tells of."""
+
 Reason = Literal["cancelled", "failed", "refused", "mismatch", "lost", "timeout"]
 
 
@@ -75,12 +79,15 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``.
 
     ``culprit`` is the rank that the sender holds responsible, which has not answered for ``silent_for`` seconds (None:
-    it does answer).  It is sent again when the sender learns of another culprit.
+    it does answer, and ``where`` says what its program does).  ``waits`` are those that the sender has or knows of.  It
+    is sent again when the sender learns of another culprit, or of other waits.
     """
 
     text: _Text
     culprit: int | None = None
     silent_for: float | None = None
+    where: _Text = ""
+    waits: Annotated[tuple[WaitEdge, ...], msgspec.Meta(max_length=MOST_WAITS)] = ()
 
 
 Message = TypeVar("Message", Abort, Probe, Status)
@@ -118,12 +125,23 @@ _DTYPES: tuple[np.dtype[Any], ...] = (
 )
 
 
+ANSWER_BYTES: Final = 8 * 50
+"""Those of the answer to the sender of an array that is on a device."""
+
+DECLINED: Final = b"\xff" * ANSWER_BYTES
+"""The answer that it is received in memory of the host."""
+
+
 class Envelope(NamedTuple):
-    """An array of ``shape`` and ``dtype`` follows; ``is_object`` says that it is the bytes of an encoded object."""
+    """An array of ``shape`` and ``dtype`` follows; ``is_object`` says that it is the bytes of an encoded object.
+
+    ``is_on_device``: the sender has it on a CUDA device, and waits to hear how it is to send it.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_object: bool
+    is_on_device: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -133,24 +151,26 @@ class Envelope(NamedTuple):
         return "an object" if self.is_object else f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
 
 
-def encode_envelope(array: Array, *, is_object: bool) -> bytes:
+_ARRAY, _OBJECT, _DEVICE_ARRAY = range(3)
+
+
+def encode_envelope(array: Array, *, is_object: bool, is_on_device: bool = False) -> bytes:
     """Return the envelope of ``array``.  Raises ``UsageError`` for what cannot be sent."""
     if array.dtype not in _DTYPES:
         raise UsageError(f"x: expected one of {', '.join(dtype.name for dtype in _DTYPES)}, got {array.dtype.name}")
     if array.ndim > MAX_DIMENSIONS:
         raise UsageError(f"x: expected at most {MAX_DIMENSIONS} dimensions, got {array.ndim}; reshape it")
     dims = (*array.shape, *(0 for _ in range(MAX_DIMENSIONS - array.ndim)))
-    return _LAYOUT.pack(_DTYPES.index(array.dtype), array.ndim, is_object, array.nbytes, *dims)
+    kind = _OBJECT if is_object else _DEVICE_ARRAY if is_on_device else _ARRAY
+    return _LAYOUT.pack(_DTYPES.index(array.dtype), array.ndim, kind, array.nbytes, *dims)
 
 
 def decode_envelope(content: bytes | bytearray) -> Envelope:
     """Return what ``encode_envelope`` encoded.  Raises ``ProtocolError`` for anything else."""
-    code, ndim, is_object, nbytes, *dims = _LAYOUT.unpack(content)
-    if code >= len(_DTYPES) or ndim > MAX_DIMENSIONS or is_object > 1:
-        raise ProtocolError(
-            f"message envelope: dtype {code}, {ndim} dimensions and kind {is_object} are not known here"
-        )
-    envelope = Envelope(_DTYPES[code], tuple(dims[:ndim]), bool(is_object))
+    code, ndim, kind, nbytes, *dims = _LAYOUT.unpack(content)
+    if code >= len(_DTYPES) or ndim > MAX_DIMENSIONS or kind > _DEVICE_ARRAY:
+        raise ProtocolError(f"message envelope: dtype {code}, {ndim} dimensions and kind {kind} are not known here")
+    envelope = Envelope(_DTYPES[code], tuple(dims[:ndim]), kind == _OBJECT, kind == _DEVICE_ARRAY)
     if any(dims[ndim:]) or math.prod(max(1, dim) for dim in envelope.shape) > _MAX_BYTES // envelope.dtype.itemsize:
         raise ProtocolError(f"message envelope: dimensions {dims[:ndim]} and then {dims[ndim:]} cannot be meant")
     if envelope.nbytes != nbytes:

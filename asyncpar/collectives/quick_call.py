@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from sys import _getframe
 from time import perf_counter
 from typing import Any
 
@@ -13,11 +14,14 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 
+_CALL_DEPTH = 3
+"""How many calls there are between a user's and the constructor of a quick one."""
+
 
 class QuickCall(Call[Array]):
     """The awaitable of a small operation on ``x`` in place."""
 
-    __slots__ = ("_engine", "_plan", "_sequence", "_x")
+    __slots__ = ("_engine", "_plan", "_sequence", "_site", "_x")
 
     def __init__(self, engine: Engine, plan: QuickPlan, x: Array) -> None:
         engine.table.context.check_home_loop(plan.name)
@@ -28,7 +32,9 @@ class QuickCall(Call[Array]):
         self._x = x
         self._steps = None
         engine.ledger.last = self._sequence = sequence = engine.ledger.last + 1
-        engine.group.early[sequence] = plan, x
+        frame, recorder = _getframe(_CALL_DEPTH), plan.recorder
+        self._site = site = recorder.sites.get(id(frame.f_code) + frame.f_lasti) or recorder.site(frame)
+        engine.group.early[sequence] = plan, x, site
 
     @property
     def name(self) -> str:
@@ -46,7 +52,12 @@ class QuickCall(Call[Array]):
         except BaseException as error:
             self._give_up(error)
             raise
-        if len(early) == 1 and sequence in early and table.is_calm(self._plan.run_queue) and self._is_over_at_once():
+        if (
+            len(early) == 1
+            and sequence in early
+            and table.is_calm(self._plan.run_queue, engine.group, sequence)
+            and self._is_over_at_once()
+        ):
             return self._x
         if sequence in early:
             engine.admit_early()
@@ -68,9 +79,11 @@ class QuickCall(Call[Array]):
             plan.finish(turn, x)
             engine.group.retire(sequence, description)
             plan.host.bytes_shown += plan.sends
-            engine.count_call(plan.name, description.algorithm, plan.sends, perf_counter() - started)
+            ended = perf_counter()
+            engine.count_call(plan.name, description.algorithm, plan.sends, ended - started)
+            plan.record(sequence, started, ended, self._site)
             return True
-        task = engine.admit_quick(plan, sequence, x)
+        task = engine.admit_quick(plan, sequence, x, self._site)
         task.resume(turn, plan.rest(turn, x), (plan.others, 1))
         return False
 

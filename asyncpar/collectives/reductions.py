@@ -176,7 +176,7 @@ def reduce(
 
 
 def _reduce_program(source: Array, target: Array | None, reduction: Reduction, root: int) -> MakeProgram:
-    """``target`` is the root's."""
+    """Return the program; ``target`` is the root's."""
 
     def make(turn: Turn) -> Program:
         flat = contiguous(source).reshape(-1)

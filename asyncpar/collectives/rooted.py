@@ -98,7 +98,7 @@ def gather(
 
 
 def _gather_program(source: Array, target: Array | None, root: int) -> MakeProgram:
-    """``target`` is the root's."""
+    """Return the program; ``target`` is the root's."""
 
     def make(turn: Turn) -> Program:
         flat = contiguous(source).reshape(-1)
@@ -160,7 +160,7 @@ def scatter(
 
 
 def _scatter_program(source: Array | None, target: Array, root: int) -> MakeProgram:
-    """``source`` is the root's."""
+    """Return the program; ``source`` is the root's."""
 
     def make(turn: Turn) -> Program:
         channel = turn.channel

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.arrays import check_rank
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.gathers import exchange_numbers
 from asyncpar.collectives.ledger import hash64
-from asyncpar.collectives.operation import Limits, Operation
-from asyncpar.collectives.protocol import describe
+from asyncpar.collectives.operation import Limits
 from asyncpar.errors import UsageError
 
 T = TypeVar("T")
@@ -38,32 +34,17 @@ def subgroup(
     if engine.rank not in chosen:
         return None
     limits = Limits(engine.group.limits.timeout) if has_own_timeout else engine.group.limits
-    return _made(engine, world_ranks, engine.subgroup_number(world_ranks, key), name, limits)
+    return make_engine(engine, world_ranks, engine.subgroup_number(world_ranks, key), name, limits)
 
 
-def split(
-    engine: Engine, color: object, key: object, name: str | None, wrap: Callable[[Engine], T]
-) -> Coroutine[Any, Any, T | None]:
-    """Make one group of the ranks that pass equal colors, ordered by key and then by rank; None for color None."""
-    if color is not None and (isinstance(color, bool) or not isinstance(color, int | np.integer)):
-        raise UsageError(f"color: expected an integer or None, got {color!r}")
-    if isinstance(key, bool) or not isinstance(key, int | np.integer):
-        raise UsageError(f"key: expected an integer, got {key!r}")
-    mine = [0, 0, int(key)] if color is None else [1, int(color), int(key)]
-    for name_of, value in (("color", mine[1]), ("key", mine[2])):
-        if not -(2**63) <= value < 2**63:
-            raise UsageError(f"{name_of}: expected an integer of at most 64 bits, got {value}")
+def survivors(engine: Engine, ranks: tuple[int, ...], number: int) -> Engine:
+    """Return the engine of the group of ``ranks`` (of the world), which agreement ``number`` says are left.
 
-    async def body(operation: Operation) -> T | None:
-        rows = (await exchange_numbers(engine, operation, mine)).tolist()
-        if color is None:
-            return None
-        members = sorted((row[2], rank) for rank, row in enumerate(rows) if row[:2] == mine[:2])
-        world_ranks = tuple(engine.ranks[rank] for _, rank in members)
-        number = hash64("split", engine.group.number, operation.sequence, mine[1])
-        return wrap(_made(engine, world_ranks, number, name, Limits(engine.group.limits.timeout)))
-
-    return engine.start("split", describe("split", (), "bruck"), None, body)
+    It does not end with the group of ``engine``.
+    """
+    limits = Limits(engine.group.limits.timeout)
+    name = hash64("shrink", engine.group.number, number, ranks)
+    return make_engine(engine, ranks, name, None, limits, ends_with_it=False)
 
 
 def hosts_of(groups: Hosts, ranks: tuple[int, ...]) -> Hosts:
@@ -73,7 +54,16 @@ def hosts_of(groups: Hosts, ranks: tuple[int, ...]) -> Hosts:
     return tuple(sorted(host for host in hosts if host))
 
 
-def _made(engine: Engine, world_ranks: tuple[int, ...], number: int, name: str | None, limits: Limits) -> Engine:
+def make_engine(
+    engine: Engine,
+    world_ranks: tuple[int, ...],
+    number: int,
+    name: str | None,
+    limits: Limits,
+    *,
+    ends_with_it: bool = True,
+) -> Engine:
+    """Return the engine of a new group, which is revoked when the one of ``engine`` is if it ``ends_with_it``."""
     model = engine.policy.model
     hosts = hosts_of(engine.table.links.world.hosts, world_ranks)
     policy = replace(engine.policy, model=replace(model, size=len(world_ranks), hosts=hosts))
@@ -84,6 +74,7 @@ def _made(engine: Engine, world_ranks: tuple[int, ...], number: int, name: str |
         ranks=world_ranks,
         policy=policy,
         limits=limits,
+        ancestors=engine.group.ancestors | {engine.group.number} if ends_with_it else frozenset(),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
-from asyncpar.collectives.ledger import KEYED, GroupLedger, NameClaims
-from asyncpar.collectives.operation import Group, Operation, OperationContext, show
+from asyncpar.collectives.ledger import KEYED, GroupLedger, NameClaims, world_number
+from asyncpar.collectives.operation import Closes, Group, Operation, OperationContext, show
 from asyncpar.collectives.protocol import (
+    MOST_WAITS,
     Abort,
     Description,
     Probe,
@@ -19,12 +21,17 @@ from asyncpar.collectives.protocol import (
     encode_control,
     shortened,
 )
+from asyncpar.collectives.revocation import Revocation, decode_revocation, encode_revocation, told_by
 from asyncpar.collectives.shared_memory.group import ArenaHost
+from asyncpar.core.observe.recorder import NO_TICKET
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.run_queue import RunQueue
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
+
+if TYPE_CHECKING:
+    from asyncpar.collectives.fault_tolerance.service import SurvivorAgreements
 
 PROBE_AFTER: Final = 1.0
 """Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""
@@ -34,14 +41,16 @@ _TELL_AFTER: Final = 0.02
 
 _REMEMBERED_ABORTS = 4096
 _REMEMBERED_CLOSED = 4096
+_REMEMBERED_REVOCATIONS = 4096
 
 _IN_IT_TOO: Final = "in that operation too"
 CLOSED: Final = "the group was closed there"
 
 
-def _ask_after(timeout: float | None) -> float:
+def _ask_after(timeout: float | None, warn_after: float | None) -> float:
     """Return after how many seconds without progress an operation asks around, and how often."""
-    return PROBE_AFTER if timeout is None else min(PROBE_AFTER, timeout / 4)
+    limits = [limit for limit in (timeout, warn_after) if limit is not None]
+    return min(PROBE_AFTER, min(limits, default=math.inf) / 4)
 
 
 class OperationTable:
@@ -54,20 +63,40 @@ class OperationTable:
         self.now = self.loop.time
         self.context = OperationContext(links, self.watch)
         self.claims = NameClaims()
+        self.devices: Closes | None = None
+        """CUDA and NCCL, once device arrays were used."""
         self._groups: dict[int, Group] = {}
         self.aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
         """What peers have told of operations that were not called here yet: the rank, and its message."""
-        self._closed: OrderedDict[int, None] = OrderedDict()
+        self._closed: OrderedDict[int, Revocation | None] = OrderedDict()
+        """The numbers of groups that are not used any more here, with the reason if they were revoked."""
+        self._revoked: OrderedDict[int, Revocation] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """By asking rank and operation: when it asked, and the answer that it got."""
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._agreements: SurvivorAgreements | None = None
         links.operations = self
+
+    @property
+    def agreements(self) -> SurvivorAgreements:
+        """The agreements of this rank with other survivors, made when the first begins."""
+        if self._agreements is None:
+            from asyncpar.collectives.fault_tolerance.service import SurvivorAgreements  # most programs need none
+
+            self._agreements = SurvivorAgreements(self.links)
+        return self._agreements
 
     def add(self, group: Group) -> None:
         """Take ``group`` in; its number must be new."""
         assert group.number not in self._groups, f"group {group.number:#x} exists already"
         self._groups[group.number] = group
+        group.has_left = self.links.closed is not None
+        for number in (group.number, *group.ancestors) if self._revoked else ():
+            revocation = self._revoked.get(number)
+            if revocation is not None:
+                group.revocation = revocation
+                group.given_up = revocation.culprit, revocation.cause
 
     def drop(self, group: Group) -> None:
         """Drop ``group``, which this rank has closed, and all that belongs to it; its number must not be used again."""
@@ -75,9 +104,13 @@ class OperationTable:
             known = self._groups.pop(number, None)
             for operation in [] if known is None else [*known.active.values(), *known.loose]:
                 operation.discard()
-            self._closed[number] = None
-            self.links.forget(number)
-        while len(self._closed) > _REMEMBERED_CLOSED:
+            self._close_number(number)
+            self._forget_frames(number)
+
+    def _close_number(self, number: int, revocation: Revocation | None = None) -> None:
+        """Drop all frames of a group from now on."""
+        self._closed[number] = revocation
+        if len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
 
     def find(self, number: int) -> Group | None:
@@ -93,9 +126,62 @@ class OperationTable:
             if told is not None:
                 operation.fail(_error_of(operation, *told))
 
-    def is_calm(self, run_queue: RunQueue) -> bool:
-        """Is no task queued, no rank lost, and no operation aborted that was not called yet?"""
-        return not (run_queue.tasks or self.aborted or self.links.lost or self.links.closed is not None)
+    def is_calm(self, run_queue: RunQueue, group: Group, sequence: int) -> bool:
+        """Is no task queued, no rank of ``group`` lost, and its operation ``sequence`` not aborted by a peer?"""
+        links = self.links
+        return not (
+            run_queue.tasks
+            or (self.aborted and (group.number, sequence) in self.aborted)
+            or (links.lost and not group.members.isdisjoint(links.lost))
+            or links.closed is not None
+        )
+
+    # -- revocation --------------------------------------------------------------------------------------------------
+
+    def revoke(self, revocation: Revocation) -> None:
+        """End a group and all that were made from it, on all ranks; does nothing if they have ended already.
+
+        When this rank has left the world they end on it alone: their communicators are stale then.
+        """
+        number = revocation.number
+        if number in self._revoked:
+            return
+        self._revoked[number] = revocation
+        if len(self._revoked) > _REMEMBERED_REVOCATIONS:
+            self._revoked.popitem(last=False)
+        if self.links.rank in revocation.ranks and self.links.closed is None:
+            for rank in told_by(self.links.rank, revocation.ranks):
+                self._tell_revoked(rank, revocation)
+        self.links.is_revoked |= number == world_number(self.links.world.generation)
+        for group in list(self._groups.values()):
+            if number == group.number or number in group.ancestors:
+                self._end(group, revocation)
+
+    def _tell_revoked(self, rank: int, revocation: Revocation) -> None:
+        self.links.control(rank, FrameKind.REVOKE, Key(revocation.number, 0, 0), encode_revocation(revocation))
+
+    def _end(self, group: Group, revocation: Revocation) -> None:
+        """End the operations of ``group``, and drop what has come for those that were not called yet."""
+        if group.is_closed or group.revocation is not None:
+            return
+        group.revocation = revocation
+        group.given_up = revocation.culprit, revocation.cause
+        if self.links.closed is not None:
+            return  # all is over, and what others shared is gone
+        me = self.links.rank
+        for operation in group.pending():
+            operation.fail(revocation.error(f"rank {me}: {operation.label}"))
+        for peer, number in () if group.on_ended is None else group.on_ended():
+            if number not in self._groups:  # messages that were sent to this rank, which has not asked for any
+                self._close_number(number, revocation)
+                self.links.link(peer).forget(number)
+        self._forget_frames(group.number)
+
+    def _forget_frames(self, number: int) -> None:
+        """Drop what has come for operations of a group that will not be called."""
+        self.links.forget(number)
+        for key in [key for key in self.aborted if key[0] == number]:
+            del self.aborted[key]
 
     # -- what links tell (OperationEvents) -------------------------------------------------------------------------
 
@@ -116,6 +202,12 @@ class OperationTable:
                 self._on_probe(rank, header.key, decode_control(payload, Probe))
             case FrameKind.STATUS:
                 self._on_status(rank, header.key, decode_control(payload, Status))
+            case FrameKind.AGREE:
+                self.agreements.heard(rank, header.key, payload)
+            case FrameKind.REVOKE:
+                world = self.links.world
+                number, generation = header.group, world.generation
+                self.revoke(decode_revocation(payload, number=number, generation=generation, size=world.size))
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
         for group in list(self._groups.values()):
@@ -133,9 +225,16 @@ class OperationTable:
 
     def closed(self, error: PeerLost) -> None:
         for group in list(self._groups.values()):
+            group.has_left = True
             for operation in group.pending():
                 if operation.has_started:
                     operation.fail(error)
+            if group.on_left is not None:
+                group.on_left()
+        if self._agreements is not None:
+            self._agreements.close(error)
+        if self.devices is not None:
+            self.devices.close()
         if self._timer is not None:  # it would keep everything of this node alive until it fires
             self._timer.cancel()
             self._timer = None
@@ -195,7 +294,7 @@ class OperationTable:
     def watch(self, operation: Operation) -> None:
         """Make ``operation`` ask other ranks when it waits for long, and time out when it waits for too long."""
         timeout = operation.home.limits.timeout
-        due = operation.started_at + _ask_after(timeout)
+        due = operation.started_at + _ask_after(timeout, self.links.observer.warn_after)
         if self._timer is None or due < self._timer.when():
             self._arm(due)
 
@@ -216,6 +315,7 @@ class OperationTable:
         due = now + PROBE_AFTER
         for operation in running:
             operation.refresh(now)
+            self._record_wait(operation)
             timeout = operation.home.limits.timeout
             if timeout is not None:
                 deadline = operation.progress_at + timeout
@@ -223,10 +323,29 @@ class OperationTable:
                     self._time_out(operation, now)
                     continue
                 due = min(due, deadline)
-            due = min(due, self._inquire(operation, now, every=_ask_after(timeout)))
+            every = _ask_after(timeout, self.links.observer.warn_after)
+            due = min(due, self._inquire(operation, now, every=every), self._warn(operation, now))
         self._tell_askers(now)
         if running and not self.links.is_closing:
             self._arm(due)
+
+    def _record_wait(self, operation: Operation) -> None:
+        """Record for which rank a collective operation waits that has waited for long."""
+        ranks = operation.waits_for() if operation.ticket != NO_TICKET and operation.route is not None else []
+        if ranks:
+            self.links.recorder.awaits(operation.ticket, ranks[0])
+
+    def _warn(self, operation: Operation, now: float) -> float:
+        """Tell, once, that ``operation`` waits for long; return when to look again."""
+        observer = self.links.observer
+        if observer.warn_after is None or operation.has_warned:
+            return math.inf
+        due = operation.progress_at + observer.warn_after
+        if now >= due:
+            operation.has_warned = True
+            observer.tell_waiting(operation, operation.notice_wait(now))
+            return math.inf
+        return due
 
     def _time_out(self, operation: Operation, now: float) -> None:
         ranks = operation.waits_for()
@@ -269,8 +388,9 @@ class OperationTable:
             return
         blamed = status.culprit
         known = blamed is not None and 0 <= blamed < self.links.world.size
-        culprit = Culprit(blamed, status.silent_for) if blamed is not None and known else None
-        operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit))
+        culprit = Culprit(blamed, status.silent_for, status.where) if blamed is not None and known else None
+        waits = tuple(wait for wait in status.waits if wait.rank != self.links.rank)
+        operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit, waits))
         if self._telling is None and self._askers:  # one look at all askers for many answers
             self._telling = self.loop.call_later(_TELL_AFTER, self._tell_soon)
 
@@ -285,7 +405,8 @@ class OperationTable:
                 del self._askers[rank, key]
                 continue
             status = self._status(key, rank)
-            if status.culprit != told.culprit or (status.silent_for is None) != (told.silent_for is None):
+            is_other = status.culprit != told.culprit or (status.silent_for is None) != (told.silent_for is None)
+            if is_other or status.waits != told.waits:
                 self._askers[rank, key] = (asked_at, status)
                 self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
 
@@ -297,11 +418,13 @@ class OperationTable:
         if operation is None and not is_through:
             operation = self._elsewhere(group)
         if operation is None or not operation.has_started:
-            return Status(text, None if is_through else me)
+            where = "" if is_through else shortened(self.links.observer.find_program())
+            return Status(text, None if is_through else me, where=where)
         culprit = operation.find_culprit(self.now())
+        waits = tuple(wait for _, wait in sorted(operation.known_waits().items()))[:MOST_WAITS]
         if culprit is not None and culprit.rank != asker:
-            return Status(text, culprit.rank, culprit.silent_for)
-        return Status(text)
+            return Status(text, culprit.rank, culprit.silent_for, culprit.where, waits)
+        return Status(text, waits=waits)
 
     def _on_probe(self, rank: int, key: Key, probe: Probe) -> None:
         group = self._groups.get(key.group)
@@ -314,12 +437,19 @@ class OperationTable:
             if past is not None and past.fingerprint != probe.operation.fingerprint:
                 show(self.links, rank, key, past, is_answer=True)
                 return
+            if group.revocation is not None:
+                self._tell_revoked(rank, group.revocation)
+                return
             if operation is None and group.given_up is not None and not group.is_stale(key.sequence):
                 culprit, why = group.given_up
                 abort = Abort("timeout", shortened(f"the group was given up there, because {why}"), rank=culprit)
                 self.links.control(rank, FrameKind.ABORT, key, encode_control(abort))
                 return
         elif key.group in self._closed:
+            revocation = self._closed[key.group]
+            if revocation is not None:
+                self._tell_revoked(rank, revocation)
+                return
             self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
             return
         status = self._status(key, rank)
@@ -340,7 +470,10 @@ class OperationTable:
             place = "" if here.home is group else f" of group {here.home.name}"
             ranks = here.waits_for() if here.home is not group else []
             awaited = f", waiting for rank {ranks[0]}" if ranks else ""
-            return f"in op {here.label.partition(' ')[2]} ({here.name}){place}{awaited}{unknown}"
+            called = f" (called at {here.site})" if here.site else ""
+            is_message = here.label.startswith((f"{here.name} from ", f"{here.name} to "))
+            what = here.label if is_message else f"op {here.label.partition(' ')[2]} ({here.name})"
+            return f"in {what}{place}{awaited}{unknown}{called}"
         done = group.ledger.last if group is not None and isinstance(group.ledger, GroupLedger) else 0
         return (f"in no operation, after op #{done}" if done else "in no operation") + unknown
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from asyncpar.collectives.algorithms.catalog import DEVICE_ALGORITHMS, NCCL, STAGED
 from asyncpar.core.config.checks import check_choice, check_count, check_positive
+from asyncpar.core.config.device_lanes import BUILT_IN_LANES, DeviceLanes
 from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
@@ -142,6 +144,33 @@ class Machine:
         check_positive("bandwidth", self.bandwidth, "bytes per second")
         check_positive("host_bandwidth", self.host_bandwidth, "bytes per second")
 
+    @classmethod
+    def of_devices(
+        cls,
+        ranks_per_host: int,
+        *,
+        flops: float,
+        way: str = NCCL,
+        lanes: DeviceLanes = BUILT_IN_LANES,
+        bandwidth: float = DEFAULT_BANDWIDTH,
+        host_bandwidth: float = DEFAULT_HOST_BANDWIDTH,
+    ) -> Machine:
+        """Return hosts with a CUDA device for each rank, whose arrays go the ``way`` of ``algorithm_table``.
+
+        By ``nccl`` at the speed of ``lanes``, with an adapter for each device between hosts; ``hierarchical``: so
+        inside a host, and between hosts copied to it and sent at its ``bandwidth``; ``staged``: copied to the host
+        everywhere, where ranks send at ``host_bandwidth``.
+        """
+        if way not in DEVICE_ALGORITHMS:
+            raise UsageError(f"way: expected one of {', '.join(DEVICE_ALGORITHMS)}, got {way!r}")
+        copy = lanes.copy.bandwidth / 2  # there and back
+        return cls(
+            ranks_per_host=ranks_per_host,
+            flops=flops,
+            bandwidth=lanes.between.bandwidth * ranks_per_host if way == NCCL else _one_by_one(bandwidth, copy),
+            host_bandwidth=_one_by_one(host_bandwidth, copy) if way == STAGED else lanes.within.bandwidth,
+        )
+
     def rings_bandwidth(self, groups: Iterable[Sequence[int]]) -> float:
         """Return the bytes/s at which a rank sends when each of ``groups`` runs a ring at once: of the slowest.
 
@@ -167,6 +196,11 @@ class Machine:
 
     def _host(self, rank: int) -> int:
         return rank // self.ranks_per_host
+
+
+def _one_by_one(*bandwidths: float) -> float:
+    """Return the bytes/s of what goes over each of ``bandwidths`` in turn."""
+    return 1 / sum(1 / bandwidth for bandwidth in bandwidths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

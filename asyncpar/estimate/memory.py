@@ -93,7 +93,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationPolicy:
-    """Which activations are kept, and where."""
+    """The activations that are kept, and where they are."""
 
     strategy: MemoryOptimizationStrategy = MemoryOptimizationStrategy.BASIC
     recompute_all: bool = False

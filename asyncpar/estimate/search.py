@@ -34,7 +34,7 @@ class Misfit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which layouts to look at.
+    """The limits of the search for layouts.
 
     ``memory`` is what a rank has, in bytes.  ``chunks`` is the number of pieces that each stage of an interleaved
     schedule holds.  ``is_uneven``: stages may have different numbers of layers.

@@ -14,7 +14,7 @@ AUTO = "auto"
 
 
 class NonFinitePolicy(StrEnum):
-    """What all ranks do about a step in which a gradient of some rank is NaN or infinite.
+    """The action of all ranks in a step in which a gradient of some rank is NaN or infinite.
 
     ABORT: raise ``NonFiniteValue``.  SKIP_STEP: leave gradients as they are and say so in the step's outcome.  DROP:
     leave the ranks with such gradients out of the bucket's mean; where that leaves no rank, or where finite gradients
@@ -28,7 +28,7 @@ class NonFinitePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientBucketingConfig:
-    """How gradients are fused.
+    """Settings of the fusion of gradients into buckets.
 
     ``bucket_size_mb`` (MiB) is the most that a bucket of several gradients holds; the first bucket holds at most 1 MiB,
     so that communication starts early.  Should that make more than ``max_buckets``, buckets grow until it does not.

@@ -31,6 +31,9 @@ from asyncpar.gradsync.schemes import (
     Summed,
     headroom,
 )
+from asyncpar.gradsync.schemes.device import DeviceMean, HostMirrors
+from asyncpar.gradsync.schemes.device_encoded import device_scheme
+from asyncpar.gradsync.schemes.device_memory import DevicePlace
 
 ARENA = "arena"
 HALVING = "halving"
@@ -112,6 +115,8 @@ class BucketLayout:
     digest: bytes
     communicators: tuple[Communicator, ...]
     """All by which buckets are reduced."""
+    mirrors: HostMirrors | None = None
+    """Copies of gradients on a device, where schemes are those of the host."""
 
     @property
     def nbytes(self) -> int:
@@ -145,12 +150,17 @@ class BucketLayout:
         """Return what codecs keep of each parameter, by name."""
         return {name: kept for scheme in self.schemes for name, kept in scheme.state()}
 
+    def close(self) -> None:
+        """Free what is on devices; idempotent."""
+        for scheme in self.schemes:
+            scheme.close()
+        if self.mirrors is not None:
+            self.mirrors.close()
+
     def restore(self, residuals: Mapping[str, Values], state: Mapping[str, Values]) -> None:
         """Fill in what an earlier layout kept, as far as it fits."""
-        for name, residual in self.residuals():
-            if name in residuals and residuals[name].size == residual.size:
-                residual[:] = residuals[name]
         for scheme in self.schemes:
+            scheme.restore_residuals(residuals)
             scheme.restore(state)
 
 
@@ -169,9 +179,13 @@ class SchemeMaker:
     algorithm: str | None
     as_views: bool
     is_alike: bool = True
+    place: DevicePlace | None = None
+    """Where gradients are, if on a device."""
 
     def make(self, bucket: Bucket) -> Scheme:
         """Return the scheme of a bucket."""
+        if self.place is not None:
+            return self._on_device(bucket, self.place)
         memory = SchemeMemory(empty=self.groups.replicas.empty, keeps_input=self.as_views)
         if self.groups.replicas.size == 1:
             return Alone(bucket, keeps_input=self.as_views)
@@ -181,6 +195,13 @@ class SchemeMaker:
         inner = self._over_replicas(bucket, memory) if holders.reduces else None
         size, dtype = self.groups.replicas.size, self._dtype(bucket)
         return Copies(bucket, holders, inner, size=size, dtype=dtype, memory=memory)
+
+    def _on_device(self, bucket: Bucket, place: DevicePlace) -> Scheme:
+        replicas, codec = self.groups.replicas, self.codec
+        if isinstance(codec, Identity | RoundCodec) or replicas.size == 1:
+            return DeviceMean(bucket, replicas, place)
+        feedback, divisor = self.has_feedback, self._divisor
+        return device_scheme(bucket, replicas, codec, place=place, has_feedback=feedback, divisor=divisor)
 
     def _over_replicas(self, bucket: Bucket, memory: SchemeMemory) -> Scheme:
         """Return the scheme over the replicas of this rank."""
@@ -207,7 +228,7 @@ class SchemeMaker:
         return 1 if isinstance(codec, RoundCodec) else headroom(codec.sum_dtype, self.groups.replicas.size)
 
     def _dtype(self, bucket: Bucket) -> np.dtype[Any]:
-        """The dtype of reduced buckets."""
+        """Return the dtype of reduced buckets."""
         return bucket.dtype if isinstance(self.codec, Identity) else np.dtype(np.float32)
 
     def _gives_mean(self, ranks: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -17,10 +17,11 @@ from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.device_choice import DeviceWants
+from asyncpar.gradsync.device_sums import Sums
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout, SchemeMaker, algorithm_of, is_alike, make_layout
 from asyncpar.gradsync.plan import (
-    Bucket,
     BucketPlan,
     GradientSpec,
     HasGradient,
@@ -30,6 +31,8 @@ from asyncpar.gradsync.plan import (
     spec_of,
 )
 from asyncpar.gradsync.schemes import Scheme
+from asyncpar.gradsync.schemes.device import DeviceScheme, HostMirrors
+from asyncpar.gradsync.schemes.device_memory import DevicePlace
 
 T = TypeVar("T")
 
@@ -73,6 +76,7 @@ class LayoutCache:
         self._kept = _Kept()
         self._specs: dict[str, GradientSpec] = {}
         self._order: tuple[str, ...] | None = None
+        self._place: DevicePlace | None = None
         self.compression = compression
         self.is_observed = False
         """Has the order in which gradients become final been looked at?"""
@@ -111,13 +115,23 @@ class LayoutCache:
         Raises ``UsageError`` for a gradient whose shape or dtype is not that of earlier steps.
         """
         specs = tuple(spec_of(parameter) for parameter in by_name.values())
-        if self._layout is not None and self._layout.plan.specs == specs:
+        replicas = self._settings.groups.replicas
+        place = DevicePlace.of(by_name, replicas) if any(spec.is_on_device for spec in specs) else None
+        if self._layout is not None and self._layout.plan.specs == specs and self._place == place:
             return self._layout
         self._check_same(specs)
         self._settings.groups.check_ties(specs)
+        self._place = place
+        settled = resolved.settled(sum(spec.count for spec in specs))
+        wanted = self._on_devices(settled)
+        if place is not None:
+            wanted.check()
         self.drop()  # its memory can be used for the new one
-        self._resolved = resolved.settled(sum(spec.count for spec in specs))
-        layout = self._make(specs, self._resolved)
+        self._resolved = settled
+        mirrors = None
+        if place is not None and wanted.is_staged(place):
+            mirrors, place = HostMirrors(by_name, place), None
+        layout = replace(self._make(specs, self._resolved, place), mirrors=mirrors)
         layout.restore(self._kept.residuals, self._kept.codec_state)
         if self._settings.bucketing.gradient_as_bucket_view:
             bind_views(layout, by_name)
@@ -156,6 +170,7 @@ class LayoutCache:
         if self._layout is not None:
             residuals = {name: residual.copy() for name, residual in self._layout.residuals()}
             self._kept = _Kept(residuals, self._layout.codec_state())
+            self._layout.close()
             self._layout = None
 
     def start_over(self) -> None:
@@ -242,7 +257,7 @@ class LayoutCache:
             order=order,
         )
 
-    def _make(self, specs: Sequence[GradientSpec], resolved: Resolved) -> BucketLayout:
+    def _make(self, specs: Sequence[GradientSpec], resolved: Resolved, place: DevicePlace | None) -> BucketLayout:
         settings, groups, replicas = self._settings, self._settings.groups, self._settings.groups.replicas
         alike = groups.is_data_parallel_only or (
             not resolved.adds_in_hosts
@@ -256,6 +271,7 @@ class LayoutCache:
             algorithm=algorithm_of(settings.strategy, replicas),
             as_views=settings.bucketing.gradient_as_bucket_view,
             is_alike=alike,
+            place=place,
         )
         compression = f"{self.compression}, {resolved.codec.name} in force"
         agreed = (
@@ -275,6 +291,22 @@ class LayoutCache:
                     f"parameter {spec.name}: expected a gradient as in earlier steps, {before}, got {spec}; "
                     "call clear_buffers first where that is meant"
                 )
+
+    def _on_devices(self, resolved: Resolved) -> DeviceWants:
+        settings = self._settings
+        return DeviceWants(
+            codec=resolved.codec,
+            groups=settings.groups,
+            policy=settings.policy,
+            as_views=settings.bucketing.gradient_as_bucket_view,
+            by_hosts=resolved.hosts is not None,
+        )
+
+    def release(self) -> None:
+        """Free what is on devices; the next step makes it anew."""
+        layout = self._layout
+        if layout is not None and (layout.mirrors or any(isinstance(one, DeviceScheme) for one in layout.schemes)):
+            self.drop()
 
     def _check_views(self) -> None:
         """Raise ``UsageError`` where gradients cannot lie in buckets: something would reduce them in place."""
@@ -315,19 +347,28 @@ def _flat_copy(values: NDArray[Any]) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Where gradients come from: ``(grad + accumulated) / micro_steps``.
+    """The source of gradients to pack: ``(grad + accumulated) / micro_steps``.
 
     With ``as_views`` they lie in the bucket already, and nothing is copied.
     """
 
     parameters: Parameters
-    accumulated: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    accumulated: Sums = field(default_factory=dict)
     micro_steps: int = 1
     as_views: bool = False
+    fetch: Callable[[Iterable[str]], None] | None = None
+    """Copies the gradients of parameters from where they are, before they are read."""
 
 
 def pack(scheme: Scheme, packing: Packing) -> None:
     """Copy the gradients into the bucket, unless they lie there."""
+    if isinstance(scheme, DeviceScheme):
+        scheme.pack(packing.parameters)
+        if packing.micro_steps > 1:
+            scheme.add_micro_steps(packing.accumulated, packing.micro_steps)
+        return
+    if packing.fetch is not None:
+        packing.fetch(slot.name for slot in scheme.bucket.slots)
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which encoding finds
         for slot in scheme.bucket.slots:
             place = scheme.flat[slot.start : slot.stop].reshape(slot.shape)
@@ -341,6 +382,9 @@ def pack(scheme: Scheme, packing: Packing) -> None:
 
 def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
     """Write the reduced bucket times ``factor`` back into the gradients."""
+    if isinstance(scheme, DeviceScheme):
+        scheme.unpack(parameters, factor=factor)
+        return
     for slot in scheme.bucket.slots:
         gradient = parameters[slot.name].grad
         reduced = scheme.result[slot.start : slot.stop].reshape(slot.shape)
@@ -373,6 +417,28 @@ def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
         raise UsageError(f"gradient_as_bucket_view: expected a grad that can be set on {parameter.name}") from error
 
 
-def find_non_finite(bucket: Bucket, packed: NDArray[Any]) -> list[str]:
-    """Return the names of the parameters whose values in ``packed`` are not all finite."""
-    return [slot.name for slot in bucket.slots if not np.isfinite(packed[slot.start : slot.stop]).all()]
+def take_final_of(layout: BucketLayout, parameters: Parameters) -> Callable[[int | None, str], None] | None:
+    """Return what a new step is to tell when a gradient is final; None for gradients on the host, final at once."""
+    mirrors = layout.mirrors
+    if mirrors is not None:
+        mirrors.begin_step()
+        return lambda _, name: mirrors.take_final(name, parameters[name].grad)
+    schemes = {scheme.bucket.index: scheme for scheme in layout.schemes if isinstance(scheme, DeviceScheme)}
+    if not schemes:
+        return None
+    for scheme in schemes.values():
+        scheme.memory.begin_step()
+
+    def take_final(index: int | None, name: str) -> None:
+        if index is not None:
+            schemes[index].memory.take_final(parameters[name].grad)
+
+    return take_final
+
+
+def find_non_finite(scheme: Scheme) -> list[str]:
+    """Return the names of the parameters whose values in the bucket are not all finite."""
+    if isinstance(scheme, DeviceScheme):
+        return scheme.find_non_finite()
+    packed = scheme.payload
+    return [slot.name for slot in scheme.bucket.slots if not np.isfinite(packed[slot.start : slot.stop]).all()]

@@ -1,4 +1,4 @@
-"""Which gradients travel together: pure data."""
+"""The assignment of gradients to buckets: pure data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.device.arrays import device_array, is_device_array
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.device_sums import added, check_sum
 
 FIRST_BUCKET_BYTES = 1 << 20
 _GROWTH = 1.1
@@ -22,19 +24,20 @@ _BFLOAT16 = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSpec:
-    """Name, shape, dtype and placement of one gradient."""
+    """Name, shape, dtype and placement of one gradient, and whether it is on a CUDA device."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     placement: Placement = UNPLACED
+    is_on_device: bool = False
 
     @property
     def count(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
-        text = f"{self.name} {self.dtype}{list(self.shape)}"
+        text = f"{self.name} {'cuda ' if self.is_on_device else ''}{self.dtype}{list(self.shape)}"
         return text if self.placement == UNPLACED else f"{text} {self.placement}"
 
     @property
@@ -220,15 +223,23 @@ def spec_of(parameter: HasGradient) -> GradientSpec:
     placement = getattr(parameter, "placement", UNPLACED)
     if not isinstance(placement, Placement):
         raise UsageError(f"parameter {parameter.name}: expected a Placement as its placement, got {placement!r}")
-    gradient = parameter.grad
-    return GradientSpec(name=parameter.name, shape=gradient.shape, dtype=gradient.dtype, placement=placement)
+    gradient: Any = parameter.grad
+    is_on_device = not isinstance(gradient, np.ndarray) and is_device_array(gradient)
+    described = device_array(gradient, f"gradient of {parameter.name}") if is_on_device else gradient
+    return GradientSpec(
+        name=parameter.name,
+        shape=described.shape,
+        dtype=described.dtype,
+        placement=placement,
+        is_on_device=is_on_device,
+    )
 
 
 @dataclass(slots=True)
 class Accumulation:
     """Sums of gradients by parameter's name, of their shapes and dtypes, and of how many micro-steps."""
 
-    sums: dict[str, NDArray[Any]] = field(default_factory=dict)
+    sums: dict[str, Any] = field(default_factory=dict)
     micro_steps: int = 0
 
     def add(self, parameters: Sequence[HasGradient]) -> None:
@@ -236,13 +247,20 @@ class Accumulation:
         if self.micro_steps:
             self.check(parameter.name for parameter in parameters)
         for parameter in parameters:
-            kept, gradient = self.sums.get(parameter.name), parameter.grad
+            kept = self.sums.get(parameter.name)
+            gradient: Any = parameter.grad
+            if is_device_array(gradient):
+                check_sum(kept, gradient, parameter.name)
+                gradient = device_array(gradient, parameter.name)
             if kept is not None and (kept.shape, kept.dtype) != (gradient.shape, gradient.dtype):
                 raise UsageError(
                     f"parameter {parameter.name}: expected a gradient as in earlier micro-steps, "
                     f"{kept.dtype}{list(kept.shape)}, got {gradient.dtype}{list(gradient.shape)}"
                 )
         for parameter in parameters:
+            if is_device_array(parameter.grad):
+                self.sums[parameter.name] = added(self.sums.get(parameter.name), parameter.grad, parameter.name)
+                continue
             if parameter.name in self.sums:
                 self.sums[parameter.name] += parameter.grad
             else:

@@ -1,4 +1,4 @@
-"""What a synchronization would take with each codec, and which one ``"auto"`` picks.  Pure.
+"""Predict the time of a synchronization with each codec, and choose one for ``"auto"``.  Pure.
 
 Theory of operation.  Ranks that exchange encoded gradients send ``2 (n - 1) / n`` of their encoded size each, over
 ``2 (n - 1)`` message times, as any all-reduce of least traffic does.  Encoding, adding and decoding goes on meanwhile,
@@ -91,7 +91,7 @@ def pick(predictions: Sequence[Prediction]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What rank 0 measured and all ranks go by; ``ranks`` on different hosts exchange what is encoded."""
+    """The measurements of rank 0, which all ranks use; ``ranks`` on different hosts exchange what is encoded."""
 
     ranks: int
     link: LinkSpeed

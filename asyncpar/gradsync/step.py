@@ -24,9 +24,10 @@ import numpy as np
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, digest_of
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, recorder_of
 from asyncpar.core.concurrency.tasks import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
+from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import NonFinitePolicy
@@ -40,7 +41,9 @@ from asyncpar.gradsync.statistics import BucketOutcome, NonFiniteFindings, StepO
 class SyncStep:
     """The step that ``GradientSynchronizer.step`` yields.  Report final gradients by ``ready``, from any thread."""
 
-    def __init__(self, plan: BucketPlan, *, overlap: bool) -> None:
+    def __init__(
+        self, plan: BucketPlan, *, overlap: bool, take_final: Callable[[int | None, str], None] | None
+    ) -> None:
         self.record = StepRecord()
         self.outcome = StepOutcome()
         self.observed: list[str] = []
@@ -56,6 +59,8 @@ class SyncStep:
         self._overlap = overlap
         self._turns = asyncio.Semaphore(len(plan.buckets) if overlap else 1)
         self._is_over = False
+        self._take_final = take_final
+        """Called with a bucket and a name when a gradient is final, in the thread that says so."""
 
     def ready(self, name: str) -> None:
         """Say that the gradient of ``name`` will not change any more in this step.
@@ -75,6 +80,8 @@ class SyncStep:
             index = self._bucket_of.get(name)
             if index is None:  # a gradient without values is in no bucket
                 return
+            if self._take_final is not None:
+                self._take_final(index, name)
             self._missing[index] -= 1
             if self._missing[index] == 0 and self._overlap:
                 self._loop.call_soon_threadsafe(self._complete[index].set)
@@ -82,6 +89,9 @@ class SyncStep:
     def finish(self) -> None:
         """Take every gradient as final: the caller's block is done.  On the loop's thread."""
         with self._lock:
+            if self._take_final is not None:
+                for name in self._unreported:
+                    self._take_final(self._bucket_of.get(name), name)
             self._unreported.clear()
         self.record.last_gradient_at = self._loop.time()
         for index in self._in_turn:
@@ -263,11 +273,15 @@ class RunTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRun:
-    """One run of the steps of ``scheme``.  No collective begins before ``agreed`` is set."""
+    """One run of the steps of ``scheme``.  No collective begins before ``agreed`` is set.
+
+    ``waits``: packing waits for a device, so that it must not be done on the loop.
+    """
 
     scheme: Scheme
     turns: ThreadTurns
     agreed: asyncio.Event
+    waits: bool = False
     times: RunTimes = field(default_factory=RunTimes)
 
     async def take(
@@ -295,11 +309,12 @@ class BucketRun:
         if not works:
             return
         work = partial(self._do, works, is_first=is_first)
-        if nbytes <= INLINE_BYTES:
+        waits = self.waits and is_first
+        if nbytes <= INLINE_BYTES and not waits:
             work()
             return
         async with self.turns.sending if is_first else self.turns.receiving:
-            await off_loop(work, nbytes=nbytes)
+            await off_loop(work, nbytes=nbytes, inline=0 if waits else INLINE_BYTES)
 
     def _do(self, works: Sequence[Callable[[], None]], *, is_first: bool) -> None:
         begun = time.perf_counter()
@@ -338,7 +353,9 @@ class BucketFlow:
         self.scheme = scheme
         self.name = str(keys.replicas)
         self._settings = settings
-        self._run = BucketRun(scheme=scheme, turns=settings.turns, agreed=settings.agreed)
+        self._run = BucketRun(
+            scheme=scheme, turns=settings.turns, agreed=settings.agreed, waits=settings.packing.fetch is not None
+        )
         self._is_over = False
         self._steps = self._make_steps(keys, place)
         rare = keys.replicas / f"step/{settings.step}"
@@ -356,9 +373,19 @@ class BucketFlow:
 
         Afterwards ``scheme.result`` holds the reduced bucket, unless ``outcome`` says that there is none.
         """
-        await self._run.take(self._steps, before=self._pack)
-        if not self.scheme.is_finite:
-            await self._explain()
+        recorder, state = recorder_of(self._settings.groups.replicas), EventState.CANCELLED
+        name = recorder.name(f"bucket {self.scheme.bucket.index}")
+        ticket = recorder.begin(EventKind.BUCKET, name, nbytes=self.scheme.flat.nbytes)
+        try:
+            await self._run.take(self._steps, before=self._pack)
+            if not self.scheme.is_finite:
+                await self._explain()
+            state = EventState.COMPLETED
+        except Exception:
+            state = EventState.FAILED
+            raise
+        finally:
+            recorder.end(ticket, state)
         self._is_over = True
 
     def close(self) -> None:
@@ -396,7 +423,7 @@ class BucketFlow:
 
     def _find_own(self) -> None:
         self._pack()
-        self._own = layout_cache.find_non_finite(self.scheme.bucket, self.scheme.payload)
+        self._own = layout_cache.find_non_finite(self.scheme)
 
     def _pack_zeros(self) -> None:
         self.scheme.payload.fill(0.0)

@@ -22,10 +22,12 @@ from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.device_sums import check_staged
 from asyncpar.gradsync.groups import HostGroups, Keys, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout
-from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings
+from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings, take_final_of
 from asyncpar.gradsync.plan import Accumulation, HasGradient, HasParameters, Parameters, parameters_by_name
+from asyncpar.gradsync.schemes.device import HostMirrors
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
 from asyncpar.gradsync.step import (
     BucketFlow,
@@ -48,6 +50,11 @@ class GradientSynchronizer:
     in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where they are
     replicated, and over the first and the last stage, where they are tied, in that order and before the replicas.
     ``when_not_finite`` says what to do about NaN and infinity.
+
+    Gradients may be arrays on this rank's CUDA device: NCCL averages their buckets on streams of their own, after the
+    work that computes them, and their streams wait for the result.  That is for data parallelism alone.  Codecs that
+    the gradients' library has as kernels work on the device; with others gradients go through pinned memory of the
+    host, and all else is as for gradients there.
 
     ``hosts`` are groups of replicas for the hierarchical strategy, of equal size, where it is not to go by the hosts
     that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
@@ -141,7 +148,8 @@ class GradientSynchronizer:
         try:
             self._keys.begin_step()
             by_name, layout = await self._prepare(parameters)
-            step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
+            take_final = take_final_of(layout, by_name)
+            step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication, take_final=take_final)
             before = SyncTraffic.read(layout.communicators)
             run = self._make_run(layout, by_name)
             with cancel_reason() as why:
@@ -166,7 +174,7 @@ class GradientSynchronizer:
                     raise
             if not self._skips(step.outcome):
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
-                await self._commit(step, run, by_name)
+                await self._commit(step, run, by_name, layout.mirrors)
         except BaseException:
             self._keys.epoch += 1
             raise
@@ -197,6 +205,7 @@ class GradientSynchronizer:
     def close(self) -> None:
         """Give the name back, for another synchronizer, and take no more steps; state and statistics stay readable."""
         self._groups.everyone.release(self._name, self)
+        self._layouts.release()
         self._is_closed = True
 
     def restart(self, number: int) -> None:
@@ -302,7 +311,10 @@ class GradientSynchronizer:
             resolved = await self._layouts.resolve(f"{self._keys.rare}/auto")
             by_name = parameters_by_name(parameters)
             self._accumulation.check(by_name)
-            return by_name, self._layouts.lay_out(by_name, resolved)
+            layout = self._layouts.lay_out(by_name, resolved)
+            if layout.mirrors is not None:
+                check_staged(self._accumulation.sums)
+            return by_name, layout
         except SettingsDiffer:
             self._layouts.start_over()
             raise
@@ -324,11 +336,12 @@ class GradientSynchronizer:
 
     def _make_run(self, layout: BucketLayout, by_name: Parameters) -> StepRun:
         """Return what has to run in this step."""
-        agreed = asyncio.Event()
+        agreed, mirrors = asyncio.Event(), layout.mirrors
         settings = FlowSettings(
             groups=self._groups,
             packing=layout_cache.Packing(
-                parameters=by_name,
+                parameters=by_name if mirrors is None else mirrors.parameters,
+                fetch=None if mirrors is None else partial(mirrors.fetch, by_name),
                 accumulated=self._accumulation.sums,
                 micro_steps=self._accumulation.micro_steps + 1,
                 as_views=self._bucketing.gradient_as_bucket_view,
@@ -375,10 +388,10 @@ class GradientSynchronizer:
         self._accumulation.clear()
         return True
 
-    async def _commit(self, step: SyncStep, run: StepRun, by_name: Parameters) -> None:
+    async def _commit(self, step: SyncStep, run: StepRun, by_name: Parameters, mirrors: HostMirrors | None) -> None:
         """Write back: nothing can fail from here on, and other ranks do so, too, even if this one is cancelled."""
         try:
-            await off_loop(partial(self._write, run, by_name), nbytes=run.nbytes)
+            await off_loop(partial(self._write, run, by_name, mirrors), nbytes=run.nbytes)
         finally:
             for flow in run.flows:
                 flow.scheme.commit()
@@ -387,10 +400,13 @@ class GradientSynchronizer:
             if run.order is not None:
                 self._layouts.observe(run.order)
 
-    def _write(self, run: StepRun, by_name: Parameters) -> None:
+    def _write(self, run: StepRun, by_name: Parameters, mirrors: HostMirrors | None) -> None:
         write = layout_cache.unpack_as_views if self._bucketing.gradient_as_bucket_view else layout_cache.unpack
         for flow in run.flows:
-            write(flow.scheme, by_name, factor=flow.scheme.factor(flow.outcome.contributors))
+            into = by_name if mirrors is None else mirrors.parameters
+            write(flow.scheme, into, factor=flow.scheme.factor(flow.outcome.contributors))
+        if mirrors is not None:
+            mirrors.store(by_name)
 
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:

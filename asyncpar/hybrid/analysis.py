@@ -274,7 +274,7 @@ def _bottlenecks(ranks: Sequence[RankPerformance]) -> Iterable[Bottleneck]:
 
 
 def _gravity(bottleneck: Bottleneck) -> int:
-    """As a key it keeps the order of those that are equally grave."""
+    """Return the key that orders findings by gravity, and keeps the order of equal ones."""
     return _BY_SEVERITY.index(bottleneck.severity)
 
 

@@ -29,7 +29,7 @@ Loss: TypeAlias = Callable[[Array, Any], tuple[float, Array]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """Which part of the model: the blocks ``layers``, the embedding if ``is_first``, norm and head if ``is_last``.
+    """A part of the model: the blocks ``layers``, the embedding if ``is_first``, norm and head if ``is_last``.
 
     ``replica`` is the data-parallel rank.  ``storage`` is None, or the half precision in which parameters are stored.
     ``table`` is the first stage's token table where this rank has both ends of a model with tied embeddings.

@@ -71,7 +71,7 @@ def _times(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
 
 
 def _ranks(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
-    """The ranks that compute longest, in a table of as many columns as fit."""
+    """Show the ranks that compute longest, in a table of as many columns as fit."""
     columns: list[tuple[str, Callable[[RankPerformance], str]]] = [
         ("rank", lambda one: str(one.rank)),
         ("compute", lambda one: seconds_text(one.compute_per_step)),

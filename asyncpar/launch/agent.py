@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
+from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import LaunchError
@@ -26,15 +29,23 @@ from asyncpar.launch.agent_machine import (
     StartWorkers,
     TellInterrupted,
     TellRanks,
+    TellRanksOf,
     TellStopped,
     WorkersGone,
 )
 from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_service import CoordinatorServer
 from asyncpar.launch.display import Display
+from asyncpar.launch.embedding import AgentEmbedding
 from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.job import JobSecret, LaunchJob, obtain_secret
-from asyncpar.launch.messages import encode_rank_end, encode_state
+from asyncpar.launch.job_service import serve_job
+from asyncpar.launch.job_view import HostOnly, describe_job
+from asyncpar.launch.messages import encode_rank_end, encode_state, encode_told
+from asyncpar.launch.observers import observe_job
+from asyncpar.launch.options import Streams
+from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import rank_environment
@@ -42,23 +53,72 @@ from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.transport.rpc import Credentials
+from asyncpar.observe.summary import pack
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAREWELL_PATIENCE = 3.0
 
 
-async def run_agent(job: LaunchJob, display: Display) -> JobOutcome:
+async def run_agent(job: LaunchJob, display: Display, embedding: AgentEmbedding | None = None) -> JobOutcome:
     """Run this host's part of the job to its end.  No process that it started is left when it returns.
 
+    Without ``embedding`` it handles the signals of this process.
     Raises ``UsageError`` when the coordinator's port cannot be bound.
     """
     with ExitStack() as stack:
         reaper = ReaperClient()
         stack.callback(reaper.close)
+        if embedding is not None:
+            for path in embedding.paths:
+                reaper.add_path(path)
         secret = obtain_secret(job.options, job.placement, reaper, stack)
-        async with CoordinatorServer(job, secret) as server:
-            agent = _Agent(job, display, reaper, secret, server.address, is_first=server.is_here)
-            return await agent.run()
+        post_mortem = _open_post_mortem(job)
+        if post_mortem is not None:
+            reaper.explain(post_mortem.folder)
+            stack.callback(reaper.forget_folder)
+        outcome = JobOutcome(0)
+        try:
+            async with CoordinatorServer(job, secret) as server:
+                watch = HostWatch(job.placement.host)
+                agent = _Agent(
+                    job, display, reaper, secret, server.address, watch, is_first=server.is_here, remains=post_mortem
+                )
+                if embedding is not None:
+                    stack.callback(embedding.attach, None)
+                    embedding.on_address(server.address)
+                view = server.view if server.is_here else HostOnly(describe_job(job), watch)
+                async with (
+                    serve_job(job, view, reaper, say=agent.say, is_whole=server.is_here, on_signals=embedding is None),
+                    observe_job(job, view, watch, say=agent.say) as observers,
+                ):
+                    agent.observe_output(observers.add_output)
+                    outcome = await agent.run(embedding)
+                    await observers.finish(outcome)
+                    if embedding is not None:
+                        embedding.on_end(server.failures)
+        finally:  # also if nothing has begun
+            if post_mortem is not None:
+                outcome = _finish_post_mortem(post_mortem, outcome)
+        return outcome
+
+
+def _open_post_mortem(job: LaunchJob) -> PostMortem | None:
+    if job.options.post_mortem is None:
+        return None
+    return PostMortem.open(
+        job.options.post_mortem,
+        job=job.placement.job,
+        host=job.placement.host,
+        command=job.command,
+        environment=job.environment,
+    )
+
+
+def _finish_post_mortem(post_mortem: PostMortem, outcome: JobOutcome) -> JobOutcome:
+    """Write the summary after a failure, and say where it is."""
+    post_mortem.finish(has_failed=outcome.exit_code != 0, message=outcome.message)
+    said = post_mortem.describe()
+    return replace(outcome, message=f"{outcome.message}\n{said}".strip()) if said else outcome
 
 
 class _Agent:
@@ -71,10 +131,13 @@ class _Agent:
         reaper: ReaperClient,
         secret: JobSecret,
         coordinator: str,
+        watch: HostWatch,
         *,
         is_first: bool,
+        remains: PostMortem | None,
     ) -> None:
         options = job.options
+        self._remains = remains
         self._job = job
         self._display = display
         self._secret = secret
@@ -90,35 +153,59 @@ class _Agent:
         self._conditions: dict[int, Condition] = {}
         """By rank: the condition that was printed last."""
         self._tasks = asyncio.TaskGroup()
+        self._unsaid: list[str] | None = []
         self._reaper = reaper
+        self._watch = watch
         self._tools = WorkerGroupTools(
             reaper=reaper,
             display=display,
             logs=RankLogs(job.log_directory, redirects=options.redirects, tee=options.tee),
+            watch=watch,
             grace=options.grace,
             on_rank_end=self._tell_rank_end,
             on_state=self._tell_state,
+            on_told=lambda told: self._client.tell(encode_told(told)),
             on_broken_output=lambda cause: self._feed(OutputBroken(cause)),
+            holds_tracebacks=True,
+            full_traceback=options.full_traceback,
+            post_mortem=remains,
         )
         credentials = Credentials(secret.secret, None if job.certificates is None else job.certificates.agent)
         self._client = CoordinatorClient(
             coordinator, credentials, timeout=options.timeout, take=self._feed, reconnect=options.reconnect
         )
+        self._client.on_collect = self._collect
+        watch.on_look = lambda summary: self._tell_unnumbered(observed=pb.HostObserved(summary=pack(summary)))
 
-    async def run(self) -> JobOutcome:
+    async def run(self, embedding: AgentEmbedding | None = None) -> JobOutcome:
         """Connect to the coordinator, execute commands, and return the outcome."""
         options, placement = self._job.options, self._job.placement
         node_rank = 0 if self._is_first else options.node_rank
         hello = AgentHello(
-            job=placement.job, nnodes=options.nnodes, nproc=placement.nproc, node_rank=node_rank, host=placement.host
+            job=placement.job,
+            nnodes=options.nnodes,
+            least_nnodes=options.least_nnodes,
+            nproc=placement.nproc,
+            node_rank=node_rank,
+            host=placement.host,
+            version=__version__,
         )
+        numbers = _SIGNALS if embedding is None else ()
         before = signal.getsignal(signal.SIGINT)
-        for number in _SIGNALS:
+        for number in numbers:
             self._loop.add_signal_handler(number, self._feed, Signalled(number))
         try:
             async with self._tasks as tasks:
+                if embedding is not None:
+                    embedding.attach(lambda number: self._feed(Signalled(number)))
+                unsaid, self._unsaid = self._unsaid or [], None
+                for text in unsaid:
+                    self.say(text)
                 attending = tasks.create_task(self._client.run(hello))
-                own = [attending, *map(tasks.create_task, (self._display.run(), self._watch_reaper()))]
+                own = [
+                    attending,
+                    *map(tasks.create_task, (self._display.run(), self._watch_reaper(), self._watch.run())),
+                ]
                 outcome = await self._outcome
                 if self._client.has_finished:  # it acknowledges the outcome
                     await asyncio.wait({attending}, timeout=_FAREWELL_PATIENCE / 3)
@@ -128,11 +215,12 @@ class _Agent:
                     task.cancel()
                 return outcome
         finally:
+            await self._watch.close()
             if self._timer is not None:
                 self._timer.cancel()
-            for number in _SIGNALS:
+            for number in numbers:
                 self._loop.remove_signal_handler(number)
-            if before is not None:  # one of C
+            if numbers and before is not None:  # one of C
                 signal.signal(signal.SIGINT, before)
 
     def _feed(self, event: Event) -> None:
@@ -158,6 +246,8 @@ class _Agent:
                 self._workers.kill_rank(rank)
             case TellRanks(loss) if self._workers is not None:
                 self._workers.tell_loss(loss)
+            case TellRanksOf(rank, how) if self._workers is not None:
+                self._workers.tell_condition(rank, how)
             case TellStopped(generation):
                 self._client.tell(pb.AgentEvent(stopped=pb.AgentStopped(generation=generation)))
             case TellInterrupted(number):
@@ -174,6 +264,30 @@ class _Agent:
         self._workers = None
         self._feed(WorkersGone(generation))
 
+    def say(self, text: str) -> None:
+        """Print a line of the launcher's own; before the agent runs, as soon as it does."""
+        if self._unsaid is None:
+            self._obey(Say(text))
+        else:
+            self._unsaid.append(text)
+
+    def observe_output(self, take: Callable[[int, Streams, bytes], None]) -> None:
+        """Let ``take`` have what ranks print from now on."""
+        self._tools = replace(self._tools, on_output=take)
+
+    def _tell_unnumbered(self, **event: Any) -> None:
+        self._client.tell_unnumbered(pb.AgentEvent(**event))
+
+    def _collect(self, asked: pb.Collect) -> None:
+        task = self._tasks.create_task(self._answer(asked))
+        self._talking.add(task)
+        task.add_done_callback(self._talking.discard)
+
+    async def _answer(self, asked: pb.Collect) -> None:
+        for answer in await self._watch.collect(asked.kind, asked.ranks or None):
+            self._tell_unnumbered(collected=pb.HostCollected(request=asked.request, answer=pack(answer)))
+        self._tell_unnumbered(collected=pb.HostCollected(request=asked.request, is_last=True))
+
     async def _say(self, text: str) -> None:
         try:
             await self._display.lines(f"asyncpar launch: {text}\n".encode(errors="replace"))
@@ -187,7 +301,9 @@ class _Agent:
             self._feed(CoordinatorLost(str(error)))
 
     def _tell_rank_end(self, end: RankEnd) -> None:
-        self._client.tell(encode_rank_end(end, now=time.time()))
+        if self._remains is not None:
+            self._remains.add_end(end)
+        self._client.tell(encode_rank_end(end))
 
     def _tell_state(self, state: RankState) -> None:
         """Report the state of a rank to the coordinator, and print it if its condition has changed."""

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import exit_code_of
-from asyncpar.launch.protocol import AgentAssignment, GiveUpRank, JobOutcome, Order, StopRanks
+from asyncpar.launch.protocol import (
+    AgentAssignment,
+    Announcement,
+    GiveUpRank,
+    JobOutcome,
+    Order,
+    StopRanks,
+    TellCondition,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,14 @@ class TellRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class TellRanksOf:
+    """Notify the ranks of this host of what ``rank`` cannot tell them; "": it runs."""
+
+    rank: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellStopped:
     """Report that nothing of ``generation`` is left."""
 
@@ -111,7 +127,18 @@ class Exit:
     outcome: JobOutcome
 
 
-Command = StartWorkers | SignalWorkers | KillWorkers | KillRank | TellRanks | TellStopped | TellInterrupted | Say | Exit
+Command = (
+    StartWorkers
+    | SignalWorkers
+    | KillWorkers
+    | KillRank
+    | TellRanks
+    | TellRanksOf
+    | TellStopped
+    | TellInterrupted
+    | Say
+    | Exit
+)
 
 
 _ANSWER_PATIENCE = 3.0
@@ -134,6 +161,7 @@ class AgentMachine:
         self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._has_left = False
+        self._hosts: int | None = None
 
     @property
     def next_deadline(self) -> float | None:
@@ -153,6 +181,8 @@ class AgentMachine:
                 return self._stop_ordered(event, now)
             case GiveUpRank(generation, loss):
                 return self._give_up(loss) if generation == self._generation else []
+            case Announcement() | TellCondition():
+                return self._told(event)
             case JobOutcome():
                 return self._conclude(event, now)
             case Signalled(signal_number):
@@ -169,9 +199,12 @@ class AgentMachine:
             return [TellStopped(assignment.generation)]
         self._generation, self._signal_at, self._kill_at, self._leave_at = assignment.generation, None, None, None
         start = StartWorkers(assignment)
-        if assignment.restart_count:
-            return [Say(f"starting all ranks again (restart {assignment.restart_count})"), start]
-        return [start]
+        before, self._hosts = self._hosts, assignment.group_world_size
+        if before is None:
+            return [start]
+        restarts = f" (restart {assignment.restart_count})" if assignment.restart_count else ""
+        hosts = "" if before == self._hosts else f" on {self._hosts} hosts"
+        return [Say(f"starting all ranks again{hosts}{restarts}"), start]
 
     def _workers_gone(self, generation: int, now: float) -> list[Command]:
         if generation != self._generation:
@@ -192,6 +225,11 @@ class AgentMachine:
         self._signal_at = now + _REASON_PATIENCE, order.signal_number
         self._kill_at = now + _REASON_PATIENCE + self._grace
         return [said, TellRanks(order.loss)]
+
+    def _told(self, order: Announcement | TellCondition) -> list[Command]:
+        if isinstance(order, Announcement):
+            return [Say(order.text)]
+        return [TellRanksOf(order.rank, order.how)] if order.generation == self._generation else []
 
     def _give_up(self, loss: Loss) -> list[Command]:
         return [Say(f"rank {loss.rank} {loss.how}; killing it"), TellRanks(loss), KillRank(loss.rank)]

@@ -30,7 +30,7 @@ def init(directory: str, ranks: str, hosts: str | None, job: str | None, days: s
     """Make DIR with a secret and certificates for a job.
 
     One certificate for each rank, for the agent of each host and for the
-    coordinator, signed by an authority whose key is not kept: nobody can
+    coordinator, signed by an authority whose key is not kept: no one can
     make more of them.  For more ranks, or after a theft, make a new DIR.
 
     On one host, DIR is for `asyncpar launch --certs DIR`.  On several, copy

@@ -24,7 +24,30 @@ from asyncpar.launch.options import (
     parse_streams,
 )
 
-_ELSEWHERE = {"bench": "asyncpar.launch.bench", "certs": "asyncpar.launch.certs", "plan": "asyncpar.launch.layouts"}
+_ELSEWHERE = {
+    "agent": "asyncpar.launch.agents.commands",
+    "bench": "asyncpar.launch.bench",
+    "certs": "asyncpar.launch.certs",
+    "doctor": "asyncpar.launch.commands.doctor",
+    "drain": "asyncpar.launch.agents.commands",
+    "flight": "asyncpar.launch.commands.flight",
+    "k8s": "asyncpar.launch.commands.k8s",
+    "logs": "asyncpar.launch.commands.logs",
+    "plan": "asyncpar.launch.layouts",
+    "report": "asyncpar.launch.commands.report",
+    "slurm": "asyncpar.launch.commands.slurm",
+    "stacks": "asyncpar.launch.commands.stacks",
+    "status": "asyncpar.launch.commands.status",
+    "top": "asyncpar.launch.commands.top",
+    "trace": "asyncpar.launch.commands.trace",
+}
+
+
+_GROUPS = {
+    "Start": ("launch", "agent", "drain", "slurm", "k8s", "certs", "plan"),
+    "See": ("status", "top", "stacks", "logs", "trace", "flight", "report"),
+    "Check and measure": ("doctor", "bench"),
+}
 
 
 class _Commands(click.Group):
@@ -32,6 +55,19 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups, in the order of use."""
+        names = self.list_commands(ctx)
+        listed = {title: [name for name in group if name in names] for title, group in _GROUPS.items()}
+        listed["Other"] = [name for name in names if not any(name in group for group in listed.values())]
+        for title, group in listed.items():
+            rows = [
+                (name, command.get_short_help_str(500)) for name in group if (command := self.get_command(ctx, name))
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ELSEWHERE:
@@ -46,9 +82,13 @@ def main() -> None:
     """Collectives, actors and parallel training as coroutines."""
 
 
-@main.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
+_LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
+"""As under torchrun, ``PET_NNODES=2`` stands for ``--nnodes 2``; Kubeflow's Trainer sets such variables."""
+
+
+@main.command(cls=OneLineCommand, context_settings=_LAUNCH)
 @option("--nproc-per-node", metavar="N", default="1", help="Ranks on this host; 'auto' or 'cpu': one per core.  [1]")
-@option("--nnodes", metavar="N", default="1", help="Number of hosts.  [1]")
+@option("--nnodes", metavar="N", default="1", help="Number of hosts, or MIN:MAX: hosts may come and go.  [1]")
 @option("--node-rank", metavar="N", default=None, help="Place of this host; 0 is the one at the endpoint.")
 @option("--rdzv-endpoint", metavar="HOST:PORT", default=None, help="Where the first host's agent serves the others.")
 @option("--master-addr", metavar="HOST", default=None, help="Host of the endpoint, as in --rdzv-endpoint.")
@@ -68,13 +108,37 @@ def main() -> None:
     envvar="ASYNCPAR_TRANSPORT",
     help="Pin the lane: shm, tcp, grpc, package.module:NAME.",
 )
+@option("--last-call", metavar="SECONDS", default=None, help="Wait for more than MIN hosts before the start.  [5]")
+@option("--elastic", metavar="HOW", default="restart", help="Hosts come or go: restart ranks, or ranks live on.")
 @option("--max-restarts", metavar="N", default="0", help="Start all ranks again after a failure, N times.  [0]")
+@option("--restart-window", metavar="SECONDS", default=None, help="Restarts within it count.  [all; ranks: 3600]")
+@option("--host-name", metavar="NAME", default=None, help="What this host is called (--elastic ranks).")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
 @option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
 @option("--silent-after", metavar="SECONDS", default="30", help="End when a rank is stopped or hung; or off.  [30]")
 @option("--log-dir", metavar="DIR", default=None, help="Log files: DIR/attempt_N/RANK/stdout.log, stderr.log.")
+@option("--post-mortem", metavar="DIR", default=None, help="After a failure, what happened is in a folder there.")
 @option("--redirects", "-r", metavar="STREAMS", default="0", help="To files only: 1 stdout, 2 stderr, 3 both.")
 @option("--tee", "-t", metavar="STREAMS", default="0", help="To files too; for some ranks: 0:1,1:2.")
+@option("--full-traceback", is_flag=True, help="Show all frames of a failure, asyncpar's and asyncio's, too.")
+@option(
+    "--dashboard",
+    metavar="ADDRESS:PORT",
+    default=None,
+    bare="127.0.0.1:8787",
+    help="Serve a page about the job.  [127.0.0.1:8787]",
+)
+@option(
+    "--dashboard-names", metavar="NAME,...", default="", help="Names of proxies before the page, as a JupyterHub's."
+)
+@option(
+    "--metrics",
+    metavar="ADDRESS:PORT",
+    default=None,
+    bare="127.0.0.1:9464",
+    help="Serve Prometheus metrics of this host.  [127.0.0.1:9464]",
+)
+@option("--sink", metavar="NAME", multiple=True, help="Pass the job's figures on: opentelemetry, package.module:NAME.")
 @option("--start-method", metavar="NAME", default="spawn", help="Only spawn.")
 @option("--monitor-interval", metavar="SECONDS", default=None, help="Accepted; nothing here polls.")
 @option("--module", "-m", is_flag=True, help="PROGRAM is a Python module.")
@@ -95,6 +159,13 @@ def _run(options: LaunchOptions) -> int:
     """Import slow modules late: mistakes in options show at once."""
     environment = dict(os.environ)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
+    if options.is_for_agents:
+        from asyncpar.launch.agents.submission import run_submission
+
+        exit_code = run_submission(options, environment)
+        if exit_code is not None:
+            return exit_code
+        options.check_endpoint()
     from asyncpar.launch.run import run_launch
 
     return run_launch(options, environment)
@@ -107,7 +178,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         raise UsageError(f"--rdzv-backend: expected one of {', '.join(BACKENDS)}, got {given['rdzv_backend']!r}")
     if given["start_method"] != "spawn":
         raise UsageError(f"--start-method: expected spawn, got {given['start_method']!r}")
-    nnodes = parse_nnodes(given["nnodes"])
+    least, nnodes = parse_nnodes(given["nnodes"])
     if given["standalone"] and nnodes > 1:
         raise UsageError(f"--standalone: expected with one host, got --nnodes {nnodes}")
     kind = ProgramKind.MODULE if given["module"] else ProgramKind.PROGRAM if given["no_python"] else ProgramKind.SCRIPT
@@ -117,6 +188,8 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         arguments=arguments,
         kind=kind,
         nnodes=nnodes,
+        least_nnodes=least,
+        last_call=_last_call(given["last_call"], is_range=least is not None),
         node_rank=None if node_rank is None else parse_count("--node-rank", node_rank),
         nproc=parse_nproc(given["nproc_per_node"]),
         endpoint=None if given["standalone"] else _endpoint(given),
@@ -133,7 +206,28 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         transport=given["transport"],
         secret_file=given["secret_file"],
         certs=given["certs"] or None,
+        elastic=given["elastic"],
+        restart_window=_window(given["restart_window"]),
+        host_name=given["host_name"],
+        dashboard=given["dashboard"],
+        dashboard_names=tuple(filter(None, given["dashboard_names"].split(","))),
+        metrics=given["metrics"],
+        sinks=given["sink"],
+        full_traceback=given["full_traceback"],
+        post_mortem=given["post_mortem"] or None,
     )
+
+
+def _last_call(text: str | None, *, is_range: bool) -> float:
+    if text is None:
+        return 5.0
+    if not is_range:
+        raise UsageError("--last-call: expected with --nnodes MIN:MAX; a fixed number of hosts is waited for")
+    return parse_seconds("--last-call", text)
+
+
+def _window(text: str | None) -> float | None:
+    return None if text is None else parse_seconds("--restart-window", text)
 
 
 def _endpoint(given: dict[str, Any]) -> str | None:

@@ -31,12 +31,39 @@ class BothSpellings(click.Option):
             self.opts = every
 
 
+class OptionalValue(BothSpellings):
+    """An option whose value comes after ``=`` or not at all; then it is ``bare``."""
+
+    def __init__(self, declarations: list[str], *, bare: str, **attributes: Any) -> None:
+        super().__init__(declarations, **attributes)
+        self.bare = bare
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(context)
+        return None if record is None else (f"{record[0].replace(' ', '[=', 1)}]", record[1])
+
+
+def fill_bare(options: list[click.Parameter], arguments: list[str]) -> list[str]:
+    """Return ``arguments`` with the values of options that have none, up to the program and its own arguments."""
+    by_name = {name: option for option in options if isinstance(option, click.Option) for name in option.opts}
+    filled, rest = [], list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        found = by_name.get(word)
+        if isinstance(found, OptionalValue):
+            word = f"{word}={found.bare}"
+        filled.append(word)
+        if found is not None and not found.is_flag and not isinstance(found, OptionalValue) and rest:
+            filled.append(rest.pop(0))
+    return filled + rest
+
+
 class OneLineCommand(click.Command):
     """Says what is wrong with the command line in one line."""
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
         try:
-            return super().parse_args(context, arguments)
+            return super().parse_args(context, fill_bare(self.params, arguments))
         except click.UsageError as error:
             called = f"asyncpar {self.name}"
             click.echo(f"{called}: {error.format_message()} ({called} --help shows all)", err=True)
@@ -45,7 +72,8 @@ class OneLineCommand(click.Command):
 
 def option(*declarations: str, **attributes: Any) -> Callable[[Function], Function]:
     """Declare an option that may be written in both spellings."""
-    return click.option(*declarations, cls=BothSpellings, **attributes)
+    kind = OptionalValue if "bare" in attributes else BothSpellings
+    return click.option(*declarations, cls=kind, **attributes)
 
 
 def print_result(what: str, text: str | bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -15,15 +16,27 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.errors import AuthenticationError
 from asyncpar.launch import agent_machine
 from asyncpar.launch.messages import ResumableStream, decode_order, encode_hello
-from asyncpar.launch.protocol import AgentHello, JobOutcome
+from asyncpar.launch.protocol import AgentHello, Announcement, JobOutcome
 from asyncpar.net.security.identity import COORDINATOR
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
 
 _RETRY_SECONDS = 0.1
 _NAME_BYTES = 16
+_PATIENCE = 3.0
+"""Seconds without a coordinator before that is said."""
+_SAY_AGAIN = 30.0
+_MOST_UNSENT = 256
+"""Messages that wait to be sent, beyond which what may be dropped is dropped."""
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED})
 EventTaker = Callable[[agent_machine.Event], None]
+
+
+def _unanswered(address: str, timeout: float) -> str:
+    return (
+        f"no coordinator answers at {address} yet; waiting up to {timeout:g} s for the agent of the first host "
+        "(--node-rank 0)"
+    )
 
 
 class CoordinatorClient:
@@ -44,12 +57,21 @@ class CoordinatorClient:
         self._session: ResumableStream[pb.AgentEvent] = ResumableStream()
         self._outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         self._is_connected = False
+        self.on_collect: Callable[[pb.Collect], None] = lambda _: None
+        """Called when the coordinator asks for what the ranks here tell."""
         self.has_finished = False
         """Has the coordinator sent the outcome?  Then ``run`` ends in a moment."""
 
     def tell(self, message: pb.AgentEvent) -> None:
         """Send ``message``, in order, after the greeting."""
         self._outbox.put_nowait(self._session.send(message))
+
+    def tell_unnumbered(self, message: pb.AgentEvent) -> bool:
+        """Send ``message`` if there is a connection that keeps up; else drop it and return False."""
+        if not self._is_connected or self._outbox.qsize() > _MOST_UNSENT:
+            return False
+        self._outbox.put_nowait(message)
+        return True
 
     async def run(self, hello: AgentHello) -> None:
         """Stay connected until the job is over or the coordinator is lost or never found: then ``CoordinatorLost``."""
@@ -100,6 +122,9 @@ class CoordinatorClient:
             self._is_connected = True
             self._session.take(welcome)
             async for command in commands:
+                if command.HasField("collect"):
+                    self.on_collect(command.collect)
+                    continue
                 if not self._session.take(command):
                     continue
                 order = decode_order(command)
@@ -117,6 +142,8 @@ class CoordinatorClient:
         status that was sent.  Waiting inside gRPC for the server would hide a TLS handshake that can only fail.
         """
         stub = health_pb2_grpc.HealthStub(channel)
+        now = asyncio.get_running_loop().time
+        said_at = now() + _PATIENCE - _SAY_AGAIN
         while True:
             try:
                 await stub.Check(health_pb2.HealthCheckRequest())
@@ -124,6 +151,9 @@ class CoordinatorClient:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise
                 await check_tls(self._address, self._credentials, COORDINATOR)
+                if now() >= said_at + _SAY_AGAIN and not self._session.received:
+                    said_at = now()
+                    self._take(Announcement(_unanswered(self._address, self._timeout)))
             else:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
@@ -140,6 +170,7 @@ class CoordinatorClient:
         yield greeting
         while (message := await outbox.get()) is not None:
             message.received = self._session.received
+            message.clock = time.monotonic()
             yield message
 
     def _explain(self, error: grpc.aio.AioRpcError) -> str:

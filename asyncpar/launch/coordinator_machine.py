@@ -3,7 +3,8 @@
 Sans-I/O: ``handle`` takes events and returns commands.  Phases: *forming* (agents arrive), *running* (ranks of one
 generation run), *stopping* (every agent ends its ranks), *finished*.  A failure anywhere stops everything; when nothing
 is left running, the job starts again with the next generation, or ends with the exit code of the rank that failed
-first.
+first.  Where hosts may come and go, one that comes stops everything, too, and the job starts again with it; one that is
+lost leaves the others to go on, once enough are there.  Neither is a restart that ``max_restarts`` counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import RankEnd, choose_first, describe, exit_code_of
+from asyncpar.launch.host_arrivals import HostArrivals
 from asyncpar.launch.protocol import (
     AgentArrived,
     AgentAssignment,
@@ -22,6 +24,8 @@ from asyncpar.launch.protocol import (
     AgentLost,
     AgentStopped,
     AnnounceExit,
+    Announcement,
+    CallerRefused,
     Command,
     CoordinatorTick,
     Event,
@@ -32,13 +36,18 @@ from asyncpar.launch.protocol import (
     Order,
     RankChanged,
     RankEnded,
+    RankSpoke,
     SendOrder,
     StopRanks,
+    TellCondition,
 )
-from asyncpar.launch.vitals import RankState, SilentRanks
+from asyncpar.launch.vitals import CONDITION_WORDS, RankState, SilentRanks
+from asyncpar.launch.wait_board import RankTold, WaitBoard
 
 _BLAME_PATIENCE = 1.0
 """Seconds to wait for the failure of the rank that a failed rank blames."""
+_COALESCE = 0.5
+"""Seconds from the arrival of a host in a running job until it starts again with all that have come meanwhile."""
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace period that agents have to report that their ranks are gone."""
 
@@ -56,15 +65,36 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Settings of the coordinator; times in seconds."""
+    """Settings of the coordinator; times in seconds.
+
+    Restarts within ``restart_window`` count (None: all).
+    With ``least_nnodes`` agents the job begins ``last_call`` later, and goes on; None: with all ``nnodes`` only.
+    ``log_directory`` is where the first host keeps the output of its ranks, "" if nowhere, and
+    ``version`` that of its package, which all agents must have.
+    """
 
     job: str
     nnodes: int
+    least_nnodes: int | None = None
+    last_call: float = 5.0
     max_restarts: int = 0
+    restart_window: float | None = None
     timeout: float = 300.0
     grace: float = 10.0
     silent_after: float | None = 30.0
     reconnect: float = 5.0
+    log_directory: str = ""
+    version: str = ""
+
+    @property
+    def least(self) -> int:
+        """The fewest agents that the job runs with."""
+        return self.nnodes if self.least_nnodes is None else self.least_nnodes
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether hosts may come and go."""
+        return self.least < self.nnodes
 
 
 class CoordinatorMachine:
@@ -77,14 +107,23 @@ class CoordinatorMachine:
         self._offsets: dict[int, int] = {}
         self._generation = 0
         self._restarts = 0
+        self._restarted: list[float] = []
+        self._may_restart = True
         self._running: set[int] = set()
         self._unstopped: set[int] = set()
         self._failures: list[RankEnd] = []
+        self._late: list[RankEnd] = []
+        """Ranks that failed after all were asked to end: they explain nothing."""
         self._silent = SilentRanks(settings.silent_after)
+        self._waits = WaitBoard()
+        self._arrivals = HostArrivals(settings.nnodes, may_name=not settings.is_elastic)
         self._give_up: dict[int, str] = {}
         self._stopped_at: float | None = None
         self._forced: JobOutcome | None = None
         self._deadline: float | None = now + settings.timeout
+        self._expires_at = now + settings.timeout
+        self._renew_at: float | None = None
+        self._has_changed = False
         self.outcome: JobOutcome | None = None
 
     @property
@@ -92,46 +131,93 @@ class CoordinatorMachine:
         return self._phase
 
     @property
+    def failures(self) -> tuple[RankEnd, ...]:
+        """The ranks of this generation that failed: the one that explains the others, then those in order of time."""
+        if not self._failures:
+            return ()
+        first = choose_first(self._failures)
+        others = [end for end in (*self._failures, *self._late) if end is not first]
+        return (first, *sorted(others, key=lambda end: (end.at, end.rank)))
+
+    @property
     def next_deadline(self) -> float | None:
         """When a ``CoordinatorTick`` is due, None if never."""
-        silent = self._silent.next_deadline if self._phase == JobPhase.RUNNING else None
-        return min((at for at in (self._deadline, silent) if at is not None), default=None)
+        is_running = self._phase == JobPhase.RUNNING
+        silent = self._silent.next_deadline if is_running else None
+        news = self._waits.next_deadline if is_running else None
+        if self._phase == JobPhase.FORMING:
+            news = self._arrivals.next_deadline
+        return min((at for at in (self._deadline, silent, news, self._renew_at) if at is not None), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         if self._phase == JobPhase.FINISHED:
             return [SendOrder(event.agent, _LATE)] if isinstance(event, AgentArrived) else []
         match event:
             case AgentArrived(agent, hello):
-                return self._arrive(agent, hello)
+                return self._arrive(agent, hello, now)
             case AgentLost(agent, cause):
                 return self._lose(agent, cause, now)
             case RankEnded(agent, end):
                 return self._rank_ended(agent, end, now)
             case AgentStopped(agent, generation):
-                return self._agent_stopped(agent, generation)
+                return self._agent_stopped(agent, generation, now)
             case JobInterrupted(agent, signal_number):
                 return self._interrupted(agent, signal_number, now)
             case RankChanged(agent, state):
                 return self._rank_changed(agent, state, now)
+            case CallerRefused(who, why):
+                return self._refused(who, why)
+            case RankSpoke(agent, told):
+                return self._rank_spoke(agent, told, now)
             case CoordinatorTick():
                 return self._tick(now)
 
+    def host_of(self, rank: int) -> str:
+        """Return the host of a rank, "" if no agent has it."""
+        return next((hello.host for agent, hello in self._agents.items() if self._runs(agent, rank)), "")
+
     # -- forming
 
-    def _arrive(self, agent: int, hello: AgentHello) -> list[Command]:
+    def _arrive(self, agent: int, hello: AgentHello, now: float) -> list[Command]:
         refusal = self._judge(hello)
         if refusal is not None:
-            return [SendOrder(agent, JobOutcome(2, refusal))]
+            said = self._refused(f"the agent on {hello.host}", refusal)
+            return [SendOrder(agent, JobOutcome(2, refusal)), *said]
         self._agents[agent] = hello
-        return self._begin() if len(self._agents) == self._settings.nnodes else []
+        if self._phase == JobPhase.FORMING:
+            return self._form(now)
+        if self._phase == JobPhase.RUNNING and self._renew_at is None:
+            self._renew_at = now + _COALESCE
+        return []
+
+    def _form(self, now: float) -> list[Command]:
+        """Begin if all agents are there; if enough are, wait a while for the others."""
+        settings = self._settings
+        self._arrivals.change(now)
+        if len(self._agents) == settings.nnodes:
+            return self._begin()
+        if len(self._agents) < settings.least:
+            self._deadline = self._expires_at
+        elif self._deadline is None or self._deadline >= self._expires_at:
+            self._deadline = min(now + settings.last_call, self._expires_at)
+        return []
+
+    def _refused(self, who: str, why: str) -> list[Command]:
+        said = self._arrivals.refuse(who, why)
+        return self._tell_all(Announcement(said), self._agents) if said else []
 
     def _judge(self, hello: AgentHello) -> str | None:
         settings = self._settings
+        if hello.version != settings.version:
+            return f"the coordinator has asyncpar {settings.version}, this agent {hello.version}; install the same"
         if hello.job != settings.job:
             return f"--rdzv-id: the coordinator runs job {settings.job!r}, this agent came for {hello.job!r}"
         if hello.nnodes != settings.nnodes:
             return f"--nnodes: the coordinator expects {settings.nnodes}, this agent says {hello.nnodes}"
-        if self._phase != JobPhase.FORMING:
+        least = hello.least_nnodes or hello.nnodes
+        if least != settings.least:
+            return f"--nnodes: the coordinator goes on with {settings.least}, this agent says {least}"
+        if len(self._agents) >= settings.nnodes or not (settings.is_elastic or self._phase == JobPhase.FORMING):
             return f"--nnodes: all {settings.nnodes} agents of the job are there already"
         for other in self._agents.values():
             if hello.node_rank is not None and other.node_rank == hello.node_rank:
@@ -140,12 +226,16 @@ class CoordinatorMachine:
 
     def _begin(self) -> list[Command]:
         """Start the ranks of the current generation everywhere."""
+        self._arrivals.end()
         places = self._places()
         world_size = sum(hello.nproc for hello in self._agents.values())
         self._phase, self._deadline, self._stopped_at = JobPhase.RUNNING, None, None
         self._running, self._unstopped, self._failures = set(range(world_size)), set(places), []
+        self._late = []
         self._silent.clear()
+        self._waits.clear()
         self._give_up.clear()
+        self._renew_at, self._has_changed = None, False
         commands: list[Command] = [OpenGeneration(self._generation, world_size)]
         offset = 0
         for group_rank, agent in enumerate(places):
@@ -164,9 +254,10 @@ class CoordinatorMachine:
 
     def _places(self) -> list[int]:
         """Return the agents in the order of their places; those without a wish fill the gaps as they came."""
-        wishes = {hello.node_rank: agent for agent, hello in self._agents.items() if hello.node_rank is not None}
-        rest = iter([agent for agent, hello in self._agents.items() if hello.node_rank is None])
-        return [wishes[place] if place in wishes else next(rest) for place in range(self._settings.nnodes)]
+        places = {hello.node_rank: agent for agent, hello in self._agents.items() if hello.node_rank is not None}
+        free = (place for place in range(self._settings.nnodes) if place not in places)
+        places |= zip(free, [agent for agent, hello in self._agents.items() if hello.node_rank is None], strict=False)
+        return [places[place] for place in sorted(places)]
 
     # -- running
 
@@ -176,13 +267,15 @@ class CoordinatorMachine:
             return []
         self._running.discard(rank)
         self._silent.forget(rank)
+        self._waits.forget(rank, now)
         has_failed = end.returncode != 0
         if has_failed and rank in self._give_up:
             end = replace(end, lost=f"{self._give_up[rank]}, so the launcher killed it")
         commands: list[Command] = [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:
-            if has_failed and end.report is not None and end.at <= (self._stopped_at or now):
-                self._failures.append(end)
+            if has_failed and end.report is not None:
+                is_late = end.at > (self._stopped_at or now)
+                (self._late if is_late else self._failures).append(end)
             return commands
         if has_failed:
             self._failures.append(end)
@@ -193,7 +286,23 @@ class CoordinatorMachine:
         is_known = self._runs(agent, rank) and state.generation == self._generation and rank in self._running
         if self._phase == JobPhase.RUNNING and is_known and rank not in self._give_up:
             self._silent.take(state, now=now)
+            before = self._waits.condition(rank)
+            self._waits.set_condition(rank, CONDITION_WORDS[state.condition], now)
+            return self._tell_condition(rank, before)
         return []
+
+    def _rank_spoke(self, agent: int, told: RankTold, now: float) -> list[Command]:
+        is_known = self._runs(agent, told.rank) and told.generation == self._generation and told.rank in self._running
+        if self._phase != JobPhase.RUNNING or not is_known:
+            return []
+        before = self._waits.condition(told.rank)
+        self._waits.take(told, now)
+        return self._tell_condition(told.rank, before)
+
+    def _tell_condition(self, rank: int, before: str) -> list[Command]:
+        """Tell all ranks what one cannot tell them, if that has changed."""
+        how = self._waits.condition(rank)
+        return [] if how == before else self._tell_all(TellCondition(self._generation, rank, how), self._unstopped)
 
     def _condemn(self, rank: int, how: str) -> list[Command]:
         """Give up a rank that does not run: it is killed, and the others hear of it."""
@@ -228,13 +337,18 @@ class CoordinatorMachine:
             reason = f"rank {first.rank} on {first.host} {first.ending}"
             loss = Loss(first.rank, first.host, first.ending)
         order = StopRanks(self._generation, signal_number, reason, loss)
-        return self._tell_all(order, self._unstopped) or self._all_stopped()
+        return self._tell_all(order, self._unstopped) or self._all_stopped(now)
 
     def _lose(self, agent: int, cause: str, now: float) -> list[Command]:
         hello = self._agents.pop(agent, None)
-        if hello is None or self._phase == JobPhase.FORMING:
+        if hello is None:
             return []
-        offset = self._offsets[agent]
+        if self._phase == JobPhase.FORMING:
+            return self._form(now)
+        offset = self._offsets.get(agent)
+        if offset is None:  # it came while the others ran
+            return []
+        self._has_changed = True
         lost = f"was lost with the agent on {hello.host} ({cause})"
         for local_rank in range(hello.nproc):
             rank = offset + local_rank
@@ -255,14 +369,17 @@ class CoordinatorMachine:
             self._running.discard(rank)
         self._unstopped.discard(agent)
         if self._phase == JobPhase.STOPPING:
-            return [] if self._unstopped else self._all_stopped()
+            return [] if self._unstopped else self._all_stopped(now)
         return self._consider(now)
 
     def _interrupted(self, agent: int, signal_number: int, now: float) -> list[Command]:
         if agent not in self._agents or self._forced is not None:
             return []
-        host = self._agents[agent].host
+        host, place = self._agents[agent].host, self._agents[agent].node_rank
         name = signal.Signals(signal_number).name
+        if self._settings.is_elastic and signal_number != signal.SIGINT and place != 0:
+            left = JobOutcome(exit_code_of(-signal_number), f"left the job: got {name}")
+            return [SendOrder(agent, left), *self._lose(agent, f"it got {name}", now)]
         self._forced = JobOutcome(exit_code_of(-signal_number), f"the agent on {host} got {name}")
         if self._phase == JobPhase.FORMING:
             return self._end(self._forced)
@@ -270,29 +387,68 @@ class CoordinatorMachine:
 
     # -- stopping
 
-    def _agent_stopped(self, agent: int, generation: int) -> list[Command]:
+    def _agent_stopped(self, agent: int, generation: int, now: float) -> list[Command]:
         if agent not in self._agents or generation != self._generation:
             return []
         self._unstopped.discard(agent)
-        return self._all_stopped() if self._phase == JobPhase.STOPPING and not self._unstopped else []
+        return self._all_stopped(now) if self._phase == JobPhase.STOPPING and not self._unstopped else []
 
-    def _all_stopped(self) -> list[Command]:
+    def _all_stopped(self, now: float) -> list[Command]:
         """Restart the job or end it, when no rank runs any more."""
+        settings, told = self._settings, list[Command]()
         if self._forced is not None:
             return self._end(self._forced)
-        is_whole = len(self._agents) == self._settings.nnodes
-        if is_whole and self._restarts < self._settings.max_restarts:
+        if not (settings.is_elastic and self._is_change()):
+            if len(self._agents) < settings.least or self._has_used_up_restarts(now):
+                return self._end(JobOutcome(choose_first(self._failures).exit_code, self._describe()))
             self._restarts += 1
-            self._generation += 1
-            return self._begin()
-        return self._end(JobOutcome(choose_first(self._failures).exit_code, describe(self._failures)))
+            self._restarted.append(now)
+            told = self._tell_all(Announcement(self._describe()), self._agents)
+        self._generation += 1
+        if len(self._agents) >= settings.least:
+            return told + self._begin()
+        self._phase, self._renew_at = JobPhase.FORMING, None
+        self._deadline = self._expires_at = now + settings.timeout
+        return told
+
+    def _describe(self) -> str:
+        """Return the words about the failures of this generation."""
+        directory = self._settings.log_directory
+        more = f"more: {directory}/attempt_{self._generation}/RANK/stderr.log" if directory else ""
+        return describe(self._failures, self._late, more=more)
+
+    def _has_used_up_restarts(self, now: float) -> bool:
+        window = self._settings.restart_window
+        counted = [at for at in self._restarted if window is None or at > now - window]
+        return not self._may_restart or len(counted) >= self._settings.max_restarts
+
+    def _is_change(self) -> bool:
+        """Whether hosts that came or went are all that ended this generation: failures of ranks explain themselves."""
+        return self._has_changed and all(end.is_peer_error or end.pid == 0 for end in self._failures)
+
+    def _renew(self, now: float) -> list[Command]:
+        """Start again with the hosts that have come."""
+        self._renew_at, self._has_changed = None, True
+        hosts = [hello.host for agent, hello in self._agents.items() if agent not in self._offsets]
+        if not hosts:  # gone again
+            self._has_changed = False
+            return []
+        return self._stop(now, reason=f"{', '.join(hosts)} joined the job")
 
     def _tick(self, now: float) -> list[Command]:
         if self._phase == JobPhase.RUNNING and (silent := self._silent.expired(now)):
             return [command for rank, how in silent for command in self._condemn(rank, how)]
+        if self._phase == JobPhase.RUNNING and (said := self._waits.say(now)):
+            return [command for line in said for command in self._tell_all(Announcement(line), self._agents)]
+        if self._renew_at is not None and now >= self._renew_at and self._phase == JobPhase.RUNNING:
+            return self._renew(now)
         if self._deadline is None or now < self._deadline:
-            return []
+            is_forming = self._phase == JobPhase.FORMING
+            text = self._arrivals.say(self._agents.values(), now) if is_forming else ""
+            return self._tell_all(Announcement(text), self._agents) if text else []
         match self._phase:
+            case JobPhase.FORMING if len(self._agents) >= self._settings.least:
+                return self._begin()
             case JobPhase.FORMING:
                 return self._end(JobOutcome(1, self._absent()))
             case JobPhase.RUNNING:
@@ -300,21 +456,22 @@ class CoordinatorMachine:
             case _:
                 self._unstopped.clear()
                 self._agents_left()
-                return self._all_stopped()
+                return self._all_stopped(now)
 
     def _agents_left(self) -> None:
-        """Agents that do not manage to stop their ranks cannot start them again."""
-        self._restarts = self._settings.max_restarts
+        """Remove agents that do not manage to stop their ranks: they cannot start them again."""
+        self._may_restart, self._has_changed = False, False
 
     def _absent(self) -> str:
         settings = self._settings
         taken = {hello.node_rank for hello in self._agents.values()}
         absent = [str(place) for place in range(settings.nnodes) if place not in taken]
-        wanted = settings.nnodes - len(self._agents)
-        who = f"node rank {', '.join(absent)}" if len(absent) == wanted else f"{wanted} of {settings.nnodes} agents"
+        wanted = settings.least - len(self._agents)
+        is_known = len(absent) == wanted and not settings.is_elastic
+        who = f"node rank {', '.join(absent)}" if is_known else f"{wanted} of {settings.least} agents"
         hosts = ", ".join(hello.host for hello in self._agents.values()) or "nobody"
         return (
-            f"waited {settings.timeout:g} s for {settings.nnodes} agents (--nnodes); missing: {who}; present: {hosts}. "
+            f"waited {settings.timeout:g} s for {settings.least} agents (--nnodes); missing: {who}; present: {hosts}. "
             "Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
         )
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+import msgspec
 
+from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.observe.waits import JOINING, spell_ranks
 from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_placement import free_port
 from asyncpar.launch.job import JobSecret, LaunchJob
+from asyncpar.launch.job_view import WholeJob, describe_job
 from asyncpar.launch.messages import (
     ResumableStream,
     decode_hello,
     decode_rank_end,
     decode_state,
+    decode_told,
     encode_order,
 )
 from asyncpar.launch.protocol import (
@@ -31,6 +38,7 @@ from asyncpar.launch.protocol import (
     AgentLost,
     AgentStopped,
     AnnounceExit,
+    CallerRefused,
     Command,
     CoordinatorTick,
     Event,
@@ -39,12 +47,15 @@ from asyncpar.launch.protocol import (
     OpenGeneration,
     RankChanged,
     RankEnded,
+    RankSpoke,
     SendOrder,
 )
+from asyncpar.launch.wait_board import RankTold
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import agent_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.net.transport.tls import check_caller
+from asyncpar.observe.summary import JobSummary
 
 _log = logging.getLogger(__name__)
 Beginning = Callable[[], tuple[str, int]]
@@ -56,7 +67,14 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     ``begin_generation`` is called when all agents are there; it returns the MASTER_ADDR and the free MASTER_PORT.
     """
 
-    def __init__(self, settings: JobSettings, rendezvous: RendezvousService, begin_generation: Beginning) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        rendezvous: RendezvousService,
+        begin_generation: Beginning,
+        view: WholeJob | None = None,
+    ) -> None:
+        self.view = view or WholeJob(JobSummary(job=settings.job, pid=os.getpid(), time=0.0, nnodes=settings.nnodes))
         self._machine = CoordinatorMachine(settings, now=asyncio.get_running_loop().time())
         self._rendezvous = rendezvous
         self._begin_generation = begin_generation
@@ -69,6 +87,11 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+
+    @property
+    def failures(self) -> tuple[RankEnd, ...]:
+        """The ranks that failed, the one that explains the others first."""
+        return self._machine.failures
 
     def open(self) -> None:
         """Start the time limit within which the agents must come."""
@@ -102,6 +125,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             check_caller(context, greeting.hello.job, agent_role(greeting.hello.node_rank))
         except AuthenticationError as error:
             _log.warning("an agent was refused: %s", error)
+            self.refused(context.peer(), str(error))
             await context.write(pb.AgentCommand(welcome=pb.Welcome()))
             refusal = encode_order(JobOutcome(1, f"the coordinator refused this agent: {error}"))
             refusal.number = 1
@@ -115,6 +139,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             await context.write(welcome)
             if is_new:
                 self._hosts[connected.agent] = greeting.hello.host
+                self.view.arrived(connected.agent, greeting.hello.host, connected.send_unnumbered)
                 self._feed(AgentArrived(connected.agent, decode_hello(greeting.hello)))
             async with asyncio.TaskGroup() as tasks:
                 listening = tasks.create_task(self._listen(connected, requests, outbox))
@@ -153,6 +178,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     def _lose(self, connected: _ConnectedAgent, cause: str) -> None:
         self._connected.pop(connected.name, None)
         self._by_agent.pop(connected.agent, None)
+        self.view.left(connected.agent)
         if not self._connected:
             self._is_empty.set()
         self._feed(AgentLost(connected.agent, cause))
@@ -166,30 +192,55 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         async for request in requests:
             if connected.outbox is not outbox:
                 return  # there is a newer connection
+            if self.view.take(connected.agent, request):
+                continue
+            connected.compare_clocks(request.clock)
             if connected.session.take(request):
-                event = self._event(connected.agent, request)
+                event = self._event(connected, request)
                 if event is not None:
                     self._feed(event)
         outbox.put_nowait(None)
 
-    def _event(self, agent: int, request: pb.AgentEvent) -> Event | None:
+    def _event(self, connected: _ConnectedAgent, request: pb.AgentEvent) -> Event | None:
+        agent = connected.agent
         match request.WhichOneof("event"):
             case "rank_ended":
-                now = asyncio.get_running_loop().time()
                 host = self._hosts.get(agent, "?")
-                return RankEnded(agent, decode_rank_end(request.rank_ended, host=host, now=now))
+                return RankEnded(agent, decode_rank_end(request.rank_ended, host=host, offset=connected.offset))
             case "stopped":
                 return AgentStopped(agent, request.stopped.generation)
             case "state":
                 return RankChanged(agent, decode_state(request.state))
+            case "told":
+                return RankSpoke(agent, self._name_missing(decode_told(request.told)))
             case "interrupted":
                 return JobInterrupted(agent, request.interrupted.signal_number)
         return None
+
+    def _name_missing(self, told: RankTold) -> RankTold:
+        """Return ``told`` with the rank for which the world waits, if it is that what the rank waits for."""
+        if told.notice is None or not told.notice.operation.startswith(JOINING):
+            return told
+        missing = [rank for rank in self._rendezvous.missing if rank != told.rank]
+        if not missing or told.rank in self._rendezvous.missing:
+            return told
+        others = f" (nor have {spell_ranks(missing[1:])})" if missing[1:] else ""
+        host = self._machine.host_of(missing[0])
+        notice = msgspec.structs.replace(
+            told.notice, culprit=missing[0], host=host, where=f"has not called init() so far{others}"
+        )
+        return replace(told, notice=notice)
+
+    def refused(self, peer: str, why: str) -> None:
+        """Take that a call of ``peer`` (as gRPC names it) was refused."""
+        address = peer.partition(":")[2].rpartition(":")[0]
+        self._feed(CallerRefused(f"an agent at {address}", why))
 
     def _feed(self, event: Event) -> None:
         now = asyncio.get_running_loop().time()
         for command in self._machine.handle(event, now=now):
             self._obey(command)
+        self.view.changed(phase=self._machine.phase.value)
         self._arm()
 
     def _arm(self) -> None:
@@ -204,6 +255,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             case OpenGeneration(generation, world_size):
                 self._master = self._begin_generation()
                 self._rendezvous.open(generation=generation, world_size=world_size)
+                self.view.changed(generation=generation, world_size=world_size)
             case AnnounceExit(generation, rank, how):
                 self._rendezvous.exited(generation=generation, rank=rank, how=how)
             case SendOrder(agent, order):
@@ -229,6 +281,13 @@ class _ConnectedAgent:
         self.outbox: asyncio.Queue[pb.AgentCommand | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_told = False
+        self.offset = math.inf
+        """Seconds by which the clock of its host is behind ours, and the least time that a message took."""
+
+    def compare_clocks(self, clock: float) -> None:
+        """Take the time that its host's clock said when it sent what has come now."""
+        if math.isfinite(clock):
+            self.offset = min(self.offset, asyncio.get_running_loop().time() - clock)
 
     def connect(self, greeting: pb.AgentEvent) -> asyncio.Queue[pb.AgentCommand | None]:
         """Replace the connection, if any, by a new one; return the queue of messages to be sent over it."""
@@ -249,6 +308,11 @@ class _ConnectedAgent:
         if self.outbox is not None:
             self.outbox.put_nowait(message)
 
+    def send_unnumbered(self, message: pb.AgentCommand) -> None:
+        """Send ``message`` if the agent is connected; it is not repeated."""
+        if self.outbox is not None:
+            self.outbox.put_nowait(message)
+
 
 _FAREWELL_PATIENCE = 3.0
 
@@ -265,12 +329,19 @@ class CoordinatorServer:
         self._secret = secret
         self._server: RpcServer | None = None
         self._rendezvous = RendezvousService(job=job.placement.job)
-        self._coordinator = CoordinatorService(self._settings(), self._rendezvous, self._begin_generation)
+        self.view = WholeJob(describe_job(job))
+        """What the agents tell of the job, if it is served here."""
+        self._coordinator = CoordinatorService(self._settings(), self._rendezvous, self._begin_generation, self.view)
         self.address = job.placement.coordinator
 
     @property
     def is_here(self) -> bool:
         return self._server is not None
+
+    @property
+    def failures(self) -> tuple[RankEnd, ...]:
+        """The ranks of all hosts that failed, the one that explains the others first."""
+        return self._coordinator.failures
 
     async def __aenter__(self) -> CoordinatorServer:
         placement = self._job.placement
@@ -291,6 +362,7 @@ class CoordinatorServer:
             if placement.may_connect:  # another agent of the job was first
                 return self
             raise
+        server.on_refused = self._coordinator.refused
         self._coordinator.open()
         self._server = server
         self.address = placement.coordinator or server.address
@@ -314,15 +386,21 @@ class CoordinatorServer:
         return JobSettings(
             job=self._job.placement.job,
             nnodes=options.nnodes,
+            least_nnodes=options.least_nnodes,
+            last_call=options.last_call,
             max_restarts=options.max_restarts,
+            restart_window=options.restart_window,
             timeout=options.timeout,
             grace=options.grace,
             silent_after=options.silent_after,
             reconnect=options.reconnect,
+            log_directory=str(self._job.log_directory or ""),
+            version=__version__,
         )
 
     def _begin_generation(self) -> tuple[str, int]:
         """Begin a generation, when all agents have come; return MASTER_ADDR and MASTER_PORT."""
-        self._secret.clear_rendezvous_path()
+        if not self._settings().is_elastic:  # no host will come any more
+            self._secret.clear_rendezvous_path()
         address = self._job.placement.master_addr
         return address, free_port(address)

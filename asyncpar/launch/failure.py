@@ -1,4 +1,4 @@
-"""How ranks ended, which one failed first, and the text about it."""
+"""The ends of ranks, the first failure among them, and its text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from dataclasses import dataclass
 import msgspec
 
 from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.waits import WaitNotice, spell_ranks
 
 _MOST_OTHERS = 8
+_TAIL_LINES = 4
+_LONGEST_REASON = 800
+_LONGEST_CONSEQUENCE = 240
+_NOTICEABLE = 0.05
+"""Seconds between two failures that are worth a word."""
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", tag_field="kind"):
     """The exception that ended a rank, as it reported it.
 
-    ``time`` is on the clock of its host; ``blames`` is the rank that a ``PeerError`` names.
+    ``time`` is on the monotonic clock of its host; ``blames`` is the rank that a ``PeerError`` names.
     """
 
     type_name: str = msgspec.field(name="type")
@@ -29,7 +35,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How the process of a rank ended.
+    """The end of the process of a rank.
 
     ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
     this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.
@@ -103,37 +109,71 @@ def choose_first(failures: Sequence[RankEnd]) -> RankEnd:
     )
 
 
-def describe(failures: Sequence[RankEnd]) -> str:
-    """Return the summary that a person reads: the first failing rank, its traceback, then who else failed."""
+def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = (), *, more: str = "") -> str:
+    """Return the summary that a person reads: the first failing rank, its traceback, then who else failed.
+
+    ``late`` are those that failed after all were asked to end; ``more`` says where there is more to be read.
+    """
     first = choose_first(failures)
-    lines = [f"rank {first.rank} failed first: {_reason(first)}"]
-    lines.append(f"  host: {first.host}, local rank {first.local_rank}" + (f", pid {first.pid}" if first.pid else ""))
-    lines.append(f"  end: {first.ending}")
+    lines = [f"rank {first.rank} failed first: {_reason(first)}", f"  on {first.host} ({_place(first)})"]
     lines += _evidence(first)
-    others = sorted((failure for failure in failures if failure is not first), key=lambda failure: failure.at)
-    for failure in others[:_MOST_OTHERS]:
-        lines.append(f"  then rank {failure.rank} on {failure.host}: {_reason(failure)}")
-    if len(others) > _MOST_OTHERS:
-        lines.append(f"  then {len(others) - _MOST_OTHERS} more ranks")
-    return "\n".join(lines)
+    others = [failure for failure in (*failures, *late) if failure is not first]
+    others.sort(key=lambda failure: (failure.at, failure.rank))
+    groups = _grouped(others)
+    lines += [_consequence(group, first) for group in groups[:_MOST_OTHERS]]
+    if left_out := sum(len(group) for group in groups[_MOST_OTHERS:]):
+        lines.append(f"  then {left_out} more ranks")
+    return "\n".join([*lines, f"  {more}"] if more else lines)
+
+
+def _place(failure: RankEnd) -> str:
+    parts = [f"local rank {failure.local_rank}"]
+    parts += [f"pid {failure.pid}"] if failure.pid else []
+    parts += [failure.ending] if failure.report is not None else []
+    return ", ".join(parts)
+
+
+def _grouped(failures: Sequence[RankEnd]) -> list[list[RankEnd]]:
+    """Return ``failures`` in groups that failed on one host for one reason."""
+    groups: dict[tuple[str, str], list[RankEnd]] = {}
+    for failure in failures:
+        groups.setdefault((failure.host, _common(failure)), []).append(failure)
+    return list(groups.values())
+
+
+def _common(failure: RankEnd) -> str:
+    """Return its reason without the name of the rank that it happened to."""
+    return _reason(failure).replace(f" rank {failure.rank}:", "", 1)
+
+
+def _consequence(group: Sequence[RankEnd], first: RankEnd) -> str:
+    late = max(0.0, group[0].at - first.at)
+    after = f" ({late:.1f} s later)" if late >= _NOTICEABLE else ""
+    ranks = sorted(failure.rank for failure in group)
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spell_ranks(ranks)}"
+    reason = _reason(group[0]) if len(ranks) == 1 else _common(group[0])
+    reason = "the same" if reason == _reason(first) else _cut(reason, _LONGEST_CONSEQUENCE)
+    return f"  then {who} on {group[0].host}{after}: {reason}"
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def _reason(failure: RankEnd) -> str:
     if failure.report is None:
         return failure.ending
     message = failure.report.message.strip().splitlines()
-    return f"{failure.report.type_name}: {message[0]}" if message else failure.report.type_name
+    text = f"{failure.report.type_name}: {message[0]}" if message else failure.report.type_name
+    return _cut(text, _LONGEST_REASON)
 
 
 def _evidence(failure: RankEnd) -> list[str]:
     """Return the traceback or the end of stderr, quoted."""
     if failure.report is not None:
-        title, text = "traceback", failure.report.traceback
-    elif failure.stderr_tail.strip():
-        title, text = "end of its stderr", failure.stderr_tail
-    else:
-        return []
-    return [f"  {title}:", *(f"    {line}" for line in text.strip().splitlines())]
+        return [f"    {line}" for line in failure.report.traceback.strip().splitlines()]
+    tail = failure.stderr_tail.strip().splitlines()[-_TAIL_LINES:]
+    return ["  end of its stderr:", *(f"    {line}" for line in tail)] if tail else []
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
@@ -155,7 +195,20 @@ class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
     """A heartbeat."""
 
 
-Record = ProgressRecord | FailureReport | PhaseRecord | BeatRecord
+class WaitRecord(msgspec.Struct, frozen=True, tag="waiting", tag_field="kind"):
+    """The rank has waited for long; ``notice`` None: it goes on, or what it waited for ``has_failed``."""
+
+    notice: WaitNotice | None = None
+    has_failed: bool = False
+
+
+class BlockedRecord(msgspec.Struct, frozen=True, tag="blocked", tag_field="kind"):
+    """Code blocks the rank's event loop; ``where`` "": it goes on."""
+
+    where: str = ""
+
+
+Record = ProgressRecord | FailureReport | PhaseRecord | BeatRecord | WaitRecord | BlockedRecord
 
 
 def parse_record(line: bytes) -> Record | None:

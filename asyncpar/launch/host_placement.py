@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from asyncpar.net.transport.rpc import check_bindable, is_loopback, join_address
 
 _LOOPBACK = "127.0.0.1"
 _DEFAULT_PORT = 29400
+_LOOK_UP_EVERY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,11 @@ class HostPlacement:
         return is_loopback(self.bind)
 
 
-def find_placement(options: LaunchOptions) -> HostPlacement:
-    """Return the place of this host.  Raises ``UsageError`` when the options do not fit this machine."""
+def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlacement:
+    """Return the place of this host.  Raises ``UsageError`` when the options do not fit this machine.
+
+    The name of the first host has ``patience`` seconds to be known: in Kubernetes it is later than the pods.
+    """
     nproc = options.nproc or len(os.sched_getaffinity(0))
     host = host_name()
     job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
@@ -64,15 +71,17 @@ def find_placement(options: LaunchOptions) -> HostPlacement:
             **common,
         )
     assert options.endpoint is not None
-    return _among_several(options, options.endpoint, nproc, common)
+    return _among_several(options, options.endpoint, nproc, common, patience)
 
 
-def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str]) -> HostPlacement:
+def _among_several(
+    options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str], patience: float
+) -> HostPlacement:
     name, port = _endpoint(endpoint)
     if port == 0:
         raise UsageError("--rdzv-endpoint: expected a port other than 0, since other hosts have to know it")
-    address = _resolve("--rdzv-endpoint", name)
-    is_here = _is_ours(address)
+    address = _resolve("--rdzv-endpoint", name, within=patience)
+    is_here = is_ours(address)
     bind = address if is_loopback(address) else options.local_addr or _route_to(address, port)
     serves = is_here if options.node_rank is None else options.node_rank == 0
     serve_at = (address if is_here else bind, port) if serves else None
@@ -82,7 +91,8 @@ def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: di
         nproc=nproc,
         serve_at=serve_at,
         may_connect=options.node_rank is None,
-        coordinator=join_address(address, port),
+        # a name that comes late may still be that of a pod which is gone, so it is looked up again and again
+        coordinator=join_address(name if patience and serve_at is None else address, port),
         bind=_resolve("--local-addr", bind),
         master_addr=name,
         **common,
@@ -131,14 +141,38 @@ def _endpoint(text: str) -> tuple[str, int]:
         raise UsageError(f"--rdzv-endpoint: expected host:port, got {text!r}") from error
 
 
-def _resolve(option: str, name: str) -> str:
+def _resolve(option: str, name: str, *, within: float = 0.0) -> str:
     try:
-        return resolve(name)
+        return resolve_within(name, within)
     except OSError as error:
-        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror})") from error
+        waited = f", for {within:g} s" if within else ""
+        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror}){waited}") from error
 
 
-def _is_ours(address: str) -> bool:
+def resolve_within(
+    name: str,
+    seconds: float,
+    *,
+    look_up: Callable[[str], str] = resolve,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Return the address of ``name``, which has ``seconds`` to be known.  Blocks; raises the last ``OSError``."""
+    begun, is_told = now(), False
+    while True:
+        try:
+            return look_up(name)
+        except OSError:
+            if now() - begun >= seconds:
+                raise
+        if not is_told:
+            is_told = True
+            sys.stderr.write(f"asyncpar launch: waiting for the host name {name}\n")
+        sleep(_LOOK_UP_EVERY)
+
+
+def is_ours(address: str) -> bool:
+    """Is ``address`` one of this host?"""
     try:
         check_bindable(address, 0)
     except UsageError:

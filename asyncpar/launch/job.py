@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,6 +16,7 @@ from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.credentials import create_secret, load_certificates, read_secret, write_secret
+from asyncpar.net.membership.private_directory import private_directory
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, Certificates, host_directory, list_roles
 from asyncpar.net.security.identity import COORDINATOR, RoleKind, agent_role
 
@@ -79,7 +78,7 @@ def _make_files(options: LaunchOptions, placement: HostPlacement, reaper: Reaper
     if options.nnodes == 1:
         secret, rendezvous_path = create_secret(path), None
     else:
-        rendezvous_path = _shared_directory() / _shared_name(placement)
+        rendezvous_path = private_directory() / _shared_name(placement)
         secret = _share(rendezvous_path)
         write_secret(path, secret)
     stack.callback(path.unlink, missing_ok=True)
@@ -96,15 +95,6 @@ def _share(path: Path) -> Secret:
         return create_secret(path)
     except FileExistsError:
         return read_secret(path)
-
-
-def _shared_directory() -> Path:
-    path = Path(tempfile.gettempdir()) / f"asyncpar-{os.geteuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise UsageError(f"--secret-file: {path} is not a private directory of this user; give a secret file instead")
-    return path
 
 
 _SOON = timedelta(days=1)

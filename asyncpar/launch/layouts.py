@@ -19,7 +19,7 @@ from asyncpar.launch.command_line import OneLineCommand, exit_with, option, prin
 from asyncpar.launch.options import parse_count
 
 if TYPE_CHECKING:
-    from asyncpar.estimate.job import Job
+    from asyncpar.estimate.job import Job, Machine
     from asyncpar.estimate.search import Findings, Search
 
 _GIGA = 1e9
@@ -50,9 +50,10 @@ _BATCH_PER_RANK = 4
 @option("--sequence-parallel", is_flag=True, help="Cut norms and dropout over tensor-parallel ranks, too.")
 @option("--order", metavar="AXES", default=DEFAULT_ORDER, help=f"Fastest axis first.  [{DEFAULT_ORDER}]")
 @option("--ranks-per-host", metavar="N", default="8", help="Ranks that share a host.  [8]")
-@option("--flops", metavar="GFLOP/S", default="50", help="What a rank computes.  [50]")
+@option("--flops", metavar="GFLOP/S", default=None, help="What a rank computes.  [50]")
 @option("--bandwidth", metavar="GB/S", default="1.25", help="Between hosts, each way.  [1.25]")
 @option("--host-bandwidth", metavar="GB/S", default="4", help="Between ranks of a host.  [4]")
+@option("--devices", metavar="WAY", default=None, help="A GPU for each rank: nccl, hierarchical, staged.")
 @option("--top", metavar="N", default="10", help="Show the N best.  [10]")
 @option("--json", "prints_json", is_flag=True, help="One JSON document on stdout, in bytes and seconds.")
 def plan(**given: Any) -> None:
@@ -70,6 +71,10 @@ def plan(**given: Any) -> None:
     are 10^9 bytes.  Memory is parameters, gradients, optimizer states and
     activations by the published formulas, without buffers.  Bubbles come from
     simulation.
+
+    With --devices, arrays go at published speeds of NVLink 4, InfiniBand NDR
+    and PCI Express 5, which were not measured here: by NCCL, by NCCL on each
+    host and at --bandwidth between them, or all through the host.
 
     Exits with 1 if no layout fits.
     """
@@ -98,7 +103,7 @@ def run_plan(given: dict[str, Any]) -> int:
 
 
 def _job(given: dict[str, Any]) -> Job:
-    from asyncpar.estimate.job import Job, Machine, ModelShape, Precision
+    from asyncpar.estimate.job import Job, ModelShape, Precision
 
     world, micro_batch = _count(given, "world"), _count(given, "micro_batch")
     if given["optimizer"] not in _OPTIMIZERS:
@@ -112,15 +117,9 @@ def _job(given: dict[str, Any]) -> Job:
         ffn_multiple=_count(given, "ffn"),
         is_tied=not given["untied"],
     )
-    machine = Machine(
-        ranks_per_host=_count(given, "ranks_per_host"),
-        flops=_giga("--flops", given["flops"]),
-        bandwidth=_giga("--bandwidth", given["bandwidth"]),
-        host_bandwidth=_giga("--host-bandwidth", given["host_bandwidth"]),
-    )
     return Job(
         model=model,
-        machine=machine,
+        machine=_machine(given),
         batch=_BATCH_PER_RANK * world * micro_batch if given["batch"] is None else _count(given, "batch"),
         micro_batch_size=micro_batch,
         precision=check_choice("--precision", Precision, given["precision"]),
@@ -130,6 +129,29 @@ def _job(given: dict[str, Any]) -> Job:
         sequence_parallel=given["sequence_parallel"],
         order=given["order"],
     )
+
+
+def _machine(given: dict[str, Any]) -> Machine:
+    from asyncpar.estimate.job import Machine
+
+    ranks, way = _count(given, "ranks_per_host"), given["devices"]
+    bandwidth = _giga("--bandwidth", given["bandwidth"])
+    host_bandwidth = _giga("--host-bandwidth", given["host_bandwidth"])
+    if way is None:
+        flops = _giga("--flops", "50" if given["flops"] is None else given["flops"])
+        return Machine(ranks_per_host=ranks, flops=flops, bandwidth=bandwidth, host_bandwidth=host_bandwidth)
+    if given["flops"] is None:
+        raise UsageError("--devices: expected --flops with it: what your model really gets of a GPU, in GFLOP/s")
+    try:
+        return Machine.of_devices(
+            ranks,
+            flops=_giga("--flops", given["flops"]),
+            way=way,
+            bandwidth=bandwidth,
+            host_bandwidth=host_bandwidth,
+        )
+    except UsageError as error:
+        raise UsageError(f"--devices: {error}") from error
 
 
 def _search(given: dict[str, Any]) -> Search:

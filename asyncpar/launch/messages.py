@@ -8,14 +8,26 @@ from collections import deque
 from dataclasses import asdict
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.launch.failure import FailureReport, RankEnd
-from asyncpar.launch.protocol import AgentAssignment, AgentHello, GiveUpRank, JobOutcome, Order, StopRanks
+from asyncpar.launch.protocol import (
+    AgentAssignment,
+    AgentHello,
+    Announcement,
+    GiveUpRank,
+    JobOutcome,
+    Order,
+    StopRanks,
+    TellCondition,
+)
 from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.launch.wait_board import RankTold
 
 _LONGEST_TEXT = 64_000
 
@@ -28,8 +40,8 @@ def decode_hello(message: pb.Hello) -> AgentHello:
     return _read(AgentHello, message)
 
 
-def encode_rank_end(end: RankEnd, *, now: float) -> pb.AgentEvent:
-    """``now`` is the wall clock: what travels is the age, since clocks of hosts differ."""
+def encode_rank_end(end: RankEnd) -> pb.AgentEvent:
+    """Encode the end of a rank, with its time on the clock of its host."""
     report = None
     if end.report is not None:
         blames = end.report.blames
@@ -40,23 +52,19 @@ def encode_rank_end(end: RankEnd, *, now: float) -> pb.AgentEvent:
             is_peer_error=end.report.is_peer_error,
             blames=None if blames is None or blames < 0 else blames,
         )
-    message = pb.RankEnded(
-        age_seconds=max(0.0, now - end.at), report=report, **{name: getattr(end, name) for name in _SAME_IN_RANK_END}
-    )
+    message = pb.RankEnded(report=report, **{name: getattr(end, name) for name in _SAME_IN_RANK_END})
     return pb.AgentEvent(rank_ended=message)
 
 
-def decode_rank_end(message: pb.RankEnded, *, host: str, now: float) -> RankEnd:
-    """Return how a rank on ``host`` ended, on the clock that says ``now``."""
-    return RankEnd(
-        host=host,
-        at=now - message.age_seconds,
-        report=_read(FailureReport, message.report) if message.HasField("report") else None,
-        **{name: getattr(message, name) for name in _SAME_IN_RANK_END},
-    )
+def decode_rank_end(message: pb.RankEnded, *, host: str, offset: float) -> RankEnd:
+    """Return how a rank on ``host``, whose clock is ``offset`` seconds behind this one, ended, on this one."""
+    fields = {name: getattr(message, name) for name in _SAME_IN_RANK_END}
+    fields["at"] = message.at + offset if math.isfinite(message.at) else 0.0
+    report = _read(FailureReport, message.report) if message.HasField("report") else None
+    return RankEnd(host=host, report=report, **fields)
 
 
-_SAME_IN_RANK_END = ("generation", "rank", "local_rank", "pid", "returncode", "stderr_tail")
+_SAME_IN_RANK_END = ("generation", "rank", "local_rank", "pid", "returncode", "at", "stderr_tail")
 _PHASES = {
     None: pb.RankState.PHASE_UNSPECIFIED,
     Phase.FORMING: pb.RankState.FORMING,
@@ -85,6 +93,27 @@ def decode_state(message: pb.RankState) -> RankState:
     )
 
 
+def encode_told(told: RankTold) -> pb.AgentEvent:
+    notice = b"" if told.notice is None else msgspec.json.encode(told.notice)
+    message = pb.RankTold(
+        generation=told.generation,
+        rank=told.rank,
+        notice=notice,
+        blocked=told.blocked,
+        has_failed=told.has_failed,
+    )
+    return pb.AgentEvent(told=message)
+
+
+def decode_told(message: pb.RankTold) -> RankTold:
+    """Return what a rank tells; a notice of another form, of another version perhaps, is none."""
+    try:
+        notice = msgspec.json.decode(message.notice, type=WaitNotice) if message.notice else None
+    except msgspec.MsgspecError:
+        notice = None
+    return RankTold(message.generation, message.rank, notice, message.blocked, message.has_failed)
+
+
 def encode_order(order: Order) -> pb.AgentCommand:
     match order:
         case AgentAssignment():
@@ -97,6 +126,10 @@ def encode_order(order: Order) -> pb.AgentCommand:
             return pb.AgentCommand(condemn=pb.Condemn(generation=generation, **loss._asdict()))
         case JobOutcome():
             return pb.AgentCommand(finish=pb.Finish(**asdict(order)))
+        case TellCondition():
+            return pb.AgentCommand(condition=pb.Condition(**asdict(order)))
+        case Announcement(text):
+            return pb.AgentCommand(announce=pb.Announce(text=text[:_LONGEST_TEXT]))
 
 
 def decode_order(message: pb.AgentCommand) -> Order | None:
@@ -112,6 +145,10 @@ def decode_order(message: pb.AgentCommand) -> Order | None:
             return GiveUpRank(message.condemn.generation, _read(Loss, message.condemn))
         case "finish":
             return _read(JobOutcome, message.finish)
+        case "condition":
+            return _read(TellCondition, message.condition)
+        case "announce":
+            return Announcement(message.announce.text)
     return None
 
 

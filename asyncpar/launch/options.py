@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
 from asyncpar.core.config.transport import TRANSPORTS, split_lane_reference
 from asyncpar.errors import UsageError
 
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/@]+):\d{1,5}")
+
 BACKENDS = ("asyncpar", "c10d", "static")
 _CONF_TIMEOUTS = ("timeout", "join_timeout")
 _CONF_IGNORED = ("last_call_timeout", "close_timeout", "read_timeout", "rank", "is_host", "store_type", "use_libuv")
+
+
+ELASTIC_MODES = ("restart", "ranks")
 
 
 class ProgramKind(StrEnum):
@@ -23,7 +29,7 @@ class ProgramKind(StrEnum):
 
 
 class Streams(IntFlag):
-    """Which of a rank's streams, in torchrun's numbers."""
+    """A choice of a rank's streams, in torchrun's numbers."""
 
     NONE = 0
     STDOUT = 1
@@ -50,15 +56,22 @@ class StreamChoice:
 class LaunchOptions:
     """One `asyncpar launch`.
 
+    ``nnodes`` hosts run the job; where hosts may come and go, ``least_nnodes`` (None: all) will do after ``last_call``.
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
     meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
-    lets ranks that do not run stay.  Times are in seconds.
+    lets ranks that do not run stay.  ``elastic`` says what is done to ranks when hosts come or go: ``restart`` or
+    ``ranks``, which live on; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
+    ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
+    frames of a failure.  ``dashboard`` and ``metrics`` are where those are served (None: nowhere), ``dashboard_names``
+    the names of proxies before the page, ``sinks`` the names of sinks.  Times are in seconds.
     """
 
     program: str
     arguments: tuple[str, ...] = ()
     kind: ProgramKind = ProgramKind.SCRIPT
     nnodes: int = 1
+    least_nnodes: int | None = None
+    last_call: float = 5.0
     node_rank: int | None = None
     nproc: int | None = 1
     endpoint: str | None = None
@@ -75,26 +88,62 @@ class LaunchOptions:
     transport: str | None = None
     secret_file: str | None = None
     certs: str | None = None
+    elastic: str = "restart"
+    restart_window: float | None = None
+    host_name: str | None = None
+    full_traceback: bool = False
+    post_mortem: str | None = None
+    dashboard: str | None = None
+    dashboard_names: tuple[str, ...] = ()
+    metrics: str | None = None
+    sinks: tuple[str, ...] = ()
+
+    @property
+    def is_for_agents(self) -> bool:
+        """May agents that run already take the job?  Launchers that have places meet by themselves."""
+        return self.elastic == "ranks" or (self.least_nnodes is not None and self.node_rank is None)
+
+    def check_endpoint(self) -> None:
+        """Raise ``UsageError`` unless launchers of several hosts know where to meet."""
+        if self.nnodes > 1 and self.endpoint is None:
+            raise UsageError("--rdzv-endpoint: expected host:port of the first host, needed with --nnodes > 1")
 
     def __post_init__(self) -> None:
         if self.nnodes < 1:
             raise UsageError(f"--nnodes: expected at least 1, got {self.nnodes}")
+        if self.least_nnodes is not None and not 1 <= self.least_nnodes <= self.nnodes:
+            raise UsageError(f"--nnodes: expected MIN:MAX with 1 <= MIN <= MAX, got {self.least_nnodes}:{self.nnodes}")
+        if self.elastic not in ELASTIC_MODES:
+            raise UsageError(f"--elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
+        if self.host_name is not None and self.elastic != "ranks":
+            raise UsageError("--host-name: expected with --elastic ranks; otherwise hosts have their own names")
+        if self.restart_window is not None and not self.restart_window > 0.0:
+            raise UsageError(f"--restart-window: expected more than 0 seconds, got {self.restart_window}")
         if self.nproc is not None and self.nproc < 1:
             raise UsageError(f"--nproc-per-node: expected at least 1, got {self.nproc}")
         if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
             raise UsageError(
                 f"--node-rank: expected 0..{self.nnodes - 1} (--nnodes {self.nnodes}), got {self.node_rank}"
             )
-        if self.nnodes > 1 and self.endpoint is None:
-            raise UsageError("--rdzv-endpoint: expected host:port of the first host, needed with --nnodes > 1")
+        if self.nnodes > 1 and not self.is_for_agents:
+            self.check_endpoint()
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts: expected at least 0, got {self.max_restarts}")
         _check_seconds("--rdzv-timeout", self.timeout, least=0.001)
+        _check_seconds("--last-call", self.last_call, least=0.0)
         _check_seconds("--grace-period", self.grace, least=0.0)
         _check_seconds("--reconnect-within", self.reconnect, least=0.0)
         if self.silent_after is not None:
             _check_seconds("--silent-after", self.silent_after, least=1.0)
         check_transport(self.transport)
+        self._check_served()
+
+    def _check_served(self) -> None:
+        for name, address in (("--dashboard", self.dashboard), ("--metrics", self.metrics)):
+            if address is not None and not _ADDRESS.fullmatch(address):
+                raise UsageError(f"{name}: expected ADDRESS:PORT, such as 127.0.0.1:8787, got {address!r}")
+        if self.dashboard_names and self.dashboard is None:
+            raise UsageError("--dashboard-names: expected with --dashboard")
 
 
 def check_transport(name: str | None) -> None:
@@ -120,14 +169,11 @@ def parse_count(name: str, text: str, *, least: int = 0) -> int:
     return int(text)
 
 
-def parse_nnodes(text: str) -> int:
-    """Parse ``--nnodes``; torchrun's range MIN:MAX asks for elasticity, which does not exist here yet."""
+def parse_nnodes(text: str) -> tuple[int | None, int]:
+    """Parse ``--nnodes``: a number, or the range MIN:MAX.  Return MIN, None without a range, and MAX."""
     low, colon, high = text.partition(":")
-    if colon and low != high:
-        raise UsageError(
-            f"--nnodes: expected one number, got the range {text!r}; worlds that grow are not supported yet"
-        )
-    return parse_count("--nnodes", low)
+    least = parse_count("--nnodes", low)
+    return (least, parse_count("--nnodes", high)) if colon else (None, least)
 
 
 def parse_nproc(text: str) -> int | None:

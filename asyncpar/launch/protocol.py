@@ -1,4 +1,4 @@
-"""What agents and the coordinator tell each other, and the other commands of the coordinator: frozen values.  Pure."""
+"""Messages between agents and the coordinator, and the other commands of the coordinator: frozen values.  Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.vitals import RankState
+from asyncpar.launch.wait_board import RankTold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
-    """The introduction of an agent.  ``node_rank`` None: any free place."""
+    """The introduction of an agent.  ``node_rank`` None: any free place; ``least_nnodes`` None: all ``nnodes``.
+
+    ``version`` is that of its package.
+    """
 
     job: str
     nnodes: int
+    least_nnodes: int | None = None
     nproc: int
     node_rank: int | None
     host: str
+    version: str = ""
 
 
 # -- orders of the coordinator: events of the agent's machine
@@ -70,7 +76,23 @@ class JobOutcome:
     message: str = ""
 
 
-Order = AgentAssignment | StopRanks | GiveUpRank | JobOutcome
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Print ``text``: what the coordinator alone knows."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellCondition:
+    """Notify the ranks of ``generation`` of what ``rank`` cannot tell them: ``how`` is ``is stopped``; "": it runs."""
+
+    generation: int
+    rank: int
+    how: str
+
+
+Order = AgentAssignment | StopRanks | GiveUpRank | JobOutcome | Announcement | TellCondition
 
 # -- events of the coordinator's machine; it numbers agents as they connect
 
@@ -124,11 +146,37 @@ class RankChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerRefused:
+    """Somebody came who could not prove to belong to the job."""
+
+    who: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpoke:
+    """A rank tells what it waits for, or that its event loop is blocked."""
+
+    agent: int
+    told: RankTold
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorTick:
     """Time has passed."""
 
 
-Event = AgentArrived | AgentLost | RankEnded | AgentStopped | JobInterrupted | RankChanged | CoordinatorTick
+Event = (
+    AgentArrived
+    | AgentLost
+    | RankEnded
+    | AgentStopped
+    | JobInterrupted
+    | RankChanged
+    | RankSpoke
+    | CallerRefused
+    | CoordinatorTick
+)
 
 # -- commands of the coordinator's machine
 

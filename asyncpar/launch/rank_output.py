@@ -8,14 +8,26 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.launch.display import Display, LineSplitter, write_all
-from asyncpar.launch.failure import BeatRecord, FailureReport, PhaseRecord, ProgressRecord, parse_record
+from asyncpar.launch.failure import (
+    BeatRecord,
+    BlockedRecord,
+    FailureReport,
+    PhaseRecord,
+    ProgressRecord,
+    WaitRecord,
+    parse_record,
+)
 from asyncpar.launch.options import StreamChoice, Streams
+from asyncpar.launch.post_mortem import TailFile
+from asyncpar.launch.tracebacks import HOLD_SECONDS, TracebackHold
 from asyncpar.launch.vitals import Vitals
+from asyncpar.launch.wait_board import RankTold
 
 
 class RankLogs:
@@ -88,7 +100,7 @@ class Relay:
             self._transport.close()
 
     def close(self) -> None:
-        """Behave as if the pipe ended now: a process outside the job may hold its other end."""
+        """End as if the pipe ended now: a process outside the job may hold its other end."""
         if self._transport is None and not self._is_closed:
             os.close(self._descriptor)
         self._is_closed = True
@@ -103,11 +115,31 @@ class Relay:
             self._is_reading = False
 
 
-_TAIL_BYTES = 4096
-_TAIL_LINES = 20
+_TAIL_BYTES = 32_768
 _LONGEST_RECORD = 1 << 18
 _SETTLE_PATIENCE = 0.5
 _DRAIN_PATIENCE = 0.5
+
+
+RECENT_BYTES = 1 << 16
+
+
+class RecentOutput:
+    """The last ``RECENT_BYTES`` that a rank has printed on both streams, as they came."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def write(self, chunk: bytes) -> None:
+        """Add ``chunk``."""
+        self._content += chunk[-RECENT_BYTES:]
+        if len(self._content) > 2 * RECENT_BYTES:  # moved once for many chunks
+            del self._content[:-RECENT_BYTES]
+
+    def read(self) -> bytes:
+        """Return it, from the beginning of a line on."""
+        content = bytes(self._content[-RECENT_BYTES:])
+        return content if len(content) < RECENT_BYTES else content.partition(b"\n")[2]
 
 
 class RankOutput:
@@ -123,22 +155,36 @@ class RankOutput:
         logs: RankLogs,
         on_broken: Callable[[str], None],
         on_phase: Callable[[], None],
+        on_told: Callable[[RankTold], None] = lambda _: None,
+        holds_tracebacks: bool = False,
+        tails: Mapping[Streams, TailFile] | None = None,
+        on_output: Callable[[int, Streams, bytes], None] | None = None,
     ) -> None:
-        """``descriptors``: the read ends for stdout, stderr and reports; they and ``files`` are owned from now on."""
+        """``descriptors``: the read ends for stdout, stderr and reports; they and the files are owned from now on.
+
+        With ``holds_tracebacks`` one that is the end of its stderr waits for ``end``.
+        """
         self.failure: FailureReport | None = None
         self.vitals = Vitals()
         self._place = place
         self._files = files
+        self._tails = tails or {}
         self._display = display
         self._logs = logs
         self._on_broken = on_broken
         self._on_phase = on_phase
+        self._on_told = on_told
+        self._told = RankTold(place.generation, place.rank)
+        self._on_output = on_output
         self._prefix = f"[{place.host}:{place.rank}] "
         self._tail = b""
+        self.recent = RecentOutput()
         self._records = LineSplitter(limit=_LONGEST_RECORD)
         self._splitters = {Streams.STDOUT: LineSplitter(), Streams.STDERR: LineSplitter()}
         self._is_over = {Streams.STDERR: asyncio.Event(), Streams.NONE: asyncio.Event()}
         self._is_abandoned = False
+        self._hold = TracebackHold() if holds_tracebacks else None
+        self._releasing: asyncio.Task[None] | None = None
         stdout, stderr, reports = descriptors
         self._relays = (
             Relay(stdout, lambda chunk: self._take(Streams.STDOUT, chunk)),
@@ -148,9 +194,12 @@ class RankOutput:
 
     @property
     def stderr_tail(self) -> str:
-        """The end of the rank's stderr, in whole lines as far as possible."""
-        lines = self._tail.decode(errors="replace").splitlines()
-        return "\n".join(lines[-_TAIL_LINES:])
+        """The end of the rank's stderr."""
+        return self._tail.decode(errors="replace")
+
+    def has_shown(self, traceback: str) -> bool:
+        """Was ``traceback`` shown with the rank's output, because the rank took its time to end?"""
+        return self._hold is not None and self._hold.has_shown(traceback)
 
     async def run(self) -> None:
         """Relay until all three pipes have ended."""
@@ -161,6 +210,8 @@ class RankOutput:
         finally:
             for file in self._files.values():
                 file.close()
+            for tail in self._tails.values():
+                tail.close()
 
     async def settle(self) -> None:
         """Wait a moment until all that the rank wrote about its end has arrived."""
@@ -170,6 +221,15 @@ class RankOutput:
                     await over.wait()
         except TimeoutError:  # another process holds the pipe, or our own stderr is read slowly
             return
+
+    async def end(self, *, has_failed: bool) -> None:
+        """Show what was held back, but no traceback of a rank that has failed: the job's last words have it."""
+        if self._hold is None:
+            return
+        hold, self._hold = self._hold, None
+        if self._releasing is not None:
+            self._releasing.cancel()
+        await self._show_lines(hold.end(has_failed=has_failed))
 
     async def drain(self, relaying: asyncio.Task[None]) -> None:
         """Return when everything is passed on; pipes that stay open and silent are closed."""
@@ -191,6 +251,11 @@ class RankOutput:
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
             if not chunk:
                 self._is_over[stream].set()
+        if stream in self._tails:
+            self._tails[stream].write(chunk)
+        self.recent.write(chunk)
+        if self._on_output is not None:
+            self._on_output(self._place.rank, stream, chunk)
         if self._is_abandoned:
             return
         try:
@@ -209,9 +274,31 @@ class RankOutput:
             return
         splitter = self._splitters[stream]
         lines = splitter.feed(chunk) if chunk else splitter.finish()
+        if self._hold is not None and stream == Streams.STDERR:
+            lines = self._hold.take(lines)
+            if self._hold.is_holding and self._releasing is None:
+                self._releasing = asyncio.create_task(self._release())
+        await self._show_lines(lines)
+
+    async def _release(self) -> None:
+        """Show a traceback whose process goes on."""
+        await asyncio.sleep(HOLD_SECONDS)
+        self._releasing = None
+        if self._hold is not None and not self._is_abandoned:
+            try:
+                await self._show_lines(self._hold.release())
+            except OSError:
+                self._give_up("")
+
+    async def _show_lines(self, lines: list[bytes]) -> None:
         if lines:
             prefix = self._prefix.encode()
             await self._display.lines(b"".join(prefix + line + b"\n" for line in lines))
+
+    def _tell(self, told: RankTold) -> None:
+        if told != self._told:
+            self._told = told
+            self._on_told(told)
 
     def _give_up(self, reason: str) -> None:
         """Keep reading, so that the rank is not blocked, but pass nothing on."""
@@ -230,5 +317,9 @@ class RankOutput:
                     self._on_phase()
                 case BeatRecord():
                     self.vitals.beat()
+                case WaitRecord(notice, has_failed):
+                    self._tell(replace(self._told, notice=notice, has_failed=has_failed))
+                case BlockedRecord(where):
+                    self._tell(replace(self._told, blocked=where))
                 case FailureReport() as record if self.failure is None:
                     self.failure = record

@@ -23,6 +23,7 @@ import psutil
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.transport import parse_checksums, parse_connections, parse_link_timeout
+from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient
@@ -31,6 +32,7 @@ from asyncpar.net.arena.settings import ArenaSettings
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
 _KILL_PATIENCE = 5.0
+_REAP_PATIENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,25 @@ class ChildStreams:
     stderr: int
     report: int
     notices: int
+    director: int | None = None
+    """The rank's end of its pipe to who tells it of worlds; None: it has none."""
+    ring: int | None = None
+    """The memory in which the rank records events; the parent keeps it open."""
+    stacks: int | None = None
+    """The file into which the rank writes its stacks when it can do nothing else; the parent keeps it open."""
+    observed: int | None = None
+    """The rank's end of the line over which the agent asks what it does; None: it is not asked."""
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Those that keep their numbers."""
+        others = (each for each in (self.director, self.observed) if each is not None)
+        return (self.report, self.notices, *others)
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Those that the parent keeps, too; they keep their numbers."""
+        return tuple(each for each in (self.ring, self.stacks) if each is not None)
 
 
 class RankProcess:
@@ -59,9 +80,15 @@ class RankProcess:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams, reaper: ReaperClient
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: ChildStreams,
+        reaper: ReaperClient,
+        *,
+        directory: str | None = None,
     ) -> RankProcess:
-        """Start the trampoline for ``command``; nothing of it runs before ``go``.
+        """Start the trampoline for ``command`` in ``directory`` (None: here); nothing of it runs before ``go``.
 
         Raises ``OSError`` and ``LaunchError``; then nothing is left of it.
         """
@@ -74,7 +101,8 @@ class RankProcess:
                     stdout=streams.stdout,
                     stderr=streams.stderr,
                     env=environment,
-                    pass_fds=(read_end, streams.report, streams.notices),
+                    cwd=directory,
+                    pass_fds=(read_end, *streams.inherited, *streams.shared),
                     start_new_session=True,
                 )
         except BaseException:
@@ -120,6 +148,13 @@ class RankProcess:
             os.close(self._go)
             self._go = None
         return self._process.wait()
+
+    def reap(self) -> None:
+        """Kill the group and forget the leader, if its end was not waited for because the wait was cancelled."""
+        if self._process.returncode is None:
+            self.signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go; the reaper knows it
+                self._process.wait(_REAP_PATIENCE)
 
     async def clear(self, *, grace: float) -> None:
         """End what the leader left in its group: SIGTERM, and SIGKILL after ``grace`` seconds."""
@@ -187,18 +222,22 @@ def _is_running_in(group: int, pid: int) -> bool:
 
 
 def rank_command(kind: ProgramKind, program: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command line.  Raises ``UsageError`` when there is no such script, module or program."""
+    """Return the command line.  Raises ``UsageError`` when there is no such script, module or program here."""
     match kind:
         case ProgramKind.SCRIPT:
             _check_script(program)
-            return (sys.executable, program, *arguments)
         case ProgramKind.MODULE:
             _check_module(program)
-            return (sys.executable, "-m", program, *arguments)
         case ProgramKind.PROGRAM:
             if shutil.which(program) is None:
                 raise UsageError(f"program: {program} is not an executable file, nor one on PATH")
-            return (program, *arguments)
+    return command_line(kind, program, arguments)
+
+
+def command_line(kind: ProgramKind, program: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command line, whether there is such a program or not."""
+    start = {ProgramKind.SCRIPT: (sys.executable,), ProgramKind.MODULE: (sys.executable, "-m"), ProgramKind.PROGRAM: ()}
+    return (*start[kind], program, *arguments)
 
 
 def _check_script(script: str) -> None:
@@ -228,6 +267,7 @@ def check_settings(environment: Mapping[str, str]) -> None:
     parse_checksums(environment.get("ASYNCPAR_CHECKSUMS"))
     parse_connections(environment.get("ASYNCPAR_CONNECTIONS"))
     parse_link_timeout(environment.get("ASYNCPAR_LINK_TIMEOUT"))
+    parse_wait_warning(environment.get(WAIT_WARNING))
 
 
 _OURS = "ASYNCPAR_"
@@ -239,6 +279,9 @@ _SETTINGS = frozenset(
         "ASYNCPAR_CHECKSUMS",
         "ASYNCPAR_CONNECTIONS",
         "ASYNCPAR_LINK_TIMEOUT",
+        "ASYNCPAR_NCCL_BETWEEN_HOSTS",
+        "ASYNCPAR_TORCH_CUDA",
+        WAIT_WARNING,
     }
 )
 """Variables of ours that people set for the ranks."""
@@ -253,10 +296,30 @@ def rank_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[
     Variables of an outer launch are removed.  Output is unbuffered, and with several ranks on the host numeric
     libraries get one thread each, unless ``base`` says something else about that.
     """
+    return _inherited(base, place.local_world_size) | place.to_mapping()
+
+
+def elastic_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[str, str]:
+    """Return ``base`` with what a rank that gets its worlds over a pipe has to know of its ``place``.
+
+    Its rank and the size of its world change, so no variable has them.
+    """
+    own = {name: value for name, value in place.to_mapping().items() if name in _ELASTIC}
+    return _inherited(base, place.local_world_size) | own
+
+
+_ELASTIC = frozenset(
+    {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "ASYNCPAR_SECRET_FILE", "ASYNCPAR_JOB", "ASYNCPAR_HOST", "ASYNCPAR_BIND"}
+)
+
+
+def _inherited(base: Mapping[str, str], ranks_here: int) -> dict[str, str]:
     environment = {name: value for name, value in base.items() if name in _SETTINGS or not name.startswith(_OURS)}
+    for name in ("RANK", "WORLD_SIZE"):  # of an outer launch
+        environment.pop(name, None)
     defaults = dict(_DEFAULTS)
-    if place.local_world_size > 1:
+    if ranks_here > 1:
         defaults |= dict.fromkeys(_THREADS, "1")
     for name, value in defaults.items():
         environment.setdefault(name, value)
-    return environment | place.to_mapping()
+    return environment

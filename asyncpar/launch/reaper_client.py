@@ -28,6 +28,7 @@ class ReaperClient:
         """Start the reaper.  Raises ``LaunchError`` if that is impossible."""
         self._groups: set[int] = set()
         self._paths: list[Path] = []
+        self._folder: Path | None = None
         self._is_closed = False
         self._process = _start()
 
@@ -62,6 +63,18 @@ class ReaperClient:
         self._paths.append(path)
         self._tell(_path_line(path))
 
+    def explain(self, folder: Path) -> None:
+        """Register the folder of a post-mortem, which is to be explained if the agent is killed."""
+        self._folder = folder
+        self._tell(b"explain " + os.fsencode(folder) + b"\n")
+
+    def forget_folder(self) -> None:
+        """Unregister the folder: the agent explains it itself, or there is nothing to explain."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            with contextlib.suppress(LaunchError):
+                self._tell(b"-explain " + os.fsencode(folder) + b"\n")
+
     def close(self) -> None:
         """End and remove everything that is still registered, and wait for that."""
         self._is_closed = True
@@ -92,6 +105,8 @@ class ReaperClient:
                 self._write(_group_line(group))
             for path in self._paths:
                 self._write(_path_line(path))
+            if self._folder is not None:
+                self._write(b"explain " + os.fsencode(self._folder) + b"\n")
         except OSError as error:
             raise LaunchError("the reaper is gone; without it ranks could outlive the launcher") from error
 

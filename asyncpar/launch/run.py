@@ -18,6 +18,9 @@ from asyncpar.launch.rank_process import check_settings, rank_command
 _LAST_WORD_PATIENCE = 1.0
 _OUTPUT_PATIENCE = 0.2
 """Seconds that the output already handed over has to get out; a reader may have stopped reading."""
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+"""The variable that every container there has."""
+
 _IN_CLEAR = (
     b"asyncpar launch: traffic between the hosts is authenticated, but not encrypted; `asyncpar certs init` makes "
     b"certificates for --certs\n"
@@ -33,7 +36,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     command = rank_command(options.kind, options.program, options.arguments)
     check_settings(environment)
     options, certificates = adopt_certificates(options)
-    placement = find_placement(options)
+    placement = find_placement(options, patience=options.timeout if environment.get(_IN_KUBERNETES) else 0.0)
     if certificates is not None:
         certificates.check_ranks(nnodes=options.nnodes, nproc=placement.nproc)
     check_secret_options(options, placement)
@@ -48,7 +51,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     )
     stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             outcome = runner.run(_run(job, stdout, stderr))
     finally:
         stdout.close(patience=_OUTPUT_PATIENCE)
@@ -66,7 +69,7 @@ async def _run(job: LaunchJob, stdout: OutputStream, stderr: OutputStream) -> Jo
         await display.lines(_IN_CLEAR)
     outcome = await run_agent(job, display)
     if outcome.message:
-        text = "".join(f"asyncpar launch: {line}\n" for line in outcome.message.splitlines())
+        text = f"asyncpar launch: {outcome.message}\n"
         try:
             async with asyncio.timeout(_LAST_WORD_PATIENCE):
                 await display.lines(text.encode(errors="replace"))
@@ -75,7 +78,7 @@ async def _run(job: LaunchJob, stdout: OutputStream, stderr: OutputStream) -> Jo
     return outcome
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     """Return a uvloop where there is one."""
     try:
         import uvloop

@@ -81,6 +81,14 @@ _WORDS: Final = {
 }
 
 
+CONDITION_WORDS: Final = {
+    Condition.WELL: "",
+    Condition.STOPPED: "is stopped (SIGSTOP, or a debugger)",
+    Condition.HUNG: "runs no Python code (something holds its interpreter lock)",
+}
+"""What is said of a rank that others wait for."""
+
+
 class SilentRanks:
     """Follows the ranks of one generation; a rank may be silent for ``limit`` seconds, None for ever."""
 

@@ -5,51 +5,81 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
+from functools import partial
 from typing import Any
 
-from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.observe.agent_line import Loss, encode_loss
-from asyncpar.errors import LaunchError
+import msgspec
+
+from asyncpar import errors
+from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
+from asyncpar.core.observe.agent_line import Loss, encode_condition, encode_loss
+from asyncpar.core.observe.recorder import RING_FD
+from asyncpar.core.observe.stack_dump import STACKS_FD
+from asyncpar.errors import LaunchError, PeerError
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
+from asyncpar.launch.post_mortem import PostMortem
+from asyncpar.launch.rank_files import RankFiles
 from asyncpar.launch.rank_output import RankLogs, RankOutput
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
 from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.tracebacks import find_traceback, shorten
 from asyncpar.launch.vitals import LOOK_SECONDS, RankState
+from asyncpar.launch.wait_board import RankTold
+from asyncpar.observe.service import OBSERVE_FD
+from asyncpar.observe.stack_views import ProcessStacks
+from asyncpar.observe.summary import unpack
 
 _CANNOT_START = 126
+_TAIL_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The command and environment of one rank; ``place`` is the part of the environment that the launcher sets."""
+    """The command and environment of one rank; ``place`` is the part of the environment that the launcher sets.
+
+    ``director`` is the rank's end of its pipe to who tells it of worlds, which is closed here once the rank has it;
+    ``directory`` is where it is started (None: here).
+    """
 
     command: tuple[str, ...]
     environment: dict[str, str]
     place: LaunchEnvironment
+    director: int | None = None
+    directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroupTools:
     """Shared by the worker groups of all generations.
 
-    ``on_broken_output`` gets the reason ("": the reader closed its end), ``on_state`` each state that has changed.
+    ``on_broken_output`` gets the reason ("": the reader closed its end), ``on_state`` each state that has changed,
+    ``on_told`` what ranks say that they wait for, ``on_output`` all that they print (``b""`` at the end of a stream).
+    With ``holds_tracebacks`` those that ranks end with are not shown, since ``on_rank_end`` tells of them; with
+    ``full_traceback`` that has all frames.
     """
 
     reaper: ReaperClient
     display: Display
     logs: RankLogs
+    watch: HostWatch
     grace: float
     on_rank_end: Callable[[RankEnd], None]
     on_state: Callable[[RankState], None]
     on_broken_output: Callable[[str], None]
+    on_told: Callable[[RankTold], None] = lambda _: None
+    on_output: Callable[[int, Streams, bytes], None] | None = None
+    holds_tracebacks: bool = False
+    full_traceback: bool = False
+    post_mortem: PostMortem | None = None
 
 
 class WorkerGroup:
@@ -62,13 +92,27 @@ class WorkerGroup:
         self._outputs: dict[int, RankOutput] = {}
         self._notices: dict[int, int] = {}
         """By local rank: the pipe that notifies it of lost ranks."""
+        self._files = RankFiles(tools.logs, tools.post_mortem)
         self._watches: list[asyncio.Task[None]] = []
         self._killed: set[int] = set()
         self._pending_signal: int | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        """Keeps the stacks for a post-mortem; they are kept once, when the job begins to end."""
+        self._has_told_loss = False
 
     async def run(self) -> None:
         """Run all ranks; return when every process group is gone and all output has been passed on."""
+        try:
+            await self._run()
+        finally:
+            for process in self._processes.values():
+                process.reap()
+            self._files.close()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             for plan in self._plans:
                 self._start(plan, tasks)
             for process in self._processes.values():
@@ -78,14 +122,50 @@ class WorkerGroup:
                 self.signal(self._pending_signal)
             if self._watches:
                 await asyncio.wait(self._watches)
+            self._tasks = None
             watching.cancel()
         await self._tools.display.finish()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes that were started, by local rank."""
+        return {local_rank: process.pid for local_rank, process in self._processes.items()}
+
+    @property
+    def images(self) -> dict[int, bytes]:
+        """The images of the event rings of all ranks that were started here, by rank, also of those that are dead.
+
+        Until ``run`` returns.
+        """
+        ranks = {plan.place.local_rank: plan.place.rank for plan in self._plans}
+        return {ranks[local_rank]: image for local_rank, image in self._files.images.items()}
 
     def signal(self, number: int) -> None:
         """Send ``number`` to the process group of every rank."""
         self._pending_signal = number
+        if number == signal.SIGKILL:
+            self._send(number)
+        else:
+            self._after_stacks(lambda: self._send(number))
+
+    def _send(self, number: int) -> None:
         for process in self._processes.values():
             process.signal(number)
+
+    def _after_stacks(self, act: Callable[[], None]) -> None:
+        """Call ``act`` when the stacks of all ranks are kept, which takes a second at most; now if none are."""
+        if self._tools.post_mortem is None or self._tasks is None or not self._processes:
+            act()
+            return
+        if self._keeping is None:
+            self._keeping = self._tasks.create_task(self._keep_stacks(self._tools.post_mortem))
+        self._keeping.add_done_callback(lambda _: act())
+
+    async def _keep_stacks(self, post_mortem: PostMortem) -> None:
+        generation = self._plans[0].place.generation
+        for answer in await self._tools.watch.collect("stacks"):
+            with suppress(msgspec.DecodeError):  # it has none to tell, if it is stopped for instance
+                post_mortem.add_stacks(generation, unpack(answer.content, ProcessStacks))
 
     def kill(self) -> None:
         """Kill every process group, and stop waiting for readers of our output."""
@@ -98,14 +178,22 @@ class WorkerGroup:
         for plan in self._plans:
             if plan.place.rank == rank and plan.place.local_rank in self._processes:
                 self._killed.add(plan.place.local_rank)
-                self._processes[plan.place.local_rank].signal(signal.SIGKILL)
+                self._after_stacks(partial(self._processes[plan.place.local_rank].signal, signal.SIGKILL))
 
     def tell_loss(self, loss: Loss) -> None:
         """Notify every rank, except the lost one, of a loss."""
-        line = encode_loss(loss)
+        self._has_told_loss = True
+        self._notify(loss.rank, lambda generation: encode_loss(loss, generation=generation))
+
+    def tell_condition(self, rank: int, how: str) -> None:
+        """Notify every rank, except ``rank``, of what that one cannot tell them."""
+        self._notify(rank, lambda generation: encode_condition(rank, how, generation=generation))
+
+    def _notify(self, about: int, encode: Callable[[int], bytes]) -> None:
         for plan in self._plans:
+            line = encode(plan.place.generation)
             descriptor = self._notices.get(plan.place.local_rank)
-            if descriptor is not None and plan.place.rank != loss.rank:
+            if descriptor is not None and plan.place.rank != about:
                 with suppress(BlockingIOError, BrokenPipeError):  # it does not listen, or is gone
                     os.write(descriptor, line)
 
@@ -116,7 +204,7 @@ class WorkerGroup:
             reason = f"the process could not be started: {error}"
             report = FailureReport(type_name=type(error).__name__, message=reason, traceback="")
             self._tools.on_rank_end(
-                RankEnd(**_who(plan.place), pid=0, returncode=_CANNOT_START, at=time.time(), report=report)
+                RankEnd(**_who(plan.place), pid=0, returncode=_CANNOT_START, at=time.monotonic(), report=report)
             )
             return
         self._processes[plan.place.local_rank] = process
@@ -125,72 +213,104 @@ class WorkerGroup:
 
     def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
         """Start the trampoline with its pipes.  On an error nothing stays open."""
-        files = self._open_logs(plan)
+        try:
+            logs = self._files.open_logs(plan.place)
+        except OSError:
+            if plan.director is not None:
+                os.close(plan.director)
+            raise
         read_ends, write_ends = zip(*(os.pipe() for _ in range(3)), strict=True)
         notices, notify = os.pipe()
         os.set_blocking(notify, False)
+        asking, observed = socket.socketpair()
         streams = ChildStreams(
             stdin=_standard_input(plan.place.rank),
             stdout=write_ends[0],
             stderr=write_ends[1],
             report=write_ends[2],
             notices=notices,
+            director=plan.director,
+            ring=self._files.make_ring(plan.place),
+            stacks=self._files.make_stacks(plan.place),
+            observed=observed.detach(),
         )
         environment = plan.environment | {
             "ASYNCPAR_REPORT_FD": str(streams.report),
             "ASYNCPAR_NOTICE_FD": str(streams.notices),
+            OBSERVE_FD: str(streams.observed),
         }
+        if streams.ring is not None:
+            environment[RING_FD] = str(streams.ring)
+        if streams.stacks is not None:
+            environment[STACKS_FD] = str(streams.stacks)
+        if plan.director is not None:
+            environment[ELASTIC_PIPE] = str(plan.director)
         try:
-            process = RankProcess.start(plan.command, environment, streams, self._tools.reaper)
+            process = RankProcess.start(
+                plan.command, environment, streams, self._tools.reaper, directory=plan.directory
+            )
         except BaseException:
-            for descriptor in (*read_ends, notify):
+            for descriptor in (*read_ends, notify, asking.detach()):
                 os.close(descriptor)
             raise
         finally:
-            for descriptor in (*write_ends, notices):
+            for descriptor in (*write_ends, *streams.inherited[1:]):
                 os.close(descriptor)
         self._notices[plan.place.local_rank] = notify
         output = RankOutput(
             plan.place,
             read_ends,
-            files,
+            logs,
             display=self._tools.display,
             logs=self._tools.logs,
             on_broken=self._tools.on_broken_output,
             on_phase=lambda: self._tell_state(plan),
+            on_told=self._tools.on_told,
+            holds_tracebacks=self._tools.holds_tracebacks,
+            tails=self._files.open_tails(plan.place),
+            on_output=self._tools.on_output,
         )
+        told = {"image": lambda: self._files.image(plan.place.local_rank), "output": output.recent.read}
+        self._tools.watch.add(plan.place, process.pid, asking, told, self._files.stacks.get(plan.place.local_rank))
         return process, output
-
-    def _open_logs(self, plan: RankPlan) -> dict[Streams, FileIO]:
-        place = plan.place
-        files = {
-            stream: self._tools.logs.open(
-                stream, attempt=place.restart_count, rank=place.rank, local_rank=place.local_rank
-            )
-            for stream in (Streams.STDOUT, Streams.STDERR)
-        }
-        return {stream: file for stream, file in files.items() if file is not None}
 
     async def _watch(self, plan: RankPlan, process: RankProcess, output: RankOutput, tasks: asyncio.TaskGroup) -> None:
         """Follow one rank from its start until nothing of it is left."""
         relaying = tasks.create_task(output.run())
         returncode = await process.wait()
         os.close(self._notices.pop(plan.place.local_rank))
-        ended_at = time.time()
+        ended_at = time.monotonic()
         await output.settle()
-        report = output.failure
-        self._tools.on_rank_end(
-            RankEnd(
-                **_who(plan.place),
-                pid=process.pid,
-                returncode=returncode,
-                at=ended_at if report is None else min(report.time, ended_at),
-                report=report,
-                stderr_tail=output.stderr_tail,
-            )
+        report = self._report(output, returncode)
+        end = RankEnd(
+            **_who(plan.place),
+            pid=process.pid,
+            returncode=returncode,
+            at=ended_at if report is None or not report.time else min(report.time, ended_at),
+            report=report,
+            stderr_tail="" if report is not None else output.stderr_tail[-_TAIL_CHARACTERS:],
         )
+        self._tools.watch.ended(plan.place, end.ending)
+        if returncode:
+            self._after_stacks(lambda: None)
+        self._tools.on_rank_end(end)
+        is_told = self._pending_signal is None or self._has_told_loss  # of a failure; not if the job was interrupted
+        await output.end(has_failed=report is not None and is_told)
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
+
+    def _report(self, output: RankOutput, returncode: int) -> FailureReport | None:
+        """Return the exception that has ended a rank: as it has reported it, or as its stderr shows it."""
+        report = output.failure
+        if report is None and returncode == 1 and (found := find_traceback(output.stderr_tail)):
+            module, name, message, traceback = found
+            is_ours = module == PeerError.__module__ and issubclass(getattr(errors, name, Exception), PeerError)
+            report = FailureReport(type_name=name, message=message, traceback=traceback, is_peer_error=is_ours)
+        if report is None or self._tools.full_traceback:
+            return report
+        if output.has_shown(report.traceback):
+            return msgspec.structs.replace(report, traceback="(its traceback is in its output above)")
+        return msgspec.structs.replace(report, traceback=shorten(report.traceback))
 
     async def _look_after(self) -> None:
         """Check at intervals whether the ranks that have not ended are running."""
@@ -206,15 +326,15 @@ class WorkerGroup:
 
     def _tell_state(self, plan: RankPlan) -> None:
         place, vitals = plan.place, self._outputs[plan.place.local_rank].vitals
-        self._tools.on_state(
-            RankState(
-                generation=place.generation,
-                rank=place.rank,
-                phase=vitals.phase,
-                condition=vitals.condition,
-                seconds=vitals.seconds,
-            )
+        state = RankState(
+            generation=place.generation,
+            rank=place.rank,
+            phase=vitals.phase,
+            condition=vitals.condition,
+            seconds=vitals.seconds,
         )
+        self._tools.watch.take_state(place, state)
+        self._tools.on_state(state)
 
 
 def _who(place: LaunchEnvironment) -> dict[str, Any]:

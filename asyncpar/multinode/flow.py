@@ -178,7 +178,7 @@ class NodeFlow:
         ready(name)
 
     def _complete(self) -> None:
-        """All gradients are final."""
+        """Handle the last gradient: all are final."""
         if self._times is None:
             self._intake.fill()
         else:

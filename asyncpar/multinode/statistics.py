@@ -58,7 +58,7 @@ class MultiNodeStats:
         return self.num_nodes * self.devices_per_node
 
     def __str__(self) -> str:
-        """A few lines for people, at most 80 columns."""
+        """Return a few lines for people, at most 80 columns."""
         sync, memory, compression = self.synchronization, self.memory, self.compression
         sent = _size(compression.compressed_size)
         rows = {

@@ -1,1 +1,1 @@
-"""How ranks reach each other: frames, lanes, links, the shared memory of a host, how a world forms, identities."""
+"""The network of ranks: frames, lanes, links, the shared memory of a host, how a world forms, identities."""

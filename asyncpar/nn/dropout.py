@@ -17,7 +17,7 @@ from asyncpar.nn.weightless import Weightless
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutSaved:
-    """Which values were kept; None if nothing is dropped."""
+    """The mask of the values that were kept; None if nothing is dropped."""
 
     shape: tuple[int, ...]
     mask: NDArray[np.bool_] | None

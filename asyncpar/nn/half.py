@@ -118,7 +118,7 @@ class HalfInitializer(Initializer):
         part: TensorSlice | None = None,
         placement: Placement = UNPLACED,
     ) -> Parameter:
-        """As that of ``Initializer``."""
+        """Draw as ``Initializer.normal`` does."""
         return self._halved(Initializer.normal(self, name, shape, std=std, part=part, placement=placement))
 
     def constant(
@@ -130,7 +130,7 @@ class HalfInitializer(Initializer):
         part: TensorSlice | None = None,
         placement: Placement = UNPLACED,
     ) -> Parameter:
-        """As that of ``Initializer``."""
+        """Fill as ``Initializer.constant`` does."""
         return self._halved(Initializer.constant(self, name, shape, value, part=part, placement=placement))
 
     def _halved(self, single: Parameter) -> HalfParameter:

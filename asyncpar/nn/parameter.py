@@ -12,12 +12,22 @@ from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 
 OnGradient: TypeAlias = Callable[[str], None]
 """Called with a parameter's name as soon as its gradient is final, from the thread that runs the backward pass."""
+
+
+def check_on_host(name: str, value: object) -> None:
+    """Raise ``UsageError`` if ``value`` is on a device, where layers and sharded optimizers of numpy cannot have it."""
+    if is_device_array(value):
+        raise UsageError(
+            f"parameter {name}: expected an array of numpy, which ZeRO can shard, got one on a device; train modules "
+            "on devices by asyncpar.parallel.DistributedDataParallel, as asyncpar.torch.CudaModuleStage"
+        )
 
 
 class Parameter:
@@ -33,6 +43,7 @@ class Parameter:
     def __init__(
         self, name: str, value: Array, *, part: TensorSlice | None = None, placement: Placement = UNPLACED
     ) -> None:
+        check_on_host(name, value)
         if not np.issubdtype(value.dtype, np.floating):
             raise UsageError(f"parameter {name}: expected a floating dtype, got {value.dtype}")
         if part is not None and part.local_shape != value.shape:
@@ -82,6 +93,7 @@ class Parameter:
 
     @grad.setter
     def grad(self, gradient: Array) -> None:
+        check_on_host(self.name, gradient)
         if gradient.shape != self.shape or gradient.dtype != self._dtype:
             raise UsageError(
                 f"parameter {self.name}: expected a gradient of {self._dtype}{list(self.shape)}, "

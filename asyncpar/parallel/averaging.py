@@ -15,6 +15,7 @@ from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, NonFinitePolicy
 from asyncpar.parallel.config import DDPConfig
+from asyncpar.parallel.gradients import scale
 from asyncpar.parallel.module import OnGradient, Trainable
 from asyncpar.parallel.replicas import broadcast
 from asyncpar.parallel.rounds import GradientRounds, LocalGradients
@@ -212,8 +213,7 @@ class GradientAveraging:
         """Multiply the means, but not the gradients that were left alone."""
         for parameter in self._parameters:
             if parameter.name not in self.rounds.unused:
-                gradient = parameter.grad
-                gradient *= np.asarray(factor, gradient.dtype)
+                scale(parameter.grad, factor)
 
     def _make_synchronizer(self) -> GradientSynchronizer:
         return GradientSynchronizer.data_parallel(

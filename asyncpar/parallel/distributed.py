@@ -22,8 +22,17 @@ from asyncpar.gradsync import (
 from asyncpar.parallel.averaging import GradientAveraging
 from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig, SynchronizationMode, check_free, of_no_use
 from asyncpar.parallel.gossip import UpdateGossip
-from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
-from asyncpar.parallel.replicas import make_equal
+from asyncpar.parallel.module import (
+    Array,
+    Module,
+    Trainable,
+    buffers_of,
+    check_device,
+    check_is_training,
+    in_stream_of,
+    set_training,
+)
+from asyncpar.parallel.replicas import is_on_device, make_equal
 from asyncpar.parallel.rounds import LocalGradients
 
 T = TypeVar("T")
@@ -46,6 +55,10 @@ class DistributedDataParallel:
     does nothing but call the optimizer.  Otherwise gradients are this rank's own, ``update`` exchanges what the
     optimizer has changed, and leaving the block waits until all ranks have all updates and the same parameters.
     The loss is that of this rank's rows, so the mean over ranks is that of the whole batch when all have as many.
+
+    Parameters may be on this rank's CUDA device (synchronous mode): buckets have streams of their own there, which wait
+    for the streams that compute gradients, and these for them; see ``docs/devices.md``.  Buffers of the model, if it
+    has ``buffers()``, begin with the values of rank 0, too.
 
     Forward and backward passes and updates run in a thread named after ``device``, while the loop moves data.
     Entering the block (or ``start``) checks that all ranks have the same parameters in the same order, and the same
@@ -119,7 +132,15 @@ class DistributedDataParallel:
         communicator.claim(self._name, self)
         settings = (str(self.mode), repr(self.config), f"bucket size {self.bucket_size}")
         try:
-            word = await make_equal(self._model.parameters(), settings, communicator, key=f"{self._name}/start")
+            word = await make_equal(
+                self._model.parameters(),
+                settings,
+                communicator,
+                key=f"{self._name}/start",
+                buffers=buffers_of(self._model),
+            )
+            if is_on_device(self._model.parameters()) and not self.mode.is_synchronous:
+                raise UsageError(f"mode: expected synchronous with parameters on devices, got {self.mode}")
         except BaseException:
             communicator.release(self._name, self)
             raise
@@ -144,6 +165,7 @@ class DistributedDataParallel:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+            self._averaging.synchronizer.close()  # buckets on devices do not wait to be collected
         self._group.communicator.release(self._name, self)
         if self._owns_runtime:
             await self.runtime.finalize()
@@ -281,7 +303,7 @@ class DistributedDataParallel:
         Unless synchronous, the change is weighted by 1 / ranks and sent to all others.  Raises ``NonFiniteValue``, with
         the parameters as they were, for one that is not finite.
         """
-        worker = self._running()
+        worker, step = self._running(), partial(in_stream_of, self._model, step)
         return await (worker.run(step) if self._gossip is None else self._gossip.update(step, worker))
 
     async def settle(self) -> None:
@@ -331,7 +353,7 @@ class DistributedDataParallel:
             self._local,
             self._running(),
             by_initial_size=divide_by_initial_world_size,
-            on_shadow=on_shadow,
+            on_shadow=None if on_shadow is None else partial(in_stream_of, self._model, on_shadow),
         ):
             yield
 

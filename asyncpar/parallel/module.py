@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
+
+T = TypeVar("T")
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 
@@ -19,7 +22,7 @@ OnGradient: TypeAlias = Callable[[str], None]
 class Trainable(Protocol):
     """A parameter: a value that an optimizer changes in place, and the gradient that backward passes add to.
 
-    Both have one shape and floating dtype.
+    Both have one shape and floating dtype, and are on the host or on one CUDA device.
     """
 
     @property
@@ -53,6 +56,43 @@ class HasTraining(Protocol):
     """A module that behaves otherwise in training than in evaluation, such as one with dropout."""
 
     def set_training(self, training: bool) -> None: ...
+
+
+class Buffer(Protocol):
+    """An array of any dtype that a module changes without a gradient, such as a running average."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> NDArray[Any]: ...
+
+
+@runtime_checkable
+class HasBuffers(Protocol):
+    """A module with buffers, which replicas begin with the values of rank 0."""
+
+    def buffers(self) -> Sequence[Buffer]: ...
+
+
+@runtime_checkable
+class HasStream(Protocol):
+    """A module on a device that computes in a stream of its own, where its parameters must be changed, too."""
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return what makes its stream the current one of the calling thread, in a block."""
+        ...
+
+
+def in_stream_of(module: Module, work: Callable[[], T]) -> T:
+    """Do ``work`` where ``module`` computes."""
+    with module.current() if isinstance(module, HasStream) else nullcontext():
+        return work()
+
+
+def buffers_of(module: Module) -> tuple[Buffer, ...]:
+    """Return the buffers of ``module``; () if it has none."""
+    return tuple(module.buffers()) if isinstance(module, HasBuffers) else ()
 
 
 def set_training(module: Module, training: bool) -> None:

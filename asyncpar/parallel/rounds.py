@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.parallel.config import DDPConfig
+from asyncpar.parallel.gradients import scale, zero
 from asyncpar.parallel.module import Array, Module, OnGradient, Trainable
 
 
@@ -89,11 +90,12 @@ class LocalGradients:
     def _finish(self, name: str) -> None:
         """Make the gradient of ``name`` the mean over passes."""
         if self.passes > 1:
-            gradient = self._by_name[name].grad
-            gradient *= np.asarray(1.0 / self.passes, gradient.dtype)
+            scale(self._by_name[name].grad, 1.0 / self.passes)
 
 
 T = TypeVar("T")
+
+PutBack = Callable[[Array], None]
 
 
 class GradientRounds:
@@ -134,7 +136,7 @@ class GradientRounds:
         A shadow has computed nothing: all of its gradients count as zero, and are the mean of the others afterwards.
         """
         ballot = self._open_ballot()
-        kept: dict[str, Array] = {}
+        kept: dict[str, PutBack] = {}
         try:
             async with self.synchronizer.step(self._taking_part()) as step:
                 result = await compute(step.ready)
@@ -169,17 +171,14 @@ class GradientRounds:
         reached = await ballot.cast(np.array([name in local.reached for name in self._by_name], np.bool_))
         return [name for name, is_reached in zip(self._by_name, reached, strict=True) if not is_reached]
 
-    def _zero(self, names: Sequence[str]) -> dict[str, Array]:
-        """Zero the gradients of ``names``; return what they were."""
-        kept = {name: self._by_name[name].grad.copy() for name in names}
-        for name in names:
-            self._by_name[name].grad[...] = 0.0
-        return kept
+    def _zero(self, names: Sequence[str]) -> dict[str, PutBack]:
+        """Zero the gradients of ``names``; return what makes each what it was."""
+        return {name: zero(self._by_name[name].grad) for name in names}
 
-    def _put_back(self, kept: dict[str, Array], names: Sequence[str] | dict[str, Array]) -> None:
+    def _put_back(self, kept: dict[str, PutBack], names: Iterable[str]) -> None:
         for name in names:
             if name in kept:
-                self._by_name[name].grad[...] = kept[name]
+                kept[name](self._by_name[name].grad)
 
     def _check_static(self, local: LocalGradients) -> None:
         expected = self._known_here

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout
+from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout, StaleGeneration
 from asyncpar.pipeline.errors import Mailing
 
 PATIENCE: Final = 1.0
@@ -85,7 +85,7 @@ class PipelineChannel:
     async def _send(self, mailing: Mailing, dest: int, must_arrive: bool) -> None:
         try:
             await self._group.send_object(mailing, dest, tag=_TAG)
-        except PeerError as error:
+        except (PeerError, StaleGeneration) as error:
             if must_arrive:
                 self._on_error(error)
             # else the rank is gone, which all ranks learn, or hangs and receives nothing from any rank
@@ -97,7 +97,7 @@ class PipelineChannel:
         error = None if reception.cancelled() else reception.exception()
         if not is_ours or reception.cancelled():
             return
-        if not isinstance(error, PeerLost):  # a quiet time longer than the timeout is how it should be
+        if not isinstance(error, PeerLost) and not self._group.is_over:  # a quiet time is how it should be
             self.listen()
         if error is None:
             self._on_mailing(reception.result())

@@ -156,7 +156,7 @@ def check_blocking(schedule: Schedule) -> None:
 
 
 def _check_matched(schedule: Schedule, orders: Orders) -> None:
-    """Each rank must compute its order, and send and receive exactly what that needs, with the right peers."""
+    """Check that each rank computes its order, and sends and receives exactly what that needs, with the right peers."""
     for rank, order in enumerate(orders):
         expected = tuple(with_messages(schedule.compute_order(rank), schedule.layout))
         if order != expected:

@@ -108,7 +108,7 @@ def _read_cell(name: str, row: int, column: int, text: str) -> _TextCell | None:
 
 
 def _layout(name: str, cells: Sequence[Sequence[_TextCell]]) -> StageLayout:
-    """A stage belongs to the rank with most of its cells; of equals, to the first."""
+    """Give each stage to the rank with most of its cells; of equals, to the first."""
     if not cells:
         raise UsageError(f"{name}: expected one row per rank, got none")
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)

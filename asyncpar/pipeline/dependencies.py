@@ -133,14 +133,14 @@ def with_messages(order: Iterable[PipelineOp], layout: StageLayout) -> Iterator[
 
 
 def _received(kind: OperationKind) -> tuple[OperationKind, int] | None:
-    """The content that an operation needs from another stage, and how many stages ahead that is."""
+    """Return the content that an operation needs from another stage, and how many stages ahead that is."""
     if kind is OperationKind.FORWARD:
         return OperationKind.RECV_ACTIVATION, -1
     return (OperationKind.RECV_GRADIENT, +1) if kind.makes_gradient else None
 
 
 def _sent(kind: OperationKind) -> tuple[OperationKind, int] | None:
-    """The content that an operation makes for another stage, and how many stages ahead that is."""
+    """Return the content that an operation makes for another stage, and how many stages ahead that is."""
     if kind is OperationKind.FORWARD:
         return OperationKind.SEND_ACTIVATION, +1
     return (OperationKind.SEND_GRADIENT, -1) if kind.makes_gradient else None

@@ -7,21 +7,28 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
-from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import CleanTaskGroup
+from asyncpar.core.observe.recorder import Recorder
+from asyncpar.core.observe.records import EventKind
+from asyncpar.core.observe.spans import EventSpan
+from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
+from asyncpar.pipeline.device import Sendable, check_sendable, given_to_stage
 from asyncpar.pipeline.errors import ActionFailed
-from asyncpar.pipeline.mail import Array, Mail, Tags, check_sendable, messages_in
+from asyncpar.pipeline.mail import Array, Mail, Route, Tags, messages_in
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-LossFunction: TypeAlias = Callable[[Any, Any], tuple[float, Array]]
-"""Takes the output of the last stage and the target; returns the loss and its gradient at that output."""
+LossFunction: TypeAlias = Callable[[Any, Any], tuple[Any, Array]]
+"""Takes the output of the last stage and the target; returns the loss and its gradient at that output.
+
+The loss is a number, or a scalar on a device, which is looked at when the run is over.
+"""
 
 _LOOK_AHEAD = 2
 """How many backward passes before its own an activation begins to come back from disk."""
@@ -48,6 +55,8 @@ class RankStages:
     memory: MemoryManager
     tags: Tags
     ahead: int
+    recorder: Recorder
+    """Records what this rank computes, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,7 @@ class PipelineRun:
         self._stages = part
         self._load = load
         self._operations = operations
-        self._made: dict[Message, Array] = {}
+        self._made: dict[Message, Sendable] = {}
         self._backwards = [one for one in operations if one.kind.makes_gradient]
         self._order_of_use = {(one.chunk, one.micro_batch): use for use, one in enumerate(self._backwards)}
         self._last_weights = _last_weights(operations)
@@ -78,7 +87,7 @@ class PipelineRun:
         self.seconds_waiting = 0.0
         self.mail: Mail
 
-    async def run(self, opening: Callable[[], Coroutine[Any, Any, Communicator]]) -> None:
+    async def run(self, opening: Callable[[], Coroutine[Any, Any, Route]]) -> None:
         """Do all operations; ``opening`` gives the group for messages, and may fail."""
         async with CleanTaskGroup() as tasks:
             self.mail = Mail(
@@ -87,13 +96,16 @@ class PipelineRun:
                 tasks=tasks,
                 rank=self._stages.rank,
                 ahead=self._stages.ahead,
+                stages=self._stages.stages,
             )
             opened = tasks.create_task(self._open(opening), name="opening of a pipeline")
             for operation in self._operations:
                 await self._do(operation)
             await opened
+            if not all(isinstance(loss, float) for loss in self.losses.values()):  # on a device: waits for it once
+                self.losses = await self._timed(_as_numbers, self.losses)
 
-    async def _open(self, opening: Callable[[], Coroutine[Any, Any, Communicator]]) -> None:
+    async def _open(self, opening: Callable[[], Coroutine[Any, Any, Route]]) -> None:
         self.mail.open(await opening())
 
     async def _do(self, operation: PipelineOp) -> None:
@@ -104,8 +116,11 @@ class PipelineRun:
         elif operation.kind.is_send:
             self.mail.send(operation, self._made.pop(operation.message))
         else:
+            fields = {"stage": operation.stage, "micro-batch": operation.micro_batch}
+            span = EventSpan(str(operation.kind), fields, kind=EventKind.PIPELINE, recorder=self._stages.recorder)
             try:
-                await self._compute(operation)
+                with span:
+                    await self._compute(operation)
             except PeerError as error:  # of layers that talk to their peers
                 error.add_note(f"in {operation.kind} of virtual stage {operation.stage}")
                 raise
@@ -128,7 +143,7 @@ class PipelineRun:
         stage = part.stages[operation.chunk]
         is_last = operation.stage == part.last_stage
         before = Message(operation.stage - 1, Content.ACTIVATION, micro_batch)
-        x = _item(self._load.inputs, micro_batch) if operation.stage == 0 else self._made.pop(before)
+        x = _item(self._load.inputs, micro_batch) if operation.stage == 0 else given_to_stage(self._made.pop(before))
         if not self._load.is_training:
             y = await self._timed(_infer, stage, x)
         elif is_last:
@@ -146,7 +161,7 @@ class PipelineRun:
         if is_last:
             self.outputs[micro_batch] = y
         else:
-            self._made[_message_of(operation)] = check_sendable(y, "the output")
+            self._made[_message_of(operation)] = check_sendable(y, "the output", stage)
 
     def _store(self, operation: PipelineOp, kept: tuple[Any, Array | None]) -> None:
         key = (operation.chunk, operation.micro_batch)
@@ -158,7 +173,7 @@ class PipelineRun:
         saved, dy = await part.memory.retrieve_activation(key)
         self._read_ahead(key)
         if dy is None:
-            dy = self._made.pop(Message(operation.stage + 1, Content.GRADIENT, operation.micro_batch))
+            dy = given_to_stage(self._made.pop(Message(operation.stage + 1, Content.GRADIENT, operation.micro_batch)))
         if operation.kind is OperationKind.BACKWARD:
             dx = await self._timed(stage.backward, saved, dy, self._on_gradient(operation))
             part.memory.free_activation(key)
@@ -168,7 +183,7 @@ class PipelineRun:
         if operation.stage > 0:
             if dx is None:
                 raise UsageError("the gradient of the input: expected an array, because a stage before waits, got None")
-            self._made[_message_of(operation)] = check_sendable(dx, "the gradient of the input")
+            self._made[_message_of(operation)] = check_sendable(dx, "the gradient of the input", stage)
 
     async def _backward_weight(self, operation: PipelineOp) -> None:
         key = (operation.chunk, operation.micro_batch)
@@ -203,10 +218,15 @@ def _infer(stage: Stage[Any], x: Any) -> Array:
     return stage.forward(x)[0]
 
 
-def _forward_with_loss(stage: Stage[Any], loss: LossFunction, x: Any, target: Any) -> tuple[float, tuple[Any, Array]]:
+def _forward_with_loss(stage: Stage[Any], loss: LossFunction, x: Any, target: Any) -> tuple[Any, tuple[Any, Array]]:
+    """Return the loss: a number, or an array on a device, for which this does not wait."""
     y, saved = stage.forward(x)
     value, dy = loss(y, target)
-    return float(value), (saved, dy)
+    return value if is_device_array(value) else float(value), (saved, dy)
+
+
+def _as_numbers(losses: dict[int, Any]) -> dict[int, float]:
+    return {micro_batch: float(loss) for micro_batch, loss in losses.items()}
 
 
 def _last_weights(operations: Sequence[PipelineOp]) -> dict[int, PipelineOp]:

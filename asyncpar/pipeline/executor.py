@@ -22,15 +22,17 @@ from typing import Any
 import numpy as np
 
 from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, recorder_of
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.check import check_schedule
+from asyncpar.pipeline.device import DeviceMessages, are_on_devices
 from asyncpar.pipeline.errors import principal_of
 from asyncpar.pipeline.execution import Compute, Load, LossFunction, PipelineRun, RankStages
-from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, make_tags
+from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, Route, make_tags
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 from asyncpar.pipeline.result import PipelineResult
@@ -47,10 +49,11 @@ class PipelineExecutor:
     """This rank's part of a pipeline.  Make it on all ranks of ``communicator``, in the same order as other groups.
 
     ``stages`` are the virtual stages that the schedule puts on this rank, by chunk; ``loss`` is called on the rank with
-    the last one.  ``memory`` holds activations (default: in memory, counted).  A failure on any rank ends the run on
-    all of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``.  With ``alarm``, whose ranks include these, that
-    is left to the block around the runs, which it must watch.  The next run works, on gradients that the failed one may
-    have added to: forget them first.
+    the last one.  Stages that are ``DeviceStage`` on all ranks hand device arrays to each other, which the communicator
+    moves from device to device.  ``memory`` holds activations (default: in memory, counted).  A failure on a rank ends
+    the run on all of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``.  With ``alarm``, whose ranks include
+    these, that is left to the block around the runs, which it must watch.  The next run works, on gradients that the
+    failed one may have added to: forget them first.
 
     ``name`` tells apart executors on one communicator, and belongs to one until it is closed; ranks compare it in each
     run.  Raises ``InvalidSchedule`` for a schedule that cannot be run.
@@ -86,6 +89,9 @@ class PipelineExecutor:
             raise UsageError(f"receive_ahead: expected 1 or more, got {receive_ahead}")
         tags = make_tags(schedule)
         check_schedule(schedule)
+        self._is_on_device = are_on_devices(stages)
+        if self._is_on_device and memory is not None:
+            _check_memory(memory)
         self.schedule = schedule
         self._memory = MemoryManager() if memory is None else memory
         self._stages = RankStages(
@@ -97,6 +103,7 @@ class PipelineExecutor:
             memory=self._memory,
             tags=tags,
             ahead=receive_ahead,
+            recorder=recorder_of(group),
         )
         self._digest = schedule.digest()
         self._operations = schedule.get_stage_schedule(group.rank)
@@ -212,13 +219,14 @@ class PipelineExecutor:
             digest=self._digest,
             attempt=self._attempt,
             problem=problem,
+            is_on_device=self._is_on_device,
         )
 
     async def _try(self, execution: PipelineRun, opening: PipelineOpening) -> _OpeningMismatch | None:
         """Run it; return, instead of raising, what all ranks know alike."""
         topic = self._next_topic()
 
-        async def agree() -> Communicator:
+        async def agree() -> Route:
             said = await self._alarm.exchange(topic, asdict(opening), self._group.ranks)
             return self._messages_of([PipelineOpening(**one) for one in said])
 
@@ -244,21 +252,36 @@ class PipelineExecutor:
         self._runs = (self._alarm.block, runs)
         return f"run {runs} of pipeline {self._group.group:x}"
 
-    def _messages_of(self, openings: Sequence[PipelineOpening]) -> Communicator:
+    def _messages_of(self, openings: Sequence[PipelineOpening]) -> Route:
         """Return the group for the messages of this run."""
         mismatch = find_mismatch(openings, self._group.ranks)
         if mismatch is not None:
             raise _OpeningMismatch(mismatch)
         agreed = max(opening.attempt for opening in openings)
         self._attempt = agreed + 1
-        group = self._group.subgroup(range(self._group.size), name=self._group.name, key=f"attempt {agreed}")
+        group = self._subgroup(f"attempt {agreed}")
+        return DeviceMessages(group, self._subgroup(f"headers {agreed}")) if self._is_on_device else group
+
+    def _subgroup(self, key: str) -> Communicator:
+        group = self._group.subgroup(range(self._group.size), name=self._group.name, key=key)
         assert group is not None, "this rank is in its own group"
         return group
+
+
+def _check_memory(memory: MemoryManager) -> None:
+    """Raise ``UsageError`` for a manager that would move activations, which stay on their device."""
+    if memory.strategy is MemoryOptimizationStrategy.EXTREME or memory.limit is not None:
+        raise UsageError(
+            "memory: expected no limit and a strategy other than extreme with stages on devices, whose activations are "
+            "neither counted nor moved; recompute instead"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOpening:
     """The run that one rank begins with the executor ``name``; ``problem`` says why it cannot.
+
+    ``is_on_device``: activations are device arrays.
 
     ``attempt`` is larger than that of earlier runs if the last one failed here: messages of it may be under way.
     """
@@ -270,6 +293,7 @@ class PipelineOpening:
     digest: str
     attempt: int
     problem: str | None
+    is_on_device: bool
 
     @property
     def plan(self) -> str:
@@ -288,6 +312,13 @@ def find_mismatch(openings: Sequence[PipelineOpening], ranks: Sequence[int]) -> 
         who = "rank" if len(others) == 1 else "ranks"
         return (
             f"schedule: expected the same on all ranks, but {'; '.join(different)}; {who} {', '.join(others)}: {common}"
+        )
+    there = [str(rank) for rank, one in zip(ranks, openings, strict=True) if one.is_on_device]
+    if there and len(there) < len(ranks):
+        here = [str(rank) for rank, one in zip(ranks, openings, strict=True) if not one.is_on_device]
+        return (
+            f"stages: expected all on devices, or none, but those of ranks {', '.join(there)} are, and those of ranks "
+            f"{', '.join(here)} are on the host"
         )
     problems = [f"rank {rank}: {one.problem}" for rank, one in zip(ranks, openings, strict=True) if one.problem]
     return "; ".join(problems) or None

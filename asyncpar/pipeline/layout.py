@@ -35,7 +35,7 @@ class StageLayout:
 
     @classmethod
     def looped(cls, num_stages: int, num_model_chunks: int = 1) -> StageLayout:
-        """The model goes round the ranks ``num_model_chunks`` times, each time from first to last."""
+        """Place a model that goes round the ranks ``num_model_chunks`` times, each time from first to last."""
         return cls(ranks=tuple(range(num_stages)) * num_model_chunks, num_stages=num_stages)
 
     @property

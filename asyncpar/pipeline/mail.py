@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.errors import PeerError, UsageError
+from asyncpar.nn.stage import Stage
+from asyncpar.pipeline.device import DeviceMessages, Sendable
 from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.operation import Content, Message, PipelineOp
 from asyncpar.pipeline.result import TrafficCount
@@ -21,6 +22,9 @@ from asyncpar.pipeline.schedule import Schedule
 Array: TypeAlias = NDArray[Any]
 Tags: TypeAlias = Mapping[tuple[int, Content], int]
 """For the messages of one virtual stage, the tag of the one of micro-batch 0."""
+
+Route: TypeAlias = Communicator | DeviceMessages
+"""What messages go through: of devices where stages are there."""
 
 RECEIVE_AHEAD: Final = 4
 """How many receptions are posted before they are needed."""
@@ -52,29 +56,39 @@ def make_tags(schedule: Schedule) -> Tags:
 class Mail:
     """The messages of one run on one rank; ``operations`` are all its sends and receives in order.
 
+    ``stages`` are those of the rank by chunk; where they are on devices, so are the arrays.
+
     Receptions are posted in the order in which they are needed, at most ``ahead`` before that, so what they may hold is
     bounded.  Sends hold their array until it may be reused.  All of them are tasks of ``tasks``.
     """
 
     def __init__(
-        self, operations: Iterable[PipelineOp], tags: Tags, *, tasks: asyncio.TaskGroup, rank: int, ahead: int
+        self,
+        operations: Iterable[PipelineOp],
+        tags: Tags,
+        *,
+        tasks: asyncio.TaskGroup,
+        rank: int,
+        ahead: int,
+        stages: Sequence[Stage[Any]],
     ) -> None:
         self._tags = tags
         self._tasks = tasks
         self._rank = rank
         self._ahead = ahead
+        self._stages = stages
         self._to_post = deque(operation for operation in operations if operation.kind.is_receive)
-        self._posted: dict[Message, asyncio.Task[Array]] = {}
-        self._group: asyncio.Future[Communicator] = asyncio.get_running_loop().create_future()
+        self._posted: dict[Message, asyncio.Task[Sendable]] = {}
+        self._group: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
         self.sent = TrafficCount()
         self.received = TrafficCount()
 
-    def open(self, group: Communicator) -> None:
+    def open(self, group: Route) -> None:
         """Let messages go, through ``group``; until then, they wait."""
         self._group.set_result(group)
         self._post()
 
-    async def receive(self, operation: PipelineOp) -> Array:
+    async def receive(self, operation: PipelineOp) -> Sendable:
         """Return the array of a receive; each is asked for once, in order."""
         await asyncio.shield(self._group)
         array = await self._posted[operation.message]
@@ -83,7 +97,7 @@ class Mail:
         self.received.add(operation.message, array.nbytes)
         return array
 
-    def send(self, operation: PipelineOp, array: Array) -> None:
+    def send(self, operation: PipelineOp, array: Sendable) -> None:
         """Begin to send ``array``, which must not be changed until the run is over."""
         self._tasks.create_task(self._send(operation, array), name=f"send {operation}")
 
@@ -94,15 +108,19 @@ class Mail:
                 self._receive(operation), name=f"recv {operation}"
             )
 
-    async def _receive(self, operation: PipelineOp) -> Array:
+    async def _receive(self, operation: PipelineOp) -> Sendable:
+        group, tag = self._group.result(), self._tag(operation)
+        assert operation.peer is not None, "a receive has a peer"
         try:
-            array: Array = await self._group.result().recv(operation.peer, tag=self._tag(operation))
+            if isinstance(group, DeviceMessages):
+                return await group.recv(operation.peer, self._stages[operation.chunk], tag=tag)
+            array: Array = await group.recv(operation.peer, tag=tag)
         except PeerError as error:
             error.add_note(_place(self._rank, operation))
             raise
         return array
 
-    async def _send(self, operation: PipelineOp, array: Array) -> None:
+    async def _send(self, operation: PipelineOp, array: Any) -> None:
         group = await asyncio.shield(self._group)
         assert operation.peer is not None, "a send has a peer"
         try:
@@ -122,13 +140,6 @@ class Mail:
 def messages_in(operations: Sequence[PipelineOp]) -> list[PipelineOp]:
     """Return the sends and receives among ``operations``."""
     return [operation for operation in operations if not operation.kind.is_compute]
-
-
-def check_sendable(array: object, what: str) -> Array:
-    """Return ``array``.  Raises ``UsageError`` naming ``what`` unless it is an array."""
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{what}: expected an array, got {type(array).__name__}")
-    return array
 
 
 def _place(rank: int, operation: PipelineOp) -> str:

@@ -128,5 +128,5 @@ class PipelineOp:
         raise AssertionError(f"{self} is computed, not sent")
 
     def __str__(self) -> str:
-        """The cell of a schedule file: stage, kind, micro-batch, such as ``2F0``."""
+        """Return the cell of a schedule file: stage, kind, micro-batch, such as ``2F0``."""
         return f"{self.stage}{self.kind.symbol}{self.micro_batch}"

@@ -79,7 +79,7 @@ def _labelled(lines: Sequence[str], label: int) -> list[str]:
 
 
 def _characters_per_unit(ranks: Sequence[Drawn], end: float, room: int) -> float | None:
-    """As many as names need, or single letters, whichever takes few blocks; None if neither does."""
+    """Return as many as names need, or one, whichever takes few blocks; None if neither does."""
     shortest = min(stop - start for drawn in ranks for _, start, stop in drawn if stop > start)
     name = max(len(str(operation)) for drawn in ranks for operation, _, _ in drawn)
     for characters in (name + 1, 1):
@@ -104,7 +104,7 @@ def _line(drawn: Drawn, per_unit: float, length: int) -> str:
 
 
 def _cell(operation: PipelineOp, width: int) -> str:
-    """The operation's name and a blank if there is room for both, else the letter of its kind all over."""
+    """Return the operation's name and a blank if there is room for both, else the letter of its kind all over."""
     name = str(operation)
     return name.ljust(width - 1, "-") + " " if len(name) < width else operation.kind.symbol * width
 

@@ -38,7 +38,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def layout(self) -> StageLayout:
-        """Which rank holds which virtual stage."""
+        """The rank that holds each virtual stage."""
 
     @abstractmethod
     def compute_order(self, rank: int) -> tuple[PipelineOp, ...]:

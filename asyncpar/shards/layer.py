@@ -17,7 +17,7 @@ Array: TypeAlias = NDArray[np.floating[Any]]
 
 
 class LayerType(StrEnum):
-    """What a layer computes."""
+    """The computation of a layer."""
 
     LINEAR = "linear"
     ATTENTION = "attention"
@@ -26,7 +26,7 @@ class LayerType(StrEnum):
 
 
 class ShardStrategy(StrEnum):
-    """How a layer's weight, of shape (inputs, outputs) or (vocabulary, hidden), is spread over tensor-parallel ranks.
+    """Partitions of a layer's weight, (inputs, outputs) or (vocabulary, hidden), over tensor-parallel ranks.
 
     COLUMN_PARALLEL: each rank has some of the outputs, with their biases; a down projection that follows is cut by its
     inputs.  ROW_PARALLEL: each has some of the inputs, and the whole bias.  VOCAB_PARALLEL: each has some rows of an
@@ -138,7 +138,7 @@ class LayerShard:
                 return False
 
     def _check_down_projection(self) -> None:
-        """A down projection takes what column-parallel outputs give, in whole multiples (queries, keys, values)."""
+        """Check that a down projection takes whole multiples of column-parallel outputs (queries, keys, values)."""
         down, strategy = self.down_projection_weight, self.effective_strategy
         if down is None:
             return

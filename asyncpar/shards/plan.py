@@ -1,4 +1,4 @@
-"""How whole layers are cut over tensor-parallel ranks, and what that costs in communication: pure data."""
+"""Plans that partition whole layers over tensor-parallel ranks, with their traffic: pure data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpar.shards.layer import Array, LayerShard, LayerType, ShardStrategy
 
 
 class CommunicationPattern(StrEnum):
-    """What tensor-parallel ranks exchange in one pass through a layer that takes and gives whole activations."""
+    """The exchange of tensor-parallel ranks in one pass through a layer that takes and gives whole activations."""
 
     NONE = "none"
     ALL_REDUCE = "all_reduce"
@@ -22,7 +22,7 @@ class CommunicationPattern(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensorParallelPlan:
-    """How one layer is cut.
+    """The partition of one layer.
 
     Rank ``r`` holds ``bounds[r]`` (start, stop) of the weight along ``split_dim``, and ``down_bounds[r]`` of the rows
     of the down projection; ``split_dim`` is None, and there are no bounds, where everything is replicated.

@@ -1,4 +1,4 @@
-"""How a model is spread over devices.  Pure."""
+"""Settings of the distribution of a model over devices.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSOR_AXES = ("tp_row", "tp_column")
 
 
 class ModelParallelStrategy(StrEnum):
-    """What is spread: the layers (PIPELINE), each tensor (TENSOR), or both (HYBRID)."""
+    """The unit of distribution: the layers (PIPELINE), each tensor (TENSOR), or both (HYBRID)."""
 
     PIPELINE = "pipeline"
     TENSOR = "tensor"
@@ -29,7 +29,7 @@ class ModelParallelStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParallelConfig:
-    """How one copy of a model is spread over ``num_devices``; rank ``r`` has device ``device_ids[r]``.
+    """Settings that place one copy of a model on ``num_devices``; rank ``r`` has device ``device_ids[r]``.
 
     ``pipeline_depth`` is the number of pipeline stages.  With PIPELINE it is a multiple of the number of devices (each
     then holds several), by default equal to it; with HYBRID a divisor of it, by default the least one from its square

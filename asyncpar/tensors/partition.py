@@ -1,4 +1,4 @@
-"""Which part of a tensor each rank holds, in ceil chunks.  Pure.
+"""The part of a tensor that each rank holds, in ceil chunks.  Pure.
 
 There are two ways to part a dimension, and both are needed.  ``shards.plan.split_bounds`` gives parts that differ by
 one at most, larger ones first.  No rank is without work, so layers are cut like this.

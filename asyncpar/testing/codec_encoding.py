@@ -110,7 +110,7 @@ class CodecEncoding(CodecSuite):
         np.testing.assert_array_equal(residual, lost)
 
     def test_error_feedback_keeps_what_is_not_sent_yet_within_the_bound_for_ever(self) -> None:
-        """The bound is that of the contraction; the steps are so many that without feedback it would be passed."""
+        """Check the bound of the contraction, over so many steps that it would be passed without feedback."""
         codec = self.make()
         values = draw(_FEEDBACK_COUNT)
         shrink = sqrt(1.0 - codec.contraction(values.size))

@@ -53,6 +53,9 @@ class _JumpingSelector(selectors.BaseSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """A selector loop whose ``time()`` starts at 0 and advances only when all tasks wait."""
 
+    clock_domain = "virtual"
+    """The name of the clock of ``time()``: other than in real time, events are recorded by it."""
+
     def __init__(self) -> None:
         self._now = 0.0
         self._threads = 0
@@ -65,14 +68,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """As the base class; the clock stands still while the call runs."""
+        """Run as the base class does; the clock stands still while the call runs."""
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
         self._threads += 1
         future.add_done_callback(self._thread_ended)
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """As the base class, which waits for a thread of its own; the clock stands still, so no ``timeout`` passes."""
+        """Shut it down as the base class, which waits for a thread of its own; the clock stands still meanwhile."""
         self._threads += 1
         try:
             await super().shutdown_default_executor()

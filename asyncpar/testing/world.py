@@ -16,6 +16,8 @@ from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.node import Node, start_node
+from asyncpar.observe.image import read_image
+from asyncpar.observe.timeline import make_timeline, print_timeline
 from asyncpar.testing.loop import VirtualTimeLoop
 
 
@@ -27,13 +29,17 @@ async def local_world(
     hosts: Sequence[str] | None = None,
     pin: str | None = None,
     arena: bool = True,
+    generation: int = 0,
+    trace: bool = False,
 ) -> AsyncIterator[tuple[Node, ...]]:
     """Yield the nodes of a world of ``size`` ranks in this process, and stop them all at the end.
 
     ``transport`` is ``inproc`` (frames are handed over in memory; the only one for ``run_virtual``), or ``shm`` (Unix
     sockets; for ranks of one host), ``tcp`` or ``grpc`` (real sockets on loopback), or None: what a launched job uses.
     ``hosts`` names the host that each rank pretends to be on (default: all on one), ``pin`` pins algorithms.
-    With ``shm`` and None the ranks of a host share memory, too, unless ``arena`` is false.
+    With ``shm`` and None the ranks of a host share memory, too, unless ``arena`` is false.  ``generation`` is the
+    world's: pass another one to a world that follows.  With ``trace`` the timeline of all ranks is printed at the end:
+    what each did, and when (``asyncpar.observe.timeline``); in virtual time it is the same in every run.
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")
@@ -45,9 +51,9 @@ async def local_world(
         raise UsageError(f"hosts: expected a name for each of {size} ranks, got {len(names)}")
     async with AsyncExitStack() as stack:
         if transport == "inproc":
-            attaches = _attach_inproc(names, pin)
+            attaches = _attach_inproc(names, pin, generation)
         else:
-            attaches = await _attach_sockets(stack, names, transport, pin, arena=arena)
+            attaches = await _attach_sockets(stack, names, transport, pin, arena=arena, generation=generation)
         started = await asyncio.gather(*(start_node(attach) for attach in attaches), return_exceptions=True)
         nodes = tuple(node for node in started if isinstance(node, Node))
         try:
@@ -56,6 +62,9 @@ async def local_world(
                     raise failure
             yield nodes
         finally:
+            if trace:
+                images = {node.rank: read_image(node.links.recorder.snapshot()) for node in nodes}
+                print(print_timeline(make_timeline(images)))  # noqa: T201
             await asyncio.gather(*(node.stop() for node in nodes))
 
 
@@ -66,8 +75,8 @@ def _members(hosts: Sequence[str], addresses: Sequence[str]) -> tuple[Member, ..
     )
 
 
-def _attach_inproc(hosts: list[str], pin: str | None) -> list[Attach]:
-    world = World(members=_members(hosts, [""] * len(hosts)))
+def _attach_inproc(hosts: list[str], pin: str | None, generation: int) -> list[Attach]:
+    world = World(members=_members(hosts, [""] * len(hosts)), generation=generation)
     fabric = InprocFabric()
 
     def attach_as(rank: int) -> Attach:
@@ -82,7 +91,7 @@ def _attach_inproc(hosts: list[str], pin: str | None) -> list[Attach]:
 
 
 async def _attach_sockets(
-    stack: AsyncExitStack, hosts: list[str], transport: str | None, pin: str | None, *, arena: bool
+    stack: AsyncExitStack, hosts: list[str], transport: str | None, pin: str | None, *, arena: bool, generation: int
 ) -> list[Attach]:
     credentials = Credentials(secrets.token_bytes(32))
     gateways = [ActorGateway() for _ in hosts]
@@ -90,7 +99,7 @@ async def _attach_sockets(
         await serve_links(stack, credentials, bind="127.0.0.1", transport=transport, gateway=gateway)
         for gateway in gateways
     ]
-    world = World(members=_members(hosts, [server.address for server, _ in served]))
+    world = World(members=_members(hosts, [server.address for server, _ in served]), generation=generation)
 
     def attach_as(rank: int) -> Attach:
         server, connector = served[rank]

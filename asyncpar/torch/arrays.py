@@ -41,6 +41,11 @@ _INTEGERS: dict[int, np.dtype[Any]] = {
 _NAMES = {dtype: dtype.str for dtype in [*_SHARED.values(), *_INTEGERS.values()]}
 
 
+def is_reducible(dtype: torch.dtype) -> bool:
+    """Can collectives combine tensors of ``dtype``, and not only move them?"""
+    return dtype in _SHARED
+
+
 class _Memory:
     """Shows a tensor's memory to numpy, and keeps it.
 

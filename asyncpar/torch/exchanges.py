@@ -56,8 +56,8 @@ class ExchangeOperations(GroupBase):
         """
         communicator = self.communicator
         out, x = array_of(output, "output", as_bits=True), array_of(input, "input", as_bits=True)
-        counts = _split(x, input_split_sizes, communicator.size, "input")
-        wanted = _split(out, output_split_sizes, communicator.size, "output")
+        counts = split_sizes(x, input_split_sizes, communicator.size, "input")
+        wanted = split_sizes(out, output_split_sizes, communicator.size, "output")
         if output.dtype != input.dtype or out.shape[1:] != x.shape[1:]:
             raise UsageError(
                 f"output: expected {input.dtype}[?, {list(x.shape[1:])}] like input, "
@@ -79,7 +79,7 @@ class ExchangeOperations(GroupBase):
 
         async def run(call: Any) -> None:
             rows, received = await call
-            _check_received(communicator, received, wanted, "rows")
+            check_received(communicator, received, wanted, "rows")
             out[...] = rows
 
         return self.start(
@@ -108,7 +108,7 @@ class ExchangeOperations(GroupBase):
 
         async def run(call: Any) -> None:
             rows, received = await call
-            _check_received(communicator, received, [target.size for target in targets], "elements")
+            check_received(communicator, received, [target.size for target in targets], "elements")
             for target, part in zip(targets, np.split(rows, np.cumsum(received)[:-1]), strict=True):
                 target[...] = part.reshape(target.shape)
 
@@ -162,7 +162,7 @@ class ExchangeOperations(GroupBase):
         )
 
 
-def _split(array: Array, sizes: Sequence[int], size: int, name: str) -> list[int]:
+def split_sizes(array: Any, sizes: Sequence[int], size: int, name: str) -> list[int]:
     """Return how many rows of ``array`` belong to each of ``size`` ranks."""
     if array.ndim == 0:
         raise UsageError(f"{name}: expected a tensor with at least one dimension, got a scalar")
@@ -178,7 +178,7 @@ def _split(array: Array, sizes: Sequence[int], size: int, name: str) -> list[int
     return list(sizes)
 
 
-def _check_received(communicator: Communicator, received: Sequence[int], wanted: Sequence[int], what: str) -> None:
+def check_received(communicator: Communicator, received: Sequence[int], wanted: Sequence[int], what: str) -> None:
     me, ranks = communicator.ranks[communicator.rank], communicator.ranks
     for rank, came, expected in zip(ranks, received, wanted, strict=True):
         if came != expected:

@@ -157,6 +157,7 @@ class GatherOperations(GroupBase):
         "input_tensors|input_tensor",
         options=c10d.GatherOptions,
         extras=("root", "timeout"),
+        leads=1,
     )
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""

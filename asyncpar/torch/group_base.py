@@ -136,6 +136,10 @@ class GroupBase(dist.ProcessGroup):
         """Seconds without progress after which an operation raises ``PeerTimeout``."""
         return self.communicator.timeout or _LONGEST_SECONDS
 
+    def own_cuda_path(self) -> Any:
+        """Return what runs operations on CUDA tensors over ``communicator``."""
+        raise NotImplementedError
+
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def start(
@@ -146,12 +150,14 @@ class GroupBase(dist.ProcessGroup):
         operation: str,
         options: Any = None,
         inputs: Sequence[torch.Tensor] | None = None,
+        follow: Callable[[], None] | None = None,
     ) -> Work:
         """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
         bounds it, and one that is not asynchronous is done in this thread as far as possible.
-        Profilers show ``inputs``; by default those are ``tensors``, as for operations in place.
+        Profilers show ``inputs``; by default those are ``tensors``, as for operations in place.  ``follow`` is called
+        by each wait that ends well, in its thread.
         """
         self._check_open(operation)
         limit = getattr(options, "timeout", None)
@@ -172,6 +178,7 @@ class GroupBase(dist.ProcessGroup):
             operation=operation,
             check_may_wait=self.thread.check_may_wait,
             describe_waits=self._describe_waits,
+            follow=follow,
         )
         if is_inflight_on():
             work.enter()

@@ -24,7 +24,7 @@ from asyncpar.torch.group_base import remains
 from asyncpar.torch.instrumentation import uncompiled
 from asyncpar.torch.reductions import ReductionOperations
 from asyncpar.torch.rendezvous.attach import attach_store
-from asyncpar.torch.signatures import path_of
+from asyncpar.torch.signatures import is_own, path_of
 from asyncpar.torch.thread_ranks import InProcess
 
 _TAG = LARGEST_TAG
@@ -125,6 +125,12 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         """Refuse: torch splits only groups of accelerators, and does not check the backend before it calls this."""
         raise as_torch(UsageError("split_group: expected a group of an accelerator's backend; use dist.new_group"))
 
+    def own_cuda_path(self) -> Any:
+        """Return what runs operations on CUDA tensors over ``communicator``."""
+        from asyncpar.torch.cuda_path import CudaPath  # needed by those who have devices only
+
+        return CudaPath(self)
+
     # -- what torch asks about devices -------------------------------------------------------------------------------
 
     @property
@@ -135,7 +141,8 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         """Return what runs operations for ``device``: this group itself, for the CPU's memory."""
         place = torch.device(device)
         try:
-            return self if place.type == "cpu" else path_of(self, place)
+            path = self if place.type == "cpu" else path_of(self, place)
+            return self if is_own(path) else path
         except UsageError as error:
             raise as_torch(error, "_get_backend") from None
 

@@ -4,14 +4,15 @@
 here, which is always called with its tensors and with options of torch.
 
 Tensors in the CPU's memory are handled here.  For another device a group makes a path when it first sees such a
-tensor, on all ranks alike, and passes the whole operation to it: CUDA's path is NCCL, where torch has it.
-``device_paths`` may be given others.
+tensor, on all ranks alike, and passes the whole operation to it.  CUDA's is torch's NCCL, where torch has it, or with
+``ASYNCPAR_TORCH_CUDA=asyncpar`` the group's own communicator.  ``device_paths`` may be given others.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -26,10 +27,23 @@ MakePath = Callable[[dist.Store, int, int, timedelta], Any]
 """Makes a path: takes a store, a rank, a size and a timeout, and returns a ``torch.distributed.ProcessGroup``."""
 
 
+CUDA_VARIABLE = "ASYNCPAR_TORCH_CUDA"
+TORCH, OWN = "torch", "asyncpar"
+
+
+def cuda_path_name(environment: Mapping[str, str]) -> str:
+    """Return what moves CUDA tensors: ``TORCH``, its ``ProcessGroupNCCL``, or ``OWN``, the group's communicator."""
+    name = environment.get(CUDA_VARIABLE) or TORCH
+    if name not in (TORCH, OWN):
+        raise UsageError(f"{CUDA_VARIABLE}: expected {TORCH} or {OWN}, got {name!r}")
+    return name
+
+
 def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         raise UsageError(
-            "NCCL, which would be its path, is not there (this torch was built without it, or sees no GPU)"
+            "NCCL, which would be its path, is not there (this torch was built without it, or sees no GPU; "
+            f"{CUDA_VARIABLE}={OWN} on all ranks takes asyncpar's)"
         )
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -43,6 +57,8 @@ device_paths: dict[str, MakePath] = {"cuda": _nccl}
 def path_of(group: GroupBase, device: torch.device) -> Any:
     """Return the path of ``group`` for ``device``; raises ``UsageError`` saying what to do where there is none."""
     path = group.paths.get(device.type)
+    if path is None and device.type == "cuda" and cuda_path_name(os.environ) == OWN:
+        path = group.paths[device.type] = group.own_cuda_path()
     if path is None:
         trouble = f"there is no path for {device.type}"
         make = device_paths.get(device.type)
@@ -78,13 +94,15 @@ def operation(
     options: type[Any] | None = None,
     extras: Sequence[str] = (),
     refuse: Refuse | None = None,
+    leads: int = 0,
 ) -> Callable[[F], F]:
     """Make a method of an operation, which ``torch.distributed`` calls ``name``.
 
     Each of ``arguments`` has its names in torch's forms, separated by ``|``.  The method is called with those, and with
     an object of ``options`` at the end: the one given, or one made of ``extras`` (of ``op``, ``root`` and ``timeout``,
-    in the order of torch's forms).  An operation on tensors of another device than the CPU is passed to the path of
-    that device.  A ``UsageError`` becomes a ``DistBackendError``, too, and names the operation.
+    in the order of torch's forms).  An operation on tensors of another device than the CPU, as the argument number
+    ``leads`` says, is passed to the path of that device.  A ``UsageError`` becomes a ``DistBackendError``, too, and
+    names the operation.
 
     A call that is refused takes its place in the order of the group all the same, and ends on the other ranks with the
     reason: ``refuse`` tells them, for messages between two ranks.
@@ -103,10 +121,12 @@ def operation(
                     bound = _bind(given, named, names, options, extras)
                 else:
                     bound = given
-                device = _device(bound[0]) if bound else None
+                device = _device(bound[leads]) if bound else None
                 if device is None:
                     return method(self, *bound)
                 path = path_of(self, device)
+                if is_own(path):
+                    return getattr(path, attribute)(*bound)
             except Exception as error:
                 refused = self.refuse(
                     name, error, _telling(self, name, error, refuse, [*given, *named.values()], bound)
@@ -130,11 +150,17 @@ def _telling(
     bound: tuple[Any, ...] | None,
 ) -> Callable[[], None] | None:
     """Return what tells other ranks that a call is refused; None where they do not wait for it in ``communicator``."""
-    if any((device := _device(each)) is not None and device.type in group.paths for each in given):
+    paths = [group.paths.get(device.type) for each in given if (device := _device(each)) is not None]
+    if any(path is not None and not is_own(path) for path in paths):
         return None
     if refuse is None:
         return lambda: group.communicator.refuse(name, error)
     return None if bound is None else partial(refuse, group.communicator, error, *bound)
+
+
+def is_own(path: Any) -> bool:
+    """Does ``path`` use the communicator of its group, where other ranks wait for its calls?"""
+    return isinstance(path, GroupBase) or isinstance(getattr(path, "group", None), GroupBase)
 
 
 def _device(tensors: Any) -> torch.device | None:

@@ -183,6 +183,11 @@ def is_passed_over(work: Any) -> bool:
     return True
 
 
+def _devices(tensors: Sequence[Any]) -> list[torch.device]:
+    """Return the CUDA devices of ``tensors``, which a future of them must know."""
+    return list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type == "cuda"))
+
+
 _NONE = timedelta(0)
 _completions = Completions()
 
@@ -192,7 +197,7 @@ class Work(dist.Work):
     """An operation that is under way, whose results will be in ``tensors``.
 
     ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it;
-    ``describe_waits`` returns which ranks its group waits for.
+    ``describe_waits`` returns which ranks its group waits for; ``follow`` is called when a wait has ended well.
     """
 
     def __init__(
@@ -203,6 +208,7 @@ class Work(dist.Work):
         operation: str,
         check_may_wait: Callable[[], None],
         describe_waits: Callable[[], str],
+        follow: Callable[[], None] | None,
     ) -> None:
         super().__init__()
         self._pending = pending
@@ -210,6 +216,7 @@ class Work(dist.Work):
         self._operation = operation
         self._check_may_wait = check_may_wait
         self._describe_waits = describe_waits
+        self._follow = follow
         self._future: Future[Any] | None = None
         self._entered: list[Any] = []
         self._entered_by = 0
@@ -243,6 +250,8 @@ class Work(dist.Work):
             if self._entered and pending.is_done and self._entered_by == threading.get_ident():
                 entered, self._entered = self._entered, []
                 forget_inflight(self, entered)
+        if self._follow is not None:
+            self._follow()
         return True
 
     def synchronize(self) -> None:
@@ -292,11 +301,11 @@ class Work(dist.Work):
         """
         raise_at_end_of_pass(self)
         pending, tensors = self._pending, self._tensors
-        if any(tensor.dtype is torch.float16 for tensor in tensors):
+        if any(tensor.dtype is torch.float16 for tensor in tensors) and not _devices(tensors):
             with suppress(Exception):  # raised at the end of the pass
                 self.wait()
             return completed(tensors)
-        future: Future[Any] = Future()
+        future: Future[Any] = Future(devices=_devices(tensors))
         if pending.is_done:
             future.set_result(tensors)
         else:
@@ -305,7 +314,7 @@ class Work(dist.Work):
 
     def _make_future(self) -> Future[Any]:
         pending, tensors = self._pending, self._tensors
-        begun: Future[Any] = Future()
+        begun: Future[Any] = Future(devices=_devices(tensors))
 
         def outcome(_: Future[Any]) -> list[Any]:
             self.wait()  # raises what the operation has raised, which is how futures come to hold errors

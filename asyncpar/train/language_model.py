@@ -93,6 +93,11 @@ class LanguageModel:
         self.model = Transformer(config.model)
         self._optimizer = Optimizer(self.model.parameters(), config.rule)
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of the parameters."""
+        return self._optimizer
+
     def accumulate(self, windows: Windows, *, scale: float, on_gradient: OnGradient | None = None) -> float:
         """Set gradients to ``scale`` times those of the summed loss over ``windows``, and return that sum."""
         self.model.zero_grad()

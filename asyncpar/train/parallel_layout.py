@@ -17,7 +17,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 
 class Recompute(StrEnum):
-    """Which blocks keep what their backward pass needs.
+    """The choice of the blocks that keep the activations of their backward pass.
 
     BASIC: all, STANDARD: every second, AGGRESSIVE: every fourth, EXTREME: these on disk, ALL: none.
     """
@@ -30,7 +30,7 @@ class Recompute(StrEnum):
 
 
 _NAMED = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
-"""Stands where a schedule of one's own is used instead."""
+"""The name of a schedule that comes from a file of the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class ParallelLayout:
 
     @property
     def is_plain(self) -> bool:
-        """Is it data parallelism, and nothing else?"""
+        """Is this data parallelism alone?"""
         return self == ParallelLayout(dp=self.dp)
 
     def replicas(self, world_size: int) -> int:
@@ -70,7 +70,7 @@ class ParallelLayout:
         return dp
 
     def describe(self, world_size: int) -> str:
-        """Return it in a few words, without what is not used."""
+        """Return the layout in a few words, without dimensions of size 1."""
         parts = [f"dp {self.replicas(world_size)}"]
         parts += [f"{name} {size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
         parts += [f"zero {self.zero}"] if self.zero else []

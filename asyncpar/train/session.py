@@ -22,7 +22,7 @@ class Session(ABC):
     """How the run is spread over ranks, where that is not data parallelism alone."""
 
     losses: Sequence[float] = ()
-    """Those of steps that an earlier run has done."""
+    """The losses of the steps that an earlier run has done."""
 
     @abstractmethod
     def run(self) -> AsyncGenerator[StepReport, None]:
@@ -73,7 +73,7 @@ class ReplicatedSession(Session):
         await self._setup.trainer.check_replicas()
 
     async def evaluate(self, batches: Batches) -> float:
-        """Rank 0 does it: all have the same model."""
+        """Rank 0 computes it: all ranks have the same model."""
         loss = 0.0
         if self._communicator.rank == 0:
             loss = await asyncio.to_thread(evaluate, self._model, batches)

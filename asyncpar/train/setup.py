@@ -29,9 +29,9 @@ FORMS = "sync, local:H, diloco:H[:RATE[:MOMENTUM]], hierarchical:H[:RATE[:MOMENT
 
 
 class ModeKind(StrEnum):
-    """SYNC: gradients in every step.  LOCAL: means of parameters every H steps.  DILOCO: the same with an outer
-    optimizer.  HIERARCHICAL: gradients inside hosts in every step, rounds between hosts every H.  ASYNC: no rank waits.
-    STALE: no rank runs more than so many steps ahead.
+    """SYNC averages gradients in every step.  LOCAL averages parameters every H steps.  DILOCO does so with an outer
+    optimizer.  HIERARCHICAL averages gradients inside hosts in every step, and parameters between hosts every H steps.
+    In ASYNC no rank waits for another.  STALE bounds by how many steps a rank may be ahead of the slowest.
     """
 
     SYNC = "sync"
@@ -54,7 +54,7 @@ class TrainingMode:
 
     @property
     def has_rounds(self) -> bool:
-        """Do ranks, or hosts, go their own ways for several steps?"""
+        """Do ranks, or hosts, train for several steps without exchanging gradients?"""
         return self.kind in (ModeKind.LOCAL, ModeKind.DILOCO, ModeKind.HIERARCHICAL)
 
     @property

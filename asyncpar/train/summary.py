@@ -16,13 +16,13 @@ EXACT_TOLERANCE = 1e-5
 """Largest relative difference of any loss without compression, in float32, when gradients are averaged every step."""
 
 _AUTO_TOLERANCE = 0.02
-"""By which the last loss of a short run may differ with the codec that is chosen by measurement."""
+"""Largest relative difference of a short run's last loss with the codec that is chosen by measurement."""
 
 _UNKNOWN_TOLERANCE = 0.3
 """The same, for a codec that is not registered here."""
 
 _MODE_TOLERANCE = 0.15
-"""The same, for ranks that go their own ways: a few dozen rounds do not make up for what each has not seen."""
+"""The same for ranks that exchange parameters only now and then: a few dozen rounds do not make up for that."""
 
 _OVERHEAD = 1 / 0.954
 """Frame headers and agreements beside encoded values; of int8 it leaves 3.8 of 3.98 times."""
@@ -140,8 +140,10 @@ def compression_ratio(*, ranks: int, least_bytes: int, steps: int, sent: int, is
     return least_bytes * steps / sent
 
 
-def plot_losses(curves: Mapping[str, Sequence[float]], path: Path, *, title: str) -> None:
-    """Draw each curve over its steps into the PNG file ``path``.
+def plot_losses(
+    curves: Mapping[str, Sequence[float]], path: Path, *, title: str, events: Mapping[int, str] | None = None
+) -> None:
+    """Draw each curve over its steps into the PNG file ``path``; ``events`` are marked at their steps, from 0 on.
 
     Needs matplotlib; raises ``UsageError`` that says how to install it.
     """
@@ -155,6 +157,8 @@ def plot_losses(curves: Mapping[str, Sequence[float]], path: Path, *, title: str
     axes = figure.add_subplot()
     for index, (label, losses) in enumerate(curves.items()):
         axes.plot(range(1, len(losses) + 1), losses, label=label, linestyle="--" if index else "-")
+    for number, (step, text) in enumerate((events or {}).items()):
+        axes.axvline(step + 1, color=f"C{number + 2}", linestyle=":", label=text)
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per byte)")
     axes.set_title(title)

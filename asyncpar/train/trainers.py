@@ -61,8 +61,8 @@ class DataParallelTrainer:
 class LocalTrainer:
     """Trains replicas by ``rounds``: local SGD or DiLoCo over the model's parameters, each with an AdamW of its own.
 
-    With ``inside`` the ranks that it joins, those of a host, synchronize their gradients in every step, so that hosts
-    go their own ways instead of ranks.  Between rounds nothing is sent to others, not even losses.
+    With ``inside`` the ranks that it joins, those of a host, synchronize their gradients in every step, so that hosts,
+    instead of ranks, train on their own between rounds.  Between rounds nothing is sent to others, not even losses.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class FreeTrainer:
 
     @asynccontextmanager
     async def _exchanging(self) -> AsyncIterator[UpdateGossip]:
-        """Exchange updates in the block; an error in it tells the other ranks that this one is out."""
+        """Exchange updates in the block; after an error in it the other ranks go on without this one."""
         gossip = UpdateGossip(self._replica.parameters, self._communicator, self._mode, key="updates")
         await gossip.start()
         has_ended = False

@@ -27,7 +27,7 @@ from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.optimizers import Rule, distinct
-from asyncpar.nn.parameter import Array, Parameter
+from asyncpar.nn.parameter import Array, Parameter, check_on_host
 from asyncpar.nn.stage import Stage
 from asyncpar.zero.buckets import make_means
 from asyncpar.zero.config import ZeROConfig
@@ -66,6 +66,9 @@ class ZeroEngine:
         row_sums: RowSums | None = None,
     ) -> None:
         self.parameters = distinct(parameters)
+        for parameter in self.parameters:
+            if not getattr(parameter, "is_released", False):  # those of other modules never are
+                check_on_host(parameter.name, parameter.value)
         self.rule = rule
         self.config = config
         self.communicator = communicator

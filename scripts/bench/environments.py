@@ -56,7 +56,15 @@ ACTOR_ENVIRONMENTS = {
 }
 """Libraries of actors (see ``actors.py``)."""
 
-_KNOWN = ENVIRONMENTS | ACTOR_ENVIRONMENTS
+FAULT_TOLERANT = {
+    environment.name: environment
+    for environment in (
+        Environment(name="torchft", requirements=("torch==2.13.0", "numpy", "torchft"), shown="torchft", is_mpi=False),
+    )
+}
+"""Libraries that outlive ranks (see ``chaos_peers.py``)."""
+
+_KNOWN = ENVIRONMENTS | ACTOR_ENVIRONMENTS | FAULT_TOLERANT
 
 
 def python_of(name: str, root: Path) -> Path:

@@ -40,6 +40,7 @@ ORDER = (
     "overlap",
     "parallel",
     "torch",
+    "device",
     "responsiveness",
     "many",
     "actors",

@@ -1,11 +1,11 @@
-"""Two network namespaces joined by a wire of a given speed: two hosts, from the point of view of sockets."""
+"""Network namespaces joined by wires of given speeds: hosts, from the point of view of sockets."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,36 +44,65 @@ def wire(bits_per_second: int) -> Iterator[tuple[End, End]]:
 
     Raises ``NoNamespacesError`` where that is not allowed.
     """
+    left, right = (End(f"apb{side}{os.getpid()}", f"10.213.9.{place}") for place, side in ((1, "l"), (2, "r")))
+    with _made(_commands(left, right, bits_per_second), [left.namespace, right.namespace]):
+        yield left, right
+
+
+@contextmanager
+def bridge(bits_per_second: Sequence[int]) -> Iterator[list[End]]:
+    """Make a namespace for each of the speeds, on one bridge, from which each sends at its speed.
+
+    Raises ``NoNamespacesError`` where that is not allowed.
+    """
+    hub = f"apbhub{os.getpid()}"
+    ends = [End(f"apb{place}n{os.getpid()}", f"10.213.9.{place + 1}") for place in range(len(bits_per_second))]
+    commands = [f"ip netns add {hub}", f"ip -n {hub} link add br0 type bridge", f"ip -n {hub} link set br0 up"]
+    for place, (end, speed) in enumerate(zip(ends, bits_per_second, strict=True)):
+        commands += [
+            f"ip netns add {end.namespace}",
+            f"ip link add {DEVICE} netns {end.namespace} type veth peer name port{place} netns {hub}",
+            f"ip -n {hub} link set port{place} master br0 up",
+            *_end_commands(end, speed),
+        ]
+    with _made(commands, [hub, *(end.namespace for end in ends)]):
+        yield ends
+
+
+@contextmanager
+def _made(commands: Sequence[str], namespaces: Sequence[str]) -> Iterator[None]:
+    """Run ``commands``, and delete ``namespaces`` in the end."""
     if os.geteuid() != 0:
         raise NoNamespacesError("making network namespaces needs root")
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise NoNamespacesError(f"there is no {tool} command (iproute2)")
-    left, right = (End(f"apb{side}{os.getpid()}", f"10.213.9.{place}") for place, side in ((1, "l"), (2, "r")))
     try:
-        for command in _commands(left, right, bits_per_second):
+        for command in commands:
             made = subprocess.run(command.split(), capture_output=True, text=True, check=False)
             if made.returncode != 0:
                 raise NoNamespacesError(f"{command}: {made.stderr.strip()}")
-        yield left, right
+        yield
     finally:
-        for end in (left, right):
-            subprocess.run(["ip", "netns", "del", end.namespace], capture_output=True, check=False)
+        for name in namespaces:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def _commands(left: End, right: End, bits_per_second: int) -> list[str]:
-    """The bucket of the shaper is small, so that a transfer after a pause starts at the shaped speed, too."""
-    burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
     names = left.namespace, right.namespace
     commands = [f"ip netns add {name}" for name in names]
     commands.append(f"ip link add {DEVICE} netns {names[0]} type veth peer name {DEVICE} netns {names[1]}")
-    for end in (left, right):
-        within = f"ip -n {end.namespace}"
-        commands += [
-            f"{within} addr add {end.address}/24 dev {DEVICE}",
-            f"{within} link set {DEVICE} up",
-            f"{within} link set lo up",
-            f"ip netns exec {end.namespace} tc qdisc add dev {DEVICE} root"
-            f" tbf rate {bits_per_second}bit burst {burst} latency 20ms",
-        ]
-    return commands
+    return [*commands, *_end_commands(left, bits_per_second), *_end_commands(right, bits_per_second)]
+
+
+def _end_commands(end: End, bits_per_second: int) -> list[str]:
+    """The bucket of the shaper is small, so that a transfer after a pause starts at the shaped speed, too."""
+    burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
+    within = f"ip -n {end.namespace}"
+    return [
+        f"{within} addr add {end.address}/24 dev {DEVICE}",
+        f"{within} link set {DEVICE} up",
+        f"{within} link set lo up",
+        f"ip netns exec {end.namespace} tc qdisc add dev {DEVICE} root"
+        f" tbf rate {bits_per_second}bit burst {burst} latency 20ms",
+    ]

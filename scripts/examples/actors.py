@@ -49,7 +49,7 @@ async def main() -> None:
 
         own = node.ref("sensor-1", actor_class=Sensor)
         watch = node.watch(own)
-        own.shake.tell()  # nobody waits for an answer, so this failure is the supervisor's business
+        own.shake.tell()  # no caller waits for an answer, so this failure is the supervisor's business
         print(node.rank, (await watch).reason)
         while True:  # until it is restarted under the same name, asks raise ActorDown
             try:

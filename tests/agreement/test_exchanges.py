@@ -1,4 +1,4 @@
-"""What differs between ranks is named."""
+"""Differences between ranks are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How settings of ranks are compared and told apart."""
+"""Settings of ranks are compared, and differences are shown."""
 
 from __future__ import annotations
 

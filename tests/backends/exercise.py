@@ -1,4 +1,4 @@
-"""What one process of a world does to show that a backend works: ``python -m tests.backends.exercise BACKEND ...``.
+"""Show in one process of a world that a backend works: ``python -m tests.backends.exercise BACKEND ...``.
 
 Rank 0 prints what it found, as JSON, in the last line.
 """

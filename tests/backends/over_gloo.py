@@ -1,4 +1,4 @@
-"""What ``test_gloo.py`` runs: conformance over Gloo's connections on loopback, all ranks in one process."""
+"""Program of ``test_gloo.py``: conformance over Gloo's connections on loopback, all ranks in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``test_mpi.py`` runs under ``mpiexec``, every process all of it: conformance over MPI, and the backend.
+"""Program of ``test_mpi.py``, under ``mpiexec``, all of it in every process: conformance over MPI, and the backend.
 
 With one process all messages go from that process to itself, which MPI allows.
 """

@@ -1,4 +1,4 @@
-"""Which MPI library will do, without one."""
+"""MPI libraries are accepted or refused, shown without one."""
 
 from __future__ import annotations
 

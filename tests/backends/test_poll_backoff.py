@@ -1,4 +1,4 @@
-"""How often MPI is asked for messages."""
+"""MPI is asked for messages at the right intervals."""
 
 from __future__ import annotations
 

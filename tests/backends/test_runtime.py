@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,6 +27,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerTimeout, UsageError
 from asyncpar.testing import local_world
 from tests.backends.worlds import on_all, open_runtimes
+from tests.device.nccl_stand_in import given
 
 
 async def test_all_backends_of_the_enum_are_registered() -> None:
@@ -51,9 +53,23 @@ async def test_an_unknown_backend_is_an_error_that_lists_those_there_are() -> No
         await CommunicationRuntime().initialize("smoke")
 
 
-async def test_nccl_says_that_it_is_not_part_of_this_version() -> None:
-    with pytest.raises(BackendUnavailable, match="nccl is not part of this version; it needs CUDA devices"):
+async def test_nccl_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nccl.core", None)
+    with pytest.raises(BackendUnavailable, match=r'nccl4py, which .*"asyncpar\[nccl\]"; without NCCL use native'):
         await CommunicationRuntime().initialize(CommunicationBackend.NCCL)
+
+
+async def test_nccl_opens_a_world_where_its_libraries_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch)
+    async with CommunicationRuntime() as runtime:
+        group = await runtime.initialize(CommunicationBackend.NCCL)
+        assert (group.backend, group.size) == ("nccl", 1)
+        assert (await group.communicator.all_reduce(np.ones(3))).tolist() == [1.0, 1.0, 1.0]
+
+
+async def test_nccl_has_no_use_for_a_rendezvous() -> None:
+    with pytest.raises(UsageError, match="rendezvous: the nccl backend has no use for it"):
+        await CommunicationRuntime().initialize("nccl", BackendConfig(rendezvous="tcp://localhost:1"))
 
 
 @pytest.mark.parametrize(("backend", "module"), [("mpi", "mpi4py"), ("gloo", "torch")])

@@ -1,4 +1,4 @@
-"""What operations are given and must return: checked by computing every operation the plain way."""
+"""Arguments and results of benchmarked operations equal those computed the plain way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be asked for."""
+"""Settings of benchmarks: accepted and refused values."""
 
 from __future__ import annotations
 

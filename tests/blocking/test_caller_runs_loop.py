@@ -33,7 +33,7 @@ def until(condition: threading.Event) -> None:
     assert condition.wait(20), "it never happened"
 
 
-def test_requests_of_a_thread_are_done_in_their_order_whoever_does_them(thread: LoopThread) -> None:
+def test_requests_of_a_thread_are_done_in_their_order_in_any_thread(thread: LoopThread) -> None:
     done: list[tuple[int, int]] = []
 
     def ask(number: int) -> None:

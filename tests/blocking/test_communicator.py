@@ -13,11 +13,11 @@ import pytest
 from asyncpar.blocking import Cancelled, Communicator, Node, Pending
 from asyncpar.blocking.starting import Starting
 from asyncpar.collectives import communicator
-from asyncpar.errors import OperationMismatch, PeerCancelled, PeerTimeout, UsageError
+from asyncpar.errors import OperationMismatch, PeerCancelled, PeerTimeout, UsageError, WorldRevoked
 from asyncpar.testing.blocking_world import blocking_world, run_ranks
 
-NOT_STARTED = {"split"}
-"""It returns a communicator, which a ``Pending`` of it would have to turn into a blocking one."""
+NOT_STARTED = {"split", "shrink"}
+"""They return a communicator, which a ``Pending`` of it would have to turn into a blocking one."""
 
 
 @pytest.fixture(scope="module", params=["inproc", None])
@@ -39,7 +39,7 @@ def operations() -> list[str]:
 def test_all_that_the_communicator_of_coroutines_offers_is_here() -> None:
     public = {name for name in dir(communicator.Communicator) if not name.startswith("_")} - {"world"}
     assert public <= set(dir(Communicator))
-    assert len(operations()) == 23
+    assert len(operations()) == 25
 
 
 @pytest.mark.parametrize("name", operations())
@@ -243,3 +243,21 @@ def test_a_communicator_tells_about_its_group(nodes: tuple[Node, ...]) -> None:
     assert comm.on_loop.timeout == 7.0
     comm.timeout = before
     assert repr(comm) == "<blocking communicator 'world': rank 1 of 3>"
+
+
+def test_threads_that_wait_in_a_group_that_is_revoked_wake_and_survivors_go_on(nodes: tuple[Node, ...]) -> None:
+    def work(comm: Communicator) -> tuple[int, float, int]:
+        group = comm.subgroup(range(3), name="to be revoked")
+        assert group is not None
+        group.barrier()
+        if comm.rank == 2:
+            group.revoke("enough")
+        with pytest.raises(WorldRevoked, match="enough") as caught:
+            group.all_reduce(np.ones(3))
+        assert group.agree(6 | comm.rank).flag == 6
+        smaller = group.shrink()
+        total = smaller.all_reduce(np.ones(3))
+        smaller.close()
+        return caught.value.rank or 0, float(total[0]), smaller.size
+
+    assert on_all(nodes, work) == [(2, 3.0, 3)] * 3

@@ -21,7 +21,7 @@ from asyncpar.blocking.pending import Pending
 
 
 class Bell:
-    """A pipe whose ring completes ``result``, the future of whoever waits."""
+    """A pipe whose ring completes ``result``, the future of the waiting thread."""
 
     def __init__(self, thread: LoopThread) -> None:
         self.thread = thread

@@ -1,4 +1,4 @@
-"""Whoever dies at whatever byte of a save, the last complete checkpoint is there, and saving goes on."""
+"""If a rank dies at any byte of a save, the last complete checkpoint is there, and saving goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be loaded: no checkpoint, another model, other tensors.  Every rank hears why."""
+"""A missing checkpoint, another model, or other tensors are refused on every rank, with the reason."""
 
 from __future__ import annotations
 

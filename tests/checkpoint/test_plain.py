@@ -1,4 +1,4 @@
-"""What JSON keeps exactly, and what is refused because it would not."""
+"""Values that JSON keeps exactly are saved; others are refused."""
 
 from __future__ import annotations
 

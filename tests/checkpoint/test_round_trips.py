@@ -1,4 +1,4 @@
-"""What one layout has saved, any other loads, bit for bit."""
+"""A checkpoint of one layout is loaded by any other, bit for bit."""
 
 from __future__ import annotations
 

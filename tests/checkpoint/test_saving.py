@@ -1,4 +1,4 @@
-"""What is saved, by whom, and what is refused before anything is."""
+"""Each piece is saved by one rank, and bad values are refused before anything is written."""
 
 from __future__ import annotations
 

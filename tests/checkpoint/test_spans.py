@@ -1,4 +1,4 @@
-"""Where pieces lie in a whole tensor: the same as numpy's own indexing says."""
+"""Places of pieces in a whole tensor equal those of numpy's own indexing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where random-k draws its values from, and how they are written."""
+"""Random-k draws the same places on all ranks, and writes their values."""
 
 from __future__ import annotations
 

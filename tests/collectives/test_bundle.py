@@ -18,25 +18,25 @@ F4 = np.dtype(np.float32)
 
 
 @given(sizes=st.lists(st.integers(1, 9), max_size=12), ends=st.lists(st.integers(0, 108), max_size=6))
-def test_stretches_of_a_section_pack_and_unpack_every_element_once(sizes: list[int], ends: list[int]) -> None:
+def test_ranges_of_a_section_pack_and_unpack_every_element_once(sizes: list[int], ends: list[int]) -> None:
     section = Section(F4, range(len(sizes)), sizes)
     numbers = np.arange(section.count, dtype=F4)
     flats = cut(numbers.copy(), sizes)
     bounds = sorted({0, section.count, *(end for end in ends if end < section.count)})
     for low, high in pairwise(bounds):
-        stretch = section.stretch(low, high)
+        chosen = section.range_of(low, high)
         memory = np.full(high - low, -1, F4)
-        pack(stretch.pieces(flats), memory)
+        pack(chosen.pieces(flats), memory)
         np.testing.assert_array_equal(memory, numbers[low:high])
-        assert section.lengths(stretch) == [piece.size for piece in stretch.pieces(flats)]
-        unpack(cut(-memory, section.lengths(stretch)), stretch.pieces(flats))
+        assert section.lengths(chosen) == [piece.size for piece in chosen.pieces(flats)]
+        unpack(cut(-memory, section.lengths(chosen)), chosen.pieces(flats))
     np.testing.assert_array_equal(np.concatenate([np.empty(0, F4), *flats]), -numbers)
 
 
-def test_an_empty_stretch_has_no_pieces() -> None:
+def test_an_empty_range_has_no_pieces() -> None:
     section = Section(F4, range(2), [3, 4])
     for at in (0, 2, 3, 7):
-        assert section.stretch(at, at).pieces([np.zeros(3, F4), np.zeros(4, F4)]) == []
+        assert section.range_of(at, at).pieces([np.zeros(3, F4), np.zeros(4, F4)]) == []
 
 
 def test_sections_are_sorted_by_dtype_and_leave_empty_arrays_out() -> None:

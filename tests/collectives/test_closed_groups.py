@@ -14,8 +14,8 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.testing import local_world
+from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
-from tests.engines import engine_of
 
 IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
 SMALL = 400 << 10

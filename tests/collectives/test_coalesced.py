@@ -12,8 +12,8 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world
+from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
-from tests.engines import engine_of
 
 
 async def settle() -> None:

@@ -14,8 +14,8 @@ import pytest
 from asyncpar.collectives.calibration import calibrate
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
+from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks, Ranks
-from tests.engines import engine_of
 
 Call = Callable[[Communicator], Any]
 

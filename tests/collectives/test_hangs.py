@@ -12,8 +12,8 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, UsageError
 from asyncpar.testing import local_world
+from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks, Ranks
-from tests.engines import engine_of
 
 
 async def connect_all(ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ import random
 import tracemalloc
 from collections import Counter
 
-from asyncpar.collectives.ledger import GroupLedger, UseCounts
+from asyncpar.collectives.ledger import CollectiveStatistics, GroupLedger, Traffic, UseCounts
 
 
 def test_uses_are_counted_exactly_also_of_names_that_were_packed_away() -> None:
@@ -32,3 +32,14 @@ def test_a_million_keys_take_twelve_bytes_each() -> None:
         tracemalloc.stop()
     assert used < 16 * count + (1 << 20)
     assert ledger.allot_keyed("key 0", ())[1] == 2
+
+
+def test_traffic_prints_as_a_table() -> None:
+    one = CollectiveStatistics(
+        operation="all_reduce", algorithm="ring", calls=1200, payload_bytes=25_000_000, messages=2400, seconds=0.6
+    )
+    assert str(Traffic(operations=(one,))).splitlines() == [
+        "operation   algorithm  calls  payload  messages  mean time",
+        "all_reduce  ring       1,200    25 MB     2,400     500 us",
+    ]
+    assert len(str(Traffic(operations=())).splitlines()) == 1

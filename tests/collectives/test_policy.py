@@ -54,10 +54,24 @@ def test_an_empty_pin_pins_nothing(text: str) -> None:
         ("all_reduce:64k-64k@ring", "is empty"),
         ("all_reduce:0-2k@ring,1k-3k@tree", "overlap from 1024 bytes on"),
         ("all_reduce:0-1@ring;all_reduce:1-2@ring", "named twice"),
-        ("all_reduce@ring;", "'all_reduce@ring'"),
+        ("all_reduce@star;", "'star'"),
+        ("all_reduce@@ring;", "'all_reduce@@ring'"),
     ],
 )
 def test_the_wrong_part_is_named(text: str, named: str) -> None:
     with pytest.raises(UsageError, match="pin: ") as caught:
         parse_pin(text)
     assert named in str(caught.value)
+
+
+def test_a_pin_without_a_range_is_that_of_all_sizes() -> None:
+    pin = parse_pin("all_reduce@ring; all_gather@nccl; broadcast:0-1k@staged,1k-inf@nccl")
+    assert [pin.find("all_reduce", payload) for payload in (0, 1 << 40)] == ["ring", "ring"]
+    assert pin.find_device("all_reduce", 4) is None
+
+
+def test_device_arrays_have_pins_of_their_own() -> None:
+    pin = parse_pin("all_gather@nccl; broadcast:0-1k@staged,0-inf@tree,1k-inf@nccl")
+    assert (pin.find("all_gather", 4), pin.find_device("all_gather", 4)) == (None, "nccl")
+    assert [pin.find_device("broadcast", payload) for payload in (1023, 1024)] == ["staged", "nccl"]
+    assert pin.find("broadcast", 1024) == "tree"

@@ -15,8 +15,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world
 from asyncpar.testing.blocking_world import blocking_world, run_ranks
+from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
-from tests.engines import engine_of
 
 Call = Callable[[Communicator], Coroutine[Any, Any, Any]]
 

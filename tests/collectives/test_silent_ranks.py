@@ -1,4 +1,4 @@
-"""A rank that stops in the middle of an operation is named by every other rank, whoever waits for whom.
+"""A rank that stops in the middle of an operation is named by every other rank, in any order of waiting.
 
 Generated: operations x algorithms x the silent rank x the moment at which it stops.  All on virtual time.  Set
 ``ASYNCPAR_TEST_ALL`` to run every moment.

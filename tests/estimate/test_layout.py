@@ -1,4 +1,4 @@
-"""What one layout takes: traffic and time, by hand."""
+"""Traffic and time of one layout, compared with values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bandwidth is shared."""
+"""Processes share bandwidth."""
 
 from __future__ import annotations
 

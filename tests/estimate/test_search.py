@@ -1,4 +1,4 @@
-"""Which layouts are found, in what order, and what becomes of the others."""
+"""The search finds the right layouts in order, and says why others are left out."""
 
 from __future__ import annotations
 

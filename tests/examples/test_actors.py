@@ -12,9 +12,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "actors
 LINES = ["{rank} 24.0 3.0 1.0", "{rank} failed", "{rank} back with 1.0"]
 
 
-def test_the_readme_shows_the_example() -> None:
+def test_the_documentation_shows_the_example() -> None:
     program = EXAMPLE.read_text().split("\n\n", 1)[1]
-    assert f"```python\n{program}```" in (EXAMPLE.parents[2] / "README.md").read_text()
+    assert f"```python\n{program}```" in (EXAMPLE.parents[2] / "docs" / "actors.md").read_text()
 
 
 @pytest.mark.process

@@ -21,7 +21,7 @@ from asyncpar.net.arena.arena import Arena
 from asyncpar.nn import Array
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
-from tests.engines import engine_of
+from tests.collective_engines import engine_of
 from tests.gradsync.test_synchronizer import INT8, Model, make_synchronizer, on_all
 
 LARGE = {"first": (300_000,), "second": (700, 500), "third": (90_001,), "fourth": (3,)}

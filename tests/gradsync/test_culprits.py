@@ -1,4 +1,4 @@
-"""When a rank fails in a step, all others name it and say why."""
+"""If a rank fails in a step, all others name it and say why."""
 
 from __future__ import annotations
 

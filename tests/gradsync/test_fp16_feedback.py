@@ -1,4 +1,4 @@
-"""What gradients lose in half precision is sent in the next steps, however small they are and however many ranks."""
+"""Losses of gradients in half precision are sent in the next steps, at any size and number of ranks."""
 
 from __future__ import annotations
 

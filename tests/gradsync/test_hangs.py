@@ -53,7 +53,7 @@ async def cancel_after(ranks: Sequence[Rank], culprit: int, turns: int) -> list[
 @pytest.mark.parametrize("codec", ["none", "int8", "powersgd:2"])
 @pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
 async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, codec: str) -> None:
-    """Whoever raised holds the gradients it had, nobody hangs, and the next step works.
+    """A rank that raised holds the gradients it had, no rank hangs, and the next step works.
 
     A rank that is cancelled while it hears that all are through may be the only one whose step failed.
     """

@@ -1,4 +1,4 @@
-"""What is measured between hosts, and of codecs, by a clock that tells what the test says."""
+"""Measurements between hosts, and of codecs, by a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a synchronizer says it holds is what numpy has given it: for every scheme, and after every change."""
+"""The memory that a synchronizer reports is what numpy gave it: for every scheme, and after every change."""
 
 from __future__ import annotations
 

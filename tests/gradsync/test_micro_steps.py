@@ -1,4 +1,4 @@
-"""Accumulation over micro-steps: each weighs the same, whoever fails on the way."""
+"""Accumulation over micro-steps: each weighs the same, also after a failure of any rank."""
 
 from __future__ import annotations
 

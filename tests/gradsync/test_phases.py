@@ -1,4 +1,4 @@
-"""What goes into buckets and what comes out."""
+"""Gradients go into buckets and come out as means."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_parameters_that_are_not_finite_are_named() -> None:
     scheme, parameters = Alone(make_bucket()), make_parameters(0)
     parameters["b"].grad[2] = -np.inf
     layout_cache.pack(scheme, layout_cache.Packing(parameters=parameters))
-    assert layout_cache.find_non_finite(scheme.bucket, scheme.payload) == ["b"]
+    assert layout_cache.find_non_finite(scheme) == ["b"]
     scheme.settle()
     assert not scheme.is_finite
 

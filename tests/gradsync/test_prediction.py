@@ -1,4 +1,4 @@
-"""What each codec is expected to take, and which one is picked."""
+"""Predicted times of each codec, and the choice among them."""
 
 from __future__ import annotations
 

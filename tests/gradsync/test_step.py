@@ -1,10 +1,11 @@
-"""When buckets go, in virtual time, and the figures that follow from it."""
+"""Buckets leave at the right virtual time, and figures follow from that."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.observe.recorder import open_recorder
+from asyncpar.core.observe.records import RankIdentity
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,
@@ -40,6 +43,8 @@ class SlowCommunicator:
 
     def __init__(self) -> None:
         self.started: list[float] = []
+        links = SimpleNamespace(recorder=open_recorder(RankIdentity(rank=0, size=2)))
+        self._engine = SimpleNamespace(table=SimpleNamespace(links=links))
 
     async def all_reduce(self, x: Array, **_: Any) -> Array:
         if x.size > 1:  # gradients, and not the exchange that ends a step

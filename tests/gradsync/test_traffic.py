@@ -1,4 +1,4 @@
-"""What each strategy sends: bytes, messages and steps of every rank are those of theory, for any size of world."""
+"""Traffic of each strategy: bytes, messages and steps of every rank are those of theory, for any size of world."""
 
 from __future__ import annotations
 

@@ -57,6 +57,8 @@ class ScriptedStream(ByteStream):
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)
 
+    async def agree(self) -> None: ...
+
     async def read(self) -> bytes:
         if not self._messages:
             raise StreamEnded("the peer closed the stream")

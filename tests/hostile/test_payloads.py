@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncpar.actors.runtime.message import MessageDecoder
+from asyncpar.actors.runtime.routing import MessageDecoder
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.wire.payload import PayloadDecoder, encode_payload
 from tests.hostile.actor_messages import every_message

@@ -1,4 +1,4 @@
-"""What ranks say about their operations, in front of messages, and while an arena forms: cut, changed, extreme."""
+"""Messages about operations and about a forming arena: cut, changed, extreme."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ async def test_who_says_a_byte_now_and_then_gets_no_more_time(kind: str, monkeyp
                     break
                 told += 1
             assert await ending == b""
-            assert loop.time() - began < 1.0
+            assert loop.time() - began < 5.0
             assert 0 < told < 100
 
 

@@ -1,4 +1,4 @@
-"""Which layouts, schedules and settings are tried together: the whole product is far too much."""
+"""Combinations of layouts, schedules and settings to test: the whole product is far too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused on every rank, with a typed error that says what to change, before the first step."""
+"""Bad settings are refused on every rank, with a typed error that says what to change, before the first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.hybrid.worlds import RATE, TINY, make_config, on_ranks
 async def create_on(
     size: int, config: HybridConfig | Callable[[int], HybridConfig], model: Callable[[int], TransformerConfig]
 ) -> list[Any]:
-    """Return what becomes of making coordinators on all ranks of a world."""
+    """Make coordinators on all ranks of a world; return them, or the errors."""
     async with local_world(size) as nodes, asyncio.timeout(PATIENCE):
         made = [
             ThreeDParallelismCoordinator.create(

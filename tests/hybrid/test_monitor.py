@@ -1,4 +1,4 @@
-"""What ranks measure, what it comes to, and how people read it."""
+"""Measurements of ranks, their summary, and its text."""
 
 from __future__ import annotations
 

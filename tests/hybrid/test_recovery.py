@@ -1,4 +1,4 @@
-"""What ranks conclude from where they stand."""
+"""Ranks choose a recovery from the states of all."""
 
 from __future__ import annotations
 

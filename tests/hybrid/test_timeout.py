@@ -41,7 +41,7 @@ async def test_a_rank_that_does_not_come_is_named_in_time(layout: str) -> None:
         begun = time.monotonic()
         with pytest.raises(PeerTimeout) as raised:
             await ranks.step(ranks.all[0])
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 10.0  # other groups have 300 s
         assert raised.value.rank == 1
         assert ranks.nodes[0].world.timeout != MILLISECONDS / 1000, "other groups of the world have their own"
 
@@ -92,7 +92,7 @@ async def test_a_rank_that_hangs_in_its_compute_ends_the_step_in_time(layout: st
         hung = asyncio.create_task(ranks.step(ranks.all[1]))
         with pytest.raises(PeerError):
             await ranks.step(ranks.all[0])
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 10.0
         is_awake.set()
         await asyncio.gather(hung, return_exceptions=True)
 

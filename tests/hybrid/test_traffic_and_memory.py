@@ -1,4 +1,4 @@
-"""What a step sends, and what a rank holds, are what the formulas say."""
+"""Traffic of a step and memory of a rank are those of the formulas."""
 
 from __future__ import annotations
 

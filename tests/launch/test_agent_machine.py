@@ -180,3 +180,13 @@ def test_a_condemned_rank_is_told_to_the_others_and_killed() -> None:
     machine = running()
     assert without_words(list(machine.handle(GiveUpRank(0, LOSS), now=1.0))) == [TellRanks(LOSS), KillRank(1)]
     assert machine.handle(GiveUpRank(7, LOSS), now=1.0) == []
+
+
+def test_orders_and_news_of_another_generation_change_nothing() -> None:
+    machine = running()
+    machine.handle(WorkersGone(0), now=1.0)
+    assert machine.handle(AGAIN, now=1.1)[-1] == StartWorkers(AGAIN)
+    for stale in (0, 2):
+        for event in (GiveUpRank(stale, LOSS), StopRanks(stale, signal.SIGTERM, "rank 1 failed"), WorkersGone(stale)):
+            assert machine.handle(event, now=1.2) == []
+    assert machine.next_deadline is None

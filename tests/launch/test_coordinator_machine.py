@@ -17,6 +17,7 @@ from asyncpar.launch.protocol import (
     AgentLost,
     AgentStopped,
     AnnounceExit,
+    Announcement,
     Command,
     CoordinatorTick,
     GiveUpRank,
@@ -28,6 +29,7 @@ from asyncpar.launch.protocol import (
     RankEnded,
     SendOrder,
     StopRanks,
+    TellCondition,
 )
 from asyncpar.launch.vitals import Condition, RankState
 
@@ -113,7 +115,8 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
         (2, hello(1, job="other"), "--rdzv-id"),
         (3, hello(0), "--node-rank: 0 is taken"),
     ):
-        (finish,) = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
+        finish, *told = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
+        assert [each.agent for each in told if isinstance(each, SendOrder)] == [0]  # those that are there hear of it
         outcome = finishes([finish])[agent]
         assert outcome.exit_code == 2
         assert reason in outcome.message
@@ -121,13 +124,15 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
 
 
 def test_one_agent_too_many_is_refused() -> None:
-    (finish,) = running().handle(AgentArrived(2, hello(None)), now=1.0)
+    finish, *_ = running().handle(AgentArrived(2, hello(None)), now=1.0)
     assert "all 2 agents" in finishes([finish])[2].message
 
 
 def test_missing_agents_are_named_when_time_is_up() -> None:
     coordinator = machine(nnodes=3)
     coordinator.handle(AgentArrived(0, hello(0, nnodes=3)), now=0.0)
+    assert coordinator.next_deadline == 2.0  # launchers say whom they wait for
+    coordinator.handle(CoordinatorTick(), now=2.0)
     assert coordinator.next_deadline == 30.0
     assert coordinator.handle(CoordinatorTick(), now=29.0) == []
     outcome = finishes(coordinator.handle(CoordinatorTick(), now=30.0))[0]
@@ -195,7 +200,8 @@ def test_a_failure_reported_before_the_stop_counts_though_its_process_ends_later
     coordinator.handle(AgentStopped(0, 0), now=2.3)
     outcome = finishes(coordinator.handle(AgentStopped(1, 0), now=2.3))[0]
     assert outcome.exit_code == 6
-    assert "rank 3" not in outcome.message
+    assert outcome.message.startswith("rank 2 failed first")
+    assert "then rank 3" in outcome.message  # its failure came after the order to stop: a consequence
 
 
 def test_ranks_start_again_with_the_next_generation_while_restarts_are_left() -> None:
@@ -203,6 +209,9 @@ def test_ranks_start_again_with_the_next_generation_while_restarts_are_left() ->
     coordinator.handle(ended(0, 0, 0, failure(0)), now=1.0)
     coordinator.handle(AgentStopped(0, 0), now=1.1)
     commands = coordinator.handle(AgentStopped(1, 0), now=1.2)
+    told, commands = commands[:2], commands[2:]
+    words = Announcement("rank 0 failed first: exited with code 1\n  on h (local rank 0, pid 1)")
+    assert told == [SendOrder(agent, words) for agent in (0, 1)]
     assert commands[0] == OpenGeneration(1, 4)
     assigned = [assignment for _, assignment in orders(commands, AgentAssignment)]
     assert [(place.generation, place.restart_count) for place in assigned] == [(1, 1), (1, 1)]
@@ -239,6 +248,16 @@ def test_an_interrupt_before_all_are_there_ends_the_job() -> None:
     assert finishes(coordinator.handle(JobInterrupted(0, signal.SIGTERM), now=1.0))[0].exit_code == 143
 
 
+def test_restarts_before_the_window_do_not_count() -> None:
+    settings = JobSettings(job="job", nnodes=1, max_restarts=1, restart_window=60.0)
+    coordinator = CoordinatorMachine(settings, now=0.0)
+    coordinator.handle(AgentArrived(0, hello(0, nnodes=1, nproc=1)), now=0.0)
+    for generation, (now, is_end) in enumerate([(1.0, False), (100.0, False), (120.0, True)]):
+        coordinator.handle(ended(0, generation, 0, failure(0, code=3)), now=now)
+        commands = coordinator.handle(AgentStopped(0, generation), now=now)
+        assert bool(finishes(commands)) is is_end
+
+
 def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
     coordinator = running(restarts=1)
     coordinator.handle(ended(0, 0, 0, failure(0, code=3)), now=1.0)
@@ -249,7 +268,7 @@ def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
     assert finishes(coordinator.handle(CoordinatorTick(), now=deadline))[0].exit_code == 3
 
 
-def test_whoever_comes_after_the_end_is_told() -> None:
+def test_an_agent_that_comes_after_the_end_is_told() -> None:
     coordinator = machine()
     coordinator.handle(CoordinatorTick(), now=30.0)
     assert finishes(coordinator.handle(AgentArrived(5, hello(1)), now=31.0))[5].exit_code == 1
@@ -261,7 +280,8 @@ def stopped(rank: int, condition: Condition = Condition.STOPPED) -> RankState:
 
 def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed() -> None:
     coordinator = running()
-    assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == []
+    told = TellCondition(0, 2, "is stopped (SIGSTOP, or a debugger)")  # ranks that ask it get no answer
+    assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == [SendOrder(agent, told) for agent in (0, 1)]
     assert coordinator.next_deadline == 31.0
     commands = coordinator.handle(CoordinatorTick(), now=31.0)
     assert commands == [SendOrder(agent, GiveUpRank(0, Loss(2, "host1", "was stopped for 30.0 s"))) for agent in (0, 1)]
@@ -279,3 +299,13 @@ def test_a_rank_that_runs_again_in_time_is_kept_and_an_agent_speaks_for_its_own_
     assert coordinator.next_deadline == 31.0
     coordinator.handle(RankChanged(1, stopped(3, Condition.WELL)), now=30.0)
     assert coordinator.next_deadline is None
+
+
+def test_news_of_another_generation_change_nothing() -> None:
+    coordinator = running(restarts=1)
+    coordinator.handle(ended(0, 0, 0, failure(0)), now=1.0)
+    for agent in (0, 1):
+        coordinator.handle(AgentStopped(agent, 0), now=1.1)
+    for event in (ended(0, 0, 1, failure(1)), AgentStopped(0, 0), RankChanged(0, stopped(1))):
+        assert coordinator.handle(event, now=1.2) == []
+    assert coordinator.phase == JobPhase.RUNNING

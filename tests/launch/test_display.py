@@ -1,4 +1,4 @@
-"""What people see, without a terminal: what is written is collected, or goes into a pipe (80 columns)."""
+"""Output for people, without a terminal: into a buffer, or into a pipe (80 columns)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who failed first, and how that reads."""
+"""The first failure is found, and its text is right."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def test_the_summary_quotes_the_evidence() -> None:
     text = describe([failure(0, 2.0, peer=1), failure(1, 3.0, tail="oh\nno\n", code=3)])
     assert text.splitlines() == [
         "rank 1 failed first: exited with code 3",
-        "  host: left, local rank 0, pid 9",
-        "  end: exited with code 3",
+        "  on left (local rank 0, pid 9)",
         "  end of its stderr:",
         "    oh",
         "    no",
@@ -57,8 +56,23 @@ def test_the_summary_quotes_the_evidence() -> None:
     ]
 
 
+def test_ranks_that_failed_alike_share_a_line() -> None:
+    ends = [failure(rank, 3.0, peer=1) for rank in (0, 2, 3, 4)]
+    lines = describe([failure(1, 1.0, code=3), *ends]).splitlines()
+    assert lines[2:] == ["  then ranks 0, 2-4 on left (2.0 s later): PeerLost: rank 1 is gone"]
+    alike = describe([failure(rank, 0.0) for rank in range(1000)]).splitlines()
+    assert alike[2:] == ["  then ranks 1-999 on left: the same"]
+
+
+def test_who_fails_after_all_were_asked_to_end_is_never_first() -> None:
+    late = failure(0, 0.5, code=5)
+    lines = describe([failure(1, 1.0, code=3)], [late], more="more: logs/0").splitlines()
+    assert lines[0].startswith("rank 1 failed first")
+    assert lines[2:] == ["  then rank 0 on left: exited with code 5", "  more: logs/0"]
+
+
 def test_many_failures_are_counted_not_listed() -> None:
-    text = describe([failure(rank, float(rank)) for rank in range(20)])
+    text = describe([failure(rank, float(rank), code=rank + 1) for rank in range(20)])
     assert text.count("then rank") == 8
     assert "then 11 more ranks" in text
 

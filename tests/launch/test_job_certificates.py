@@ -1,4 +1,4 @@
-"""What a host's certificates settle before anything starts."""
+"""Certificates of a host are checked before anything starts."""
 
 from __future__ import annotations
 

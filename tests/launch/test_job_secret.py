@@ -1,4 +1,4 @@
-"""Where the secret comes from, and that it does not stay."""
+"""The secret comes from a file or is made, and is removed."""
 
 from __future__ import annotations
 

@@ -245,3 +245,25 @@ def test_a_full_disk_is_one_line() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert done.stderr == "asyncpar plan: the layouts cannot be written: No space left on device\n"
+
+
+def step_seconds(*arguments: str) -> float:
+    return float(document(*GPT2, "--flops", "300000", "--zero", "0", *arguments)["layouts"][0]["step_seconds"])
+
+
+def test_devices_go_at_published_speeds_by_nccl_and_slower_otherwise() -> None:
+    by_nccl = step_seconds("--devices", "nccl")
+    by_host = step_seconds("--devices", "hierarchical")
+    through_host = step_seconds("--devices", "staged")
+    assert by_nccl < by_host < through_host
+    same = step_seconds("--bandwidth", "400", "--host-bandwidth", "450")
+    assert by_nccl == pytest.approx(same), "an adapter of 50 GB/s for each of eight devices, and NVLink"
+    assert by_host > step_seconds("--devices", "hierarchical", "--bandwidth", "10")
+
+
+def test_devices_ask_for_what_a_model_gets_of_them() -> None:
+    result = invoke(*GPT2, "--devices", "nccl")
+    assert result.exit_code == 2
+    assert "--devices: expected --flops with it" in result.stderr
+    result = invoke(*GPT2, "--flops", "300000", "--devices", "nvlink")
+    assert "--devices: way: expected one of nccl, hierarchical, staged, got 'nvlink'" in result.stderr

@@ -1,4 +1,4 @@
-"""How far a rank is, in one line of any width."""
+"""Progress of a rank, in one line of any width."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What a rank's environment is made of."""
+"""Contents of a rank's environment."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,17 @@ def test_nothing_of_an_outer_launch_shines_through() -> None:
 
 def test_the_pin_of_algorithms_reaches_the_ranks() -> None:
     assert rank_environment({"ASYNCPAR_ALGORITHM": "seed"}, PLACE)["ASYNCPAR_ALGORITHM"] == "seed"
+
+
+def test_every_variable_that_the_documentation_tells_people_to_set_reaches_the_ranks() -> None:
+    root = Path(__file__).parents[2]
+    texts = [path.read_text() for path in (root / "README.md", root / "SECURITY.md", *(root / "docs").glob("*.md"))]
+    found = {name for text in texts for name in re.findall(r"ASYNCPAR_[A-Z_]+", text)}
+    of_the_launcher = {"ASYNCPAR_CERTS", "ASYNCPAR_ELASTIC_FD", "ASYNCPAR_SECRET_FILE", "ASYNCPAR_TEST_ALL"}
+    of_launchers_of_others = {"ASYNCPAR_MEETING_DIR", *PLACE.to_mapping()}  # ours sets these itself
+    assert {"ASYNCPAR_NCCL_BETWEEN_HOSTS", "ASYNCPAR_TORCH_CUDA"} <= found
+    for name in found - of_the_launcher - of_launchers_of_others:
+        assert rank_environment({name: "it"}, PLACE).get(name) == "it", name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is read from a rank's pipes is passed on, and the pipes are closed."""
+"""Output of a rank's pipes is passed on, and the pipes are closed."""
 
 from __future__ import annotations
 

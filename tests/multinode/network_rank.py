@@ -1,4 +1,4 @@
-"""What each rank of test_network runs: trains a model on its batches, in several ways, and says what came of it.
+"""Rank of test_network: trains a model on its batches, in several ways, and prints the results.
 
 network_rank.py NODES DEVICES REPORTS
 """

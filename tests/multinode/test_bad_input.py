@@ -1,4 +1,4 @@
-"""What does not fit is refused, with a message that says what does, on every rank and before anything is changed."""
+"""Bad input is refused on every rank, with a message that says what fits, before anything is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is who on several nodes."""
+"""Ranks, nodes and leaders on several nodes."""
 
 from __future__ import annotations
 

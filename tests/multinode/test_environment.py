@@ -1,4 +1,4 @@
-"""Where the world of a trainer comes from."""
+"""A trainer finds its world in the environment or takes the one it is given."""
 
 from __future__ import annotations
 

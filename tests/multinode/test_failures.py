@@ -1,4 +1,4 @@
-"""What fails on one rank fails on all, at once and by name; and then training can go on."""
+"""A failure of one rank fails all, at once and by name; and then training can go on."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_what_a_failed_step_had_taken_in_is_forgotten() -> None:
         assert_trains_on(ranks)
 
 
-async def test_finalizing_in_the_middle_of_a_step_waits_for_nobody() -> None:
+async def test_finalizing_in_the_middle_of_a_step_waits_for_no_rank() -> None:
     async with members(1, 2) as ranks:
         model: Model = ranks[0].model
         model.backward(0, 0, 0)

@@ -1,4 +1,4 @@
-"""What a trainer says it holds is what numpy has given it, in every stage, compressed or not, on one node or more."""
+"""The memory that a trainer reports is what numpy gave it, in every stage, compressed or not, on one node or more."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_both_halves_together_are_the_whole_to_the_last_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "norm", "attention", "mlp", "block", "two blocks"])
-def test_deferred_work_survives_what_becomes_of_the_input_gradient(name: str) -> None:
+def test_deferred_work_survives_changes_of_the_input_gradient(name: str) -> None:
     make, x = LAYERS[name]
     whole, split = make(make_initializer()), make(make_initializer())
     y, saved = whole.forward(x)

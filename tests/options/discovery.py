@@ -30,7 +30,15 @@ def public_modules() -> list[Any]:
         for name in ("asyncpar", *names)
         if "._proto" not in name
         and name != "asyncpar.config"
-        and not name.startswith("asyncpar.torch")
+        and not name.startswith(
+            (
+                "asyncpar.torch",
+                "asyncpar.device.codecs.torch_",
+                "asyncpar.engines.ray_engine",
+                "asyncpar.engines.ray_train",
+                "asyncpar.launch.torchx.dist",
+            )
+        )
         and not name.endswith("__main__")
     ]
     return sorted((one for one in modules if hasattr(one, "__all__")), key=lambda one: one.__name__.count("."))

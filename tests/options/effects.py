@@ -1,4 +1,4 @@
-"""How an option is shown to have an effect: two runs that differ in nothing else, and what can be seen of them."""
+"""Show that an option has an effect: two runs that differ in nothing else, and their visible results."""
 
 from __future__ import annotations
 

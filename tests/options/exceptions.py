@@ -28,7 +28,10 @@ NOT_CONFIGURED: dict[str, str] = {
             "pipeline.offload.Volume",
             "train.Summary",
             "zero.ZeROMemoryStats",
+            "testing.engines.EngineOutput",
             "testing.lanes.RecordingEvents",
+            "testing.simulation.SimulationNote",
+            "testing.simulation.SimulationResult",
         )
     },
     **{
@@ -52,6 +55,7 @@ NOT_CONFIGURED: dict[str, str] = {
     "asyncpar.hybrid.StageLayers": "Models of the user's own fill it in with their layers; all of them are run.",
     "asyncpar.hybrid.StagePlace": "The coordinator tells models by it what to build.",
     "asyncpar.nn.optimizers.Rule": "It is abstract; the options of rules are those of the rules themselves.",
+    "asyncpar.testing.simulation.Fault": "It says what goes wrong; the tests of simulations let each kind happen.",
     "asyncpar.train.Expectation": "The training script compares a run with it; None in it means that nothing is asked.",
     "asyncpar.train.TrainingMode": "parse_mode makes it of one word, and refuses what the kind does not have.",
     "asyncpar.train.LocalTrainer": "The training script makes it for the modes of parse_mode.",
@@ -60,6 +64,8 @@ NOT_CONFIGURED: dict[str, str] = {
 """Classes whose constructor is not a place to configure anything."""
 
 EXCEPTIONS: dict[Option, str] = {
+    Option("asyncpar.cluster", "console"): "It needs ranks in processes; the tests of engines look at what it gets.",
+    Option("asyncpar.cluster", "pickle"): "It needs ranks in processes; the tests of engines send classes as code.",
     Option("asyncpar.zero.ZeROOptimizer", "bridge"): "It says through what a compute thread waits, not what for.",
     Option("asyncpar.zero.ZeroEngine", "bridge"): "It says through what a compute thread waits, not what for.",
     Option("asyncpar.zero.ZeroEngine", "row_sums"): "Multi-node training hands its own sums in; its tests count them.",

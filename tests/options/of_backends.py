@@ -70,7 +70,7 @@ async def compress(**settings: Any) -> Any:
 
 
 async def open_backend(*, backend: str = "thread", silent: bool = False, **settings: Any) -> Any:
-    """Open a backend on one rank of two, or alone; return what became of it."""
+    """Open a backend on one rank of two, or alone; return the outcome."""
     runtime = CommunicationRuntime()
     if silent:
         runtime.register_backend("thread", ThreadBackend(2))
@@ -143,7 +143,7 @@ def local_rank(**settings: Any) -> Any:
 
 
 def fill(*, count: int = 6, **settings: Any) -> Any:
-    """Ask a busy actor more than it can take; return what becomes of the asks."""
+    """Ask a busy actor more than it can take; return the outcomes of the asks."""
 
     class Busy(Actor):
         mailbox = MailboxPolicy(**settings)

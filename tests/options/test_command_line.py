@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncpar.launch import bench, cli
+from asyncpar.launch.agents import commands
 from asyncpar.launch.cli import main
 
 SHAPE = ["--layers", "8", "--hidden", "256", "--heads", "8", "--vocab", "1000", "--seq", "128", "--world", "8"]
@@ -34,15 +36,25 @@ LAUNCH: dict[str, str] = {
     "--secret-file": "file",
     "--certs": "folder",
     "--transport": "tcp",
+    "--last-call": "1",
     "--max-restarts": "1",
+    "--restart-window": "60",
+    "--host-name": "name",
+    "--elastic": "ranks",
     "--grace-period": "1",
     "--reconnect-within": "1",
     "--silent-after": "off",
     "--log-dir": "folder",
+    "--post-mortem": "folder",
     "--redirects": "1",
     "--tee": "1",
+    "--full-traceback": "",
     "--module": "",
     "--no-python": "",
+    "--dashboard": "",
+    "--dashboard-names": "hub.example.org",
+    "--metrics": "",
+    "--sink": "opentelemetry",
 }
 BENCH: dict[str, str] = {
     "--min": "8",
@@ -85,17 +97,41 @@ PLANS: dict[str, str] = {
     "--ranks-per-host": "2",
     "--flops": "500",
     "--bandwidth": "12.5",
+    "--devices": "hierarchical",
     "--host-bandwidth": "1",
     "--top": "1",
 }
+AGENT: dict[str, str] = {
+    "--join": "host:29400",
+    "--listen": "host:29400",
+    "--name": "name",
+    "--secret-file": "file",
+    "--state-dir": "folder",
+    "--grace": "1",
+    "--post-mortem": "folder",
+    "--witness": "",
+}
+STATUS: dict[str, str] = {"--agent": "host:29400", "--secret-file": "file", "--json": ""}
+DRAIN: dict[str, str] = {"--agent": "host:29400", "--secret-file": "file", "--grace": "1", "--no-wait": ""}
+REPORT: dict[str, str] = {"--output": "page.html"}
+STACKS: dict[str, str] = {"--ranks": "0,2", "--all": "", "--json": ""}
+TOP: dict[str, str] = {"--every": "5", "--json": ""}
+LOGS: dict[str, str] = {"--ranks": "0,2", "--lines": "5", "--json": ""}
+TRACE: dict[str, str] = {"--seconds": "1", "--output": "file", "--ranks": "0,2", "--json": ""}
+FLIGHT: dict[str, str] = {"--output": "folder", "--torch": ""}
+DOCTOR: dict[str, str] = {"--slurm": "", "--hosts": "a,b", "--listen": ":29400", "--secret-file": "file", "--json": ""}
 CERTS: dict[str, str] = {"--ranks": "3", "--hosts": "2", "--job": "name", "--days": "5"}
 
 GIVEN: dict[tuple[str, str], list[str]] = {
     ("launch", "--nnodes"): ["--rdzv-endpoint", "host:1"],
+    ("launch", "--dashboard-names"): ["--dashboard"],
+    ("launch", "--last-call"): ["--nnodes", "1:2", "--rdzv-endpoint", "host:1"],
+    ("launch", "--host-name"): ["--elastic", "ranks"],
     ("launch", "--node-rank"): ["--nnodes", "2", "--rdzv-endpoint", "host:1"],
     ("launch", "--standalone"): ["--rdzv-endpoint", "host:1"],
     ("plan", "--uneven"): ["--layers", "10"],
     ("plan", "--memory"): [],
+    ("plan", "--devices"): ["--flops", "300000"],
 }
 """What else the command gets, in both runs."""
 
@@ -104,13 +140,64 @@ REFUSED: dict[tuple[str, str, str], str] = {
     ("launch", "--start-method", "fork"): "--start-method: expected spawn, got 'fork'",
 }
 
+SLURM: dict[str, str] = {
+    "--nodes": "2:3",
+    "--tasks-per-node": "2",
+    "--job-name": "name",
+    "--partition": "name",
+    "--time": "10",
+    "--signal-before": "30",
+    "--requeue": "",
+    "--elastic": "ranks",
+    "--max-restarts": "2",
+    "--sbatch": "--exclusive",
+    "--python": "python3",
+    "--dry-run": "",
+    "--queue-anyway": "",
+    "--module": "",
+    "--no-python": "",
+}
+KUBERNETES: dict[str, str] = {
+    "--image": "other",
+    "--name": "name",
+    "--namespace": "name",
+    "--nodes": "2",
+    "--tasks-per-node": "2",
+    "--resource": "cpu=4",
+    "--max-restarts": "2",
+    "--grace-period": "60",
+    "--port": "29401",
+    "--secret": "name",
+    "--indexed-job": "",
+    "--python": "python3",
+    "--dry-run": "",
+    "--module": "",
+    "--no-python": "",
+}
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("launch", "--monitor-interval"): "torchrun's scripts pass it, and its help says that nothing here polls.",
     ("launch", "--rdzv-backend"): "Every name that is not refused is documented to mean the same.",
     ("launch", "--start-method"): "There is one method, and every other name is refused.",
     ("plan", "--json"): "It says how to show the result, which the other entries look at.",
 }
-TABLES = {"launch": LAUNCH, "bench": BENCH, "plan": PLANS, "certs init": CERTS}
+TABLES = {
+    "launch": LAUNCH,
+    "bench": BENCH,
+    "plan": PLANS,
+    "certs init": CERTS,
+    "agent": AGENT,
+    "status": STATUS,
+    "drain": DRAIN,
+    "report": REPORT,
+    "stacks": STACKS,
+    "top": TOP,
+    "logs": LOGS,
+    "trace": TRACE,
+    "flight dump": FLIGHT,
+    "doctor": DOCTOR,
+    "slurm": SLURM,
+    "k8s": KUBERNETES,
+}
 CASES = [(command, name) for command, table in TABLES.items() for name in table]
 
 
@@ -152,12 +239,24 @@ def test_other_values_are_refused(command: str, name: str, value: str) -> None:
     assert REFUSED[command, name, value] in result.output
 
 
+_LOOKS = ("status", "top", "report", "stacks", "logs", "trace", "flight dump", "doctor", "slurm", "k8s")
+"""Commands with a module of their own, which have one function that does it, of the command's name."""
+
+
 def _seen(command: str, more: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run ``command`` and return what it did: the options that it starts ranks with, or what it printed or made."""
     if command == "launch":
         return _options(cli, "_run", ["launch", *more, "program"], monkeypatch)
     if command == "bench":
         return _options(bench, "run_bench", ["bench", *more], monkeypatch)
+    if command in ("agent", "drain"):
+        needed = ["host"] if command == "drain" else []
+        return _options(commands, f"_{command}", [command, *needed, *more], monkeypatch)
+    if command in _LOOKS:
+        needed = ["run"] if command == "report" else ["program"] if command in ("slurm", "k8s") else []
+        words = [*command.split(), "--image", "image"] if command == "k8s" else command.split()
+        module = importlib.import_module(f"asyncpar.launch.commands.{words[0]}")
+        return _options(module, f"_{command.split()[-1]}", [*words, *more, *needed], monkeypatch)
     if command == "plan":
         return _planned(tuple(more))
     return _certificates(more)
@@ -166,8 +265,8 @@ def _seen(command: str, more: list[str], monkeypatch: pytest.MonkeyPatch) -> Any
 def _options(module: Any, function: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     seen: list[Any] = []
 
-    def keep(options: Any) -> int:
-        seen.append(options)
+    def keep(*options: Any, **more: Any) -> int:
+        seen.append((options, more))
         return 0
 
     monkeypatch.setattr(module, function, keep)

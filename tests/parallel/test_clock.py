@@ -1,4 +1,4 @@
-"""Who may begin a step, decided without a loop."""
+"""Ranks may begin a step in the right order, decided without a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank raises on all, and leaves parameters as they were."""
+"""A fault on one rank raises on all, and leaves parameters as they were."""
 
 from __future__ import annotations
 

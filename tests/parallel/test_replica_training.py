@@ -77,7 +77,7 @@ async def test_steps_from_the_same_values_are_together_that_of_the_mean(mode: Sy
     assert_same(values_of(model), values_of(alone))
 
 
-async def test_asynchronous_replicas_wait_for_nobody() -> None:
+async def test_asynchronous_replicas_do_not_wait() -> None:
     async with DataParallel(make_model(), devices(2)) as parallel:
         parallel.set_sync_mode(ASYNCHRONOUS)
         assert await train(parallel, 0, 20) < 0.1

@@ -1,4 +1,4 @@
-"""How updates are measured, packed, merged and applied."""
+"""Updates are measured, packed, merged and applied."""
 
 from __future__ import annotations
 

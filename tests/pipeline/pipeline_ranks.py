@@ -1,4 +1,4 @@
-"""What the rank processes of test_killed_stage run: train for ever, and say when and how it ended."""
+"""Program of the rank processes of test_killed_stage: train until the end, and print when and how it came."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.errors import PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
+from asyncpar.errors import PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError, WorldRevoked
 from asyncpar.pipeline.alarm import StepAlarm, StepFailed
 from asyncpar.pipeline.errors import Mailing
 from tests.pipeline.worlds import Ranks, in_virtual_time, outcomes
@@ -30,6 +30,11 @@ def alarms_of(ranks: Ranks, **options: Any) -> list[StepAlarm]:
 async def step(alarms: list[StepAlarm], body: Body) -> list[Any]:
     """Run ``body`` of each rank in its block, and return what comes of it."""
     return await outcomes([watched(alarm, body(rank)) for rank, alarm in enumerate(alarms)])
+
+
+async def wait_in(alarm: StepAlarm) -> None:
+    async with alarm.watch():
+        await never()
 
 
 async def never() -> None:
@@ -605,3 +610,31 @@ async def test_over_real_sockets_and_shared_memory_it_is_the_same(transport: str
             assert isinstance(one, ValueError)
             assert (zero.cause, two.cause) == ("ValueError: fault of 1", "ValueError: fault of 1")
         await asyncio.gather(*(alarm.close() for alarm in alarms))
+
+
+@pytest.mark.parametrize("is_under_way", [True, False])
+def test_a_revoked_group_ends_the_block_on_all_ranks_and_nothing_listens_any_more(is_under_way: bool) -> None:
+    """A reception that began anew after each error would never let the loop rest."""
+
+    async def main(ranks: Ranks) -> tuple[list[Any], float]:
+        alarms = alarms_of(ranks)
+        await step(alarms, lambda _: asyncio.sleep(0))
+        if is_under_way:
+            asyncio.get_running_loop().call_later(1.0, ranks.communicators[1].revoke, "enough")
+        else:
+            ranks.communicators[1].revoke("enough")
+            await asyncio.sleep(1.0)
+        errors = await outcomes([wait_in(alarm) for alarm in alarms])
+        ended = now()
+        for alarm in alarms:
+            with pytest.raises(WorldRevoked):
+                async with alarm.watch():
+                    pass
+            await alarm.close()
+        return errors, ended
+
+    errors, ended = in_virtual_time(3, main)
+    assert ended < 1.5
+    for error in errors:
+        assert isinstance(error, WorldRevoked)
+        assert error.revoked_by == 1

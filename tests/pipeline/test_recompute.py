@@ -1,4 +1,4 @@
-"""What is not kept is computed again, with the same numbers."""
+"""Activations that are not kept are computed again, with the same numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of test_in_a_service run: rank 0 doubles what it is sent, rank 1 becomes a web server."""
+"""Program of the processes of test_in_a_service: rank 0 doubles what it is sent, rank 1 becomes a web server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong on one rank is a typed error on all, nobody hangs, and the group stays usable."""
+"""A fault on one rank is a typed error on all, no rank hangs, and the group stays usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is spread over devices: every field has an effect, or is refused."""
+"""Distribution of a model over devices: every field has an effect, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a world of ``tests.torch.worlds``: runs the functions it is told to, and tells what became of them."""
+"""One rank of a world of ``tests.torch.worlds``: runs the functions it is told to, and sends their outcomes."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def run(order: dict[str, Any], losses: Losses) -> dict[str, Any]:
     try:
         value = find(order["function"])(**order["arguments"])
         if dist.is_initialized():
+            check_in_step(order["function"])  # another rank may still connect a group that this one has
             destroy_groups()
-            check_in_step(order["function"])
         json.dumps(value)
     except BaseException as error:
         if isinstance(error, SystemExit | KeyboardInterrupt):

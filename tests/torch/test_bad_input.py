@@ -1,4 +1,4 @@
-"""What callers can do wrong: errors name what was wrong, on every rank that can know, and the group goes on."""
+"""Mistakes of callers: errors name what was wrong, on every rank that can know, and the group goes on."""
 
 from __future__ import annotations
 

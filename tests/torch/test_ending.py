@@ -1,4 +1,4 @@
-"""How groups end: at any moment, from any thread, in any order, and nothing of them is left."""
+"""Groups end at any moment, from any thread, in any order, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.torch.group_base import DELIVERY_SECONDS, GroupBase
-from tests.engines import engine_of
+from tests.collective_engines import engine_of
 from tests.shared_files import left_behind, shared_files
 from tests.torch.fork_server import fork_servers
 from tests.torch.pendings import Pendings

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 import asyncpar.torch
+from asyncpar.elasticity.worlds import LoneWorld, Membership
 from asyncpar.errors import PeerTimeout
-from asyncpar.torch import GradientHook, ModuleStage, ThreadRanks, module_stages, run_threads, torch_loss
+from asyncpar.torch import GradientHook, ModuleStage, ThreadRanks, elastic, module_stages, run_threads, torch_loss
 from asyncpar.torch.stage.parameters import BoundParameter
 from tests.torch.hooked import Linears, hooked, make_inputs
 
@@ -113,6 +114,39 @@ def patience(**settings: Any) -> str:
     return "over"
 
 
+def trained(**settings: Any) -> Any:
+    """Return the parameters after two elastic steps of a model with dropout."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    with elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), portions=2, **settings) as job:
+        for step in job.steps(until=2):
+            with step:
+                for portion in step.portions:
+                    loss = model(torch.ones(4, 8) * (portion + 1)).square().mean()
+                    loss.backward()
+                    step.add(portion, loss)
+                step.update()
+    return [one.tolist() for one in model.parameters()]
+
+
+class NotedWorld(LoneWorld):
+    """A world of one that notes whether somebody has joined it."""
+
+    def __init__(self) -> None:
+        self.is_joined = False
+
+    async def join(self, *arguments: Any, **settings: Any) -> Membership:
+        self.is_joined = True
+        return await super().join(*arguments, **settings)
+
+
+def joined(*, is_given: bool = False) -> bool:
+    """Return whether a job has joined a source of worlds."""
+    source = NotedWorld()
+    trained(source=source if is_given else None)
+    return source.is_joined
+
+
 EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "GradientHook.codec": (hook, {"codec": "sign"}),
     "GradientHook.error_feedback": (hook, {"error_feedback": False}),
@@ -126,6 +160,10 @@ EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "module_stages.seed": (partial(drawn, one_of_several), {"seed": 1}),
     "torch_loss.scale": (scaled, {"scale": 0.5}),
     "ThreadRanks.timeout": (patience, {"timeout": 0.05}),
+    "elastic.codec": (trained, {"codec": "sign"}),
+    "elastic.residual_codec": (partial(trained, codec="topk:0.2"), {"residual_codec": "int8"}),
+    "elastic.seed": (trained, {"seed": 1}),
+    "elastic.source": (joined, {"is_given": True}),
 }
 
 

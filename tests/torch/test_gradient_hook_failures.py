@@ -1,4 +1,4 @@
-"""What a program is told when the gradient hook is used wrongly, or a rank fails: typed errors, from ``backward``."""
+"""Wrong use of the gradient hook, and failures of ranks, are typed errors of ``backward``."""
 
 from __future__ import annotations
 

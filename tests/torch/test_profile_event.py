@@ -1,4 +1,4 @@
-"""What torch's profilers show of operations."""
+"""Operations in torch's profilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torch learns of the backend."""
+"""Registration of the backend with torch."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def test_ranks_that_wait_where_another_died_go_on_with_its_successor(monke
     await asyncio.gather(*(node.stop() for node in nodes))
 
 
-async def test_what_became_of_ranks_before_they_were_started_anew_is_no_news() -> None:
+async def test_ends_of_ranks_before_they_were_started_anew_are_no_news() -> None:
     store = dist.HashStore()
     await outcomes(start(store, 0, 2, timeout=0.1))
     async with world(store, 2, [{"TORCHELASTIC_RESTART_COUNT": "1"}] * 2) as nodes:

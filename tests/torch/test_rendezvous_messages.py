@@ -1,4 +1,4 @@
-"""What ranks that meet through a store conclude from what they hear, by value."""
+"""Ranks that meet through a store draw the right conclusions from messages, by value."""
 
 from __future__ import annotations
 

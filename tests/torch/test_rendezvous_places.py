@@ -1,4 +1,4 @@
-"""What ranks that meet through a store prove themselves with, and where their servers are bound."""
+"""Credentials of ranks that meet through a store, and the addresses of their servers."""
 
 from __future__ import annotations
 
@@ -97,6 +97,12 @@ async def test_a_pinned_transport_holds() -> None:
         assert not nodes[0].has_arena
         assert await total(nodes) == 3.0
         assert nodes[0].links.lane_kind(1) == "tcp"
+
+
+async def test_ranks_that_move_cuda_tensors_in_two_ways_are_told_so() -> None:
+    with pytest.raises(UsageError, match=r"path of CUDA tensors \(ASYNCPAR_TORCH_CUDA\)"):
+        async with world(dist.HashStore(), 2, [{}, {"ASYNCPAR_TORCH_CUDA": "asyncpar"}]):
+            pass
 
 
 # -- where servers are bound ---------------------------------------------------------------------------------------

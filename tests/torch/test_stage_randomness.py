@@ -1,4 +1,4 @@
-"""What a module of torch draws, and what changes when a forward pass is done again."""
+"""Random numbers of a module of torch, also when a forward pass is done again."""
 
 from __future__ import annotations
 

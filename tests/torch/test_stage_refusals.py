@@ -1,4 +1,4 @@
-"""What stages of torch modules refuse."""
+"""Stages of torch modules refuse what they cannot do."""
 
 from __future__ import annotations
 

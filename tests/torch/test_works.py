@@ -1,4 +1,4 @@
-"""What an operation that was started gives back: works, and futures with callbacks."""
+"""Works and futures of started operations, with callbacks."""
 
 from __future__ import annotations
 

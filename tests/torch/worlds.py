@@ -60,7 +60,7 @@ GRACE = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a function on one rank: a value, an error (a traceback), an exit status, or none of them: hung."""
+    """The outcome of a function on one rank: a value, an error (a traceback), an exit status, or none of them: hung."""
 
     rank: int
     value: Any = None
@@ -125,7 +125,7 @@ class World:
     def outcomes(
         self, function: Callable[..., Any], arguments: Mapping[str, Any] | None = None, *, limit: float = LIMIT
     ) -> list[Outcome]:
-        """Run ``function`` on all ranks that live and return what became of it, on all, within ``limit`` and a bit."""
+        """Run ``function`` on all ranks that live and return the outcomes, within ``limit`` and a bit."""
         self.start(function, arguments, limit=limit)
         return self.finish(limit=limit)
 

@@ -1,4 +1,4 @@
-"""What a run has to come to follows from codec and mode."""
+"""The expected result of a run follows from codec and mode."""
 
 from __future__ import annotations
 

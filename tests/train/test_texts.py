@@ -1,4 +1,4 @@
-"""What is held out is never trained on."""
+"""Held-out text is never trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rank processes of test_arena_world run."""
+"""Program of the rank processes of test_arena_world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of test_killed_rank run to be killed between the world and the arena: rank ``sys.argv[1]``."""
+"""Program of processes of test_killed_rank that are killed between the world and the arena: rank ``sys.argv[1]``."""
 
 from __future__ import annotations
 

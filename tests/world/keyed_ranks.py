@@ -1,4 +1,4 @@
-"""What the rank processes of test_keyed_world run: operations with keys, each rank in its own order."""
+"""Program of the rank processes of test_keyed_world: operations with keys, each rank in its own order."""
 
 from __future__ import annotations
 

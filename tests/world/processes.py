@@ -23,9 +23,12 @@ from asyncpar.net.transport.rpc import Credentials, RpcServer
 class Rank:
     """One rank process; what it prints is one JSON value a line."""
 
-    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, rank: int, process: asyncio.subprocess.Process, rendezvous: RendezvousService | None = None
+    ) -> None:
         self.rank = rank
         self.process = process
+        self.rendezvous = rendezvous
 
     async def next(self) -> Any:
         """Return the next value the rank prints."""
@@ -90,7 +93,7 @@ async def process_world(
                 env={**os.environ, **environment.to_mapping(), "OMP_NUM_THREADS": "1"},
                 stdout=asyncio.subprocess.PIPE,
             )
-            ranks.append(Rank(rank, process))
+            ranks.append(Rank(rank, process, service))
         yield ranks
     finally:
         for left in ranks:

@@ -1,4 +1,4 @@
-"""What the rank processes of test_silent_rank run: operations for ever, until one rank is stopped."""
+"""Program of the rank processes of test_silent_rank: operations until one rank is stopped."""
 
 from __future__ import annotations
 

@@ -63,6 +63,6 @@ async def test_killed_ranks_leave_nothing_in_shared_memory(tmp_path: Path, seed:
             for rank in order:
                 await rank.process.wait()
             while memory_files() & segments:
-                assert time.monotonic() - killed_at < 2.0, "segments are left"
+                assert time.monotonic() - killed_at < 10.0, "segments are left"
                 await asyncio.sleep(0.01)
         assert not left_behind(before)

@@ -1,4 +1,4 @@
-"""What 8-bit gradients lose in one step is made up for in the next, by parameter."""
+"""Losses of 8-bit gradients in one step are made up for in the next, by parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sharded training says it holds is what numpy has given it, compressed or not, in every stage."""
+"""The memory that sharded training reports is what numpy gave it, compressed or not, in every stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns what, and what buckets hold."""
+"""Owners of shards, and contents of buckets."""
 
 from __future__ import annotations
 

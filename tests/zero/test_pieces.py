@@ -1,4 +1,4 @@
-"""What checkpoints hold, and going on from them."""
+"""Contents of checkpoints, and going on from them."""
 
 from __future__ import annotations
 

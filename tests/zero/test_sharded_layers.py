@@ -183,18 +183,21 @@ async def test_without_overlap_nothing_is_sent_before_the_end(overlaps: bool) ->
 
 async def test_prefetching_stays_within_the_memory_allowed() -> None:
     room = 1100
-    peaks = []
-    for most in (1024, room / 2**20):
-        settings: dict[str, Any] = {
-            "bucket_size_mb": 1e-5,
-            "reduce_bucket_size": 2,
-            "prefetch_depth": 5,
-            "pin_memory": False,
-        }
+    settings: dict[str, Any] = {
+        "bucket_size_mb": 1e-5,
+        "reduce_bucket_size": 2,
+        "prefetch_depth": 5,
+        "pin_memory": False,
+    }
+
+    async def peak(most: float) -> int:
         async with replicas(2, max_memory_usage_mb=most, **settings) as made:
             await on_all(made, lambda replica: replica.run(0))
-            peaks.append(made[0].engine.memory_stats().transient_peak)
-    assert peaks[0] > room >= peaks[1]
+            return made[0].engine.memory_stats().transient_peak
+
+    # how far prefetching gets ahead depends on when threads run: one of some runs shows that it would take more
+    assert max([await peak(1024) for _ in range(8)]) > room
+    assert max([await peak(room / 2**20) for _ in range(4)]) <= room
 
 
 async def test_a_layer_that_does_not_fit_is_refused_on_all_ranks() -> None:

@@ -1,4 +1,4 @@
-"""What replicas send, in bytes, against the formulas: P is the bytes of all parameters, N the number of replicas."""
+"""Traffic of replicas, in bytes, against the formulas: P is the bytes of all parameters, N the number of replicas."""
 
 from __future__ import annotations
 

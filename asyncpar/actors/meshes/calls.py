@@ -212,6 +212,10 @@ class CallCounter(Messenger):
         self._messenger = messenger
         self._asks: Counter[int] = Counter()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._messenger.is_closed
+
     def waiting(self, rank: int) -> int:
         """Return how many asks wait for the actor on ``rank``."""
         return self._asks[rank]

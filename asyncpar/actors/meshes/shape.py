@@ -1,4 +1,4 @@
-"""Which ranks make up a mesh, and where each of them is along its named axes.  Pure."""
+"""The shape of a mesh: its ranks, and the coordinates of each along named axes.  Pure."""
 
 from __future__ import annotations
 

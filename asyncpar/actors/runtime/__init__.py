@@ -20,8 +20,8 @@ Write a class, mark what others may call, spawn it, and call it from any rank::
 What is promised stands in ``semantics.md`` beside this file, sentence by sentence, each with its test.
 
 Limits: an actor that asks an actor that waits for it, directly or not, waits for ever unless a deadline ends the ask;
-only the direct case is detected and refused.  A plain ``def`` endpoint cannot be interrupted: a cancellation drops its
-result, and closing the node waits for it and logs that.
+only the direct case is refused, any other is told after ``ASYNCPAR_WAIT_WARNING`` seconds.  A plain ``def`` endpoint
+cannot be interrupted: a cancellation drops its result, and closing the node waits for it and logs that.
 
 Modules, in reading order
 
@@ -31,6 +31,7 @@ Modules, in reading order
 - ``system``: ``ActorSystem``, which holds the calling and the called half.
 - ``calls``: one call at its caller and at its actor; ``window`` (pure): flow control of messages and stream items.
 - Calling: ``caller``; ``stream_caller``: calls with streams.
+- ``ask_waits``: tells of asks that wait for long, with the actors that they wait for; ``ask_answers`` answers that.
 - Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name and by stack;
   ``lifecycle``: starts and ends actors, also on request of other ranks, and reports their ends.
 - One actor: ``cell``: its task; ``mailbox``: its queue and those of its concurrent endpoints; ``executor``: runs its

@@ -123,24 +123,32 @@ class Actor(metaclass=ActorType):
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        """Runs before the first message.  ``spawn`` raises its errors."""
+        """Run before the first message.  ``spawn`` raises its errors."""
 
     async def on_stop(self) -> None:
-        """Runs after the last message and after the end of all children, if ``on_start`` had succeeded.
+        """Run after the last message and after the end of all children, if ``on_start`` had succeeded.
 
         Not when the actor is killed.
         """
 
     async def on_down(self, down: Down) -> None:
-        """Runs, before messages that wait, when an actor that this one watches has ended."""
+        """Run, before messages that wait, when an actor that this one watches has ended."""
 
     async def on_child_down(self, down: Down) -> None:
-        """Runs, before messages that wait, when a child ended that this actor did not end.
+        """Run, before messages that wait, when a child ended that this actor did not end.
 
         By default the failure of a child is a failure of its owner.
         """
         if down.reason is DownReason.FAILED and down.error is not None:
             raise down.error
+
+    def _begin(self) -> Coroutine[Any, Any, None]:
+        """Run what comes before the first message.  No frame of its own: tracebacks begin in the program's code."""
+        return self.on_start()
+
+    def _conclude(self) -> Coroutine[Any, Any, None]:
+        """Run what comes after the last message."""
+        return self.on_stop()
 
     async def _end_children(self) -> None:
         """End the children in an order of the subclass's own.  Does not run when the actor is killed."""

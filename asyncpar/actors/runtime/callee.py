@@ -17,6 +17,7 @@ from asyncpar.actors.runtime.failure import describe_failure, describe_unsendabl
 from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
 from asyncpar.actors.runtime.window import ReceiveWindow, message_cost
 from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.payload import Extension, PayloadEncoder
@@ -79,6 +80,22 @@ class Callee:
         delivery = self._make(sender, received, payload, ReceiveWindow())
         self.return_credit(delivery.sender, delivery.actor, delivery.cost)
         self.refused(delivery, reason, text)
+
+    def begin(self, delivery: Delivery) -> int:
+        """Record that an endpoint begins to run; return the ticket for ``end``."""
+        number = 0 if delivery.call is None else delivery.call
+        return self._outbound.recorder.begin_call(
+            EventKind.HANDLE,
+            delivery.actor,
+            delivery.endpoint,
+            caller=delivery.sender,
+            call=number,
+            peer=delivery.sender,
+        )
+
+    def end(self, ticket: int, state: EventState) -> None:
+        """Record how the endpoint of ``begin`` has ended."""
+        self._outbound.recorder.end(ticket, state)
 
     def find(self, rank: int, call: int) -> Delivery | None:
         """Return the call of ``rank`` that is being served, if it still is."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.ask_waits import AskWaits
 from asyncpar.actors.runtime.calls import CURRENT, EncodedArguments, PendingCall, QueuedTell, time_left
 from asyncpar.actors.runtime.deadlines import CallDeadlines
 from asyncpar.actors.runtime.failure import error_of, lost_during
@@ -16,6 +17,7 @@ from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
 from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
@@ -35,6 +37,7 @@ class Caller:
         self._windows: dict[tuple[int, str], SendWindow] = {}
         self._told: dict[OutboundMessage, QueuedTell] = {}
         self._next_call = 0
+        self.waits = AskWaits(rank, self._pending, outbound, lambda: self._next_call)
         self._is_closed = False
 
     @property
@@ -94,6 +97,9 @@ class Caller:
         except PeerLost:
             self._forget(pending)
             raise
+        pending.ticket = self._outbound.recorder.begin_call(
+            EventKind.ASK, ref.name, endpoint, caller=self._rank, call=call, peer=ref.rank
+        )
         if not wants_stream:
             self.deadlines.begin(pending)
         return pending
@@ -118,8 +124,10 @@ class Caller:
         """Forget a call; one without an answer is withdrawn or cancelled at its actor."""
         self._forget(pending)
         if pending.future.done() and not pending.future.cancelled():
-            pending.future.exception()  # seen: a cancellation may have come at the same time
+            has_failed = pending.future.exception() is not None  # seen: it may have been cancelled at the same time
+            self._outbound.recorder.end(pending.ticket, EventState.FAILED if has_failed else EventState.COMPLETED)
         else:
+            self._outbound.recorder.end(pending.ticket, EventState.CANCELLED)
             pending.future.cancel()
             self._withdraw(pending)
         if pending.outgoing is not None and pending.outgoing.sending is not None:
@@ -221,6 +229,8 @@ class Caller:
         """Return a number for a call."""
         call = self._next_call
         self._next_call += 1
+        if not self.waits.is_ticking:
+            self.waits.begin(call)
         return call
 
     def _withdraw(self, pending: PendingCall) -> None:
@@ -240,6 +250,8 @@ class Caller:
     def _forget(self, pending: PendingCall) -> None:
         del self._pending[pending.call]
         self.deadlines.end(pending)
+        if self.waits.told:
+            self.waits.over(pending)
         if pending.origin is not None and pending.origin.asks:
             pending.origin.asks.discard(pending.call)
 
@@ -309,8 +321,17 @@ class Caller:
         """End all calls and refuse new ones."""
         self._is_closed = True
         self.deadlines.close()
+        self.waits.close()
         for rank in {pending.ref.rank for pending in self._pending.values()} | {rank for rank, _ in self._windows}:
             self.peer_lost(rank, self._closed())
+
+    def asks_of(self, actor: str) -> list[PendingCall]:
+        """Return the asks that endpoints of ``actor``, of this rank, wait for; the oldest first."""
+        return [
+            pending
+            for pending in self._pending.values()
+            if pending.origin is not None and pending.origin.actor == actor and not pending.future.done()
+        ]
 
     def find(self, rank: int, call: int) -> PendingCall | None:
         """Return the pending ``call``; None if it is over.

@@ -20,6 +20,7 @@ from asyncpar.actors.runtime.endpoint import EndpointSpec
 from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.stream_ends import Inlet
 from asyncpar.actors.runtime.window import OutboundMessage, ReceiveWindow
+from asyncpar.core.observe.recorder import NO_TICKET
 from asyncpar.errors import AsyncparError, PeerLost
 from asyncpar.net.wire.payload import PayloadDecoder, PayloadEncoder
 
@@ -37,6 +38,11 @@ class Execution:
         self._task: asyncio.Task[object] = task
         self._interrupts = 0
         self._is_over = False
+
+    @property
+    def task(self) -> asyncio.Task[object]:
+        """The task that it runs in."""
+        return self._task
 
     @property
     def is_interrupted(self) -> bool:
@@ -154,6 +160,8 @@ class PendingCall:
     """Receives the items of an endpoint that was called for a stream."""
     feeds: Feeds | None = field(default=None, init=False)
     """Streams among the arguments of the call."""
+    ticket: int = field(default=NO_TICKET, init=False)
+    """That of its record: see ``Recorder``."""
 
     @property
     def title(self) -> str:

@@ -40,6 +40,8 @@ class ActorSpec:
     endpoints: Mapping[str, EndpointSpec]
     owner: Cell | None = None
     place: MeshPlace | None = None
+    after_endpoint: Callable[[], Awaitable[None]] | None = None
+    """Awaited after each endpoint has run, before it is answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +81,12 @@ class Cell(ActorContext):
         """Number of waiters that raise an error of ``on_stop``; without one the error is logged."""
         self._spec = spec
         self._services = services
-        self._executor = Executor(spec.ref.name, self.ending, services.callee, fail=self.fail)
+        self._executor = Executor(
+            spec.ref.name, self.ending, services.callee, fail=self.fail, after_endpoint=spec.after_endpoint
+        )
         self._mailbox = Mailbox(spec.actor_class.mailbox)
         self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
-        self._watches: set[Watch] | None = None
+        self._watches: dict[Watch, None] | None = None
         self._concurrent: ConcurrentEndpoints | None = None
         self._waker: asyncio.Future[None] | None = None
         self._last: Cell | None = None
@@ -119,6 +123,16 @@ class Cell(ActorContext):
         """Take no more messages, handle those that wait, then end."""
         self._end_by(End.STOP)
 
+    def retire(self, *, handles_waiting: bool) -> None:
+        """Take no more messages, finish what runs (and, if it ``handles_waiting``, what waits), then end.
+
+        Messages are refused as by a node that closes.
+        """
+        self.ending.is_retired = True
+        self._end_by(End.STOP)
+        if not handles_waiting:
+            self._refuse_waiting()
+
     def close(self) -> None:
         """End because the node closes; cancels what runs, except an ``on_stop`` that has begun."""
         self._end_by(End.CLOSE)
@@ -135,6 +149,11 @@ class Cell(ActorContext):
         for child in reversed(self.children):
             child.is_dismissed = True
             child.kill()
+
+    @staticmethod
+    def is_concurrent(delivery: Delivery) -> bool:
+        """Does ``delivery`` wait for a place among several, not for the actor's own task?"""
+        return delivery.spec is not None and delivery.spec.concurrency is not None
 
     def is_current_task(self) -> bool:
         """Whether the caller runs in this actor's own task."""
@@ -206,7 +225,7 @@ class Cell(ActorContext):
 
     def watch(self, ref: ActorRef[Any]) -> Watch:
         if self._watches is None:
-            self._watches = set()
+            self._watches = {}
         return self._services.watches.begin(ref, lambda down: self.notify("on_down", down), self._watches)
 
     def _child(self, ref: ActorRef[Any]) -> Cell:
@@ -240,7 +259,7 @@ class Cell(ActorContext):
             self._is_over = True
             self._refuse_waiting()
             self._executor.close()
-            for watch in list(self._watches or ()):
+            for watch in list(self._watches or {}):
                 watch.cancel()
             if self._concurrent is not None:
                 self._concurrent.close()
@@ -274,7 +293,7 @@ class Cell(ActorContext):
         actor = self._spec.create()
         object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
         self._executor.actor = actor
-        await actor.on_start()
+        await actor._begin()
 
     def _is_interruption(self, error: BaseException) -> bool:
         """Whether user code raised ``error`` because the end of the actor interrupted it."""
@@ -329,7 +348,7 @@ class Cell(ActorContext):
             await self._run_last(actor._end_children)
         await self._end_children()
         if actor is not None and self.ending.end is not End.KILL:
-            await self._run_last(actor.on_stop)
+            await self._run_last(actor._conclude)
             await self._end_children()  # which ``on_stop`` may have started
 
     async def _end_children(self) -> None:

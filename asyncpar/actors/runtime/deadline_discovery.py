@@ -1,4 +1,4 @@
-"""Which deadline a task has: read off the timeouts that it has entered.
+"""Find the deadline of a task from the timeouts that it has entered.
 
 Theory of operation.  asyncio keeps no list of the timeouts of a task.  But a *suspended* coroutine shows what it
 refers to, the block stack included, and an ``async with asyncio.timeout(...)`` keeps its ``Timeout.__aexit__`` there

@@ -1,4 +1,4 @@
-"""How actors end and why, for the actor itself and for watchers.  No I/O."""
+"""The end of an actor and its reason, for the actor itself and for watchers.  No I/O."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _REASONS: Final = {
 
 
 class Ending:
-    """How one actor ends: the strongest request so far, and the errors."""
+    """The pending end of one actor: the strongest request so far, and the errors."""
 
-    __slots__ = ("end", "error", "has_begun", "is_urgent", "stop_error")
+    __slots__ = ("end", "error", "has_begun", "is_retired", "is_urgent", "stop_error")
 
     def __init__(self) -> None:
         self.end: End | None = None
@@ -70,6 +70,8 @@ class Ending:
         """Whether the actor takes no more messages."""
         self.is_urgent = False
         """Whether the actor does not handle the messages that wait."""
+        self.is_retired = False
+        """Whether it ends because its node is about to close, so that callers hear that, if nothing stronger comes."""
         self.error: BaseException | None = None
         """The error with which the actor failed."""
         self.stop_error: BaseException | None = None
@@ -86,14 +88,16 @@ class Ending:
     @property
     def reason(self) -> DownReason:
         """Why the actor ended, as told to watchers."""
+        if self.refusal == CLOSED:
+            return DownReason.CLOSED
         return _REASONS[self.end or End.STOP]
 
     @property
     def exit_reason(self) -> str:
         """Why the actor ended, in words."""
+        if self.refusal == CLOSED:
+            return "the node was closed"
         match self.end:
-            case End.CLOSE:
-                return "the node was closed"
             case End.KILL:
                 return "the actor was killed"
             case End.FAIL:
@@ -111,4 +115,4 @@ class Ending:
     @property
     def refusal(self) -> str:
         """The reason, one of those in ``message``, with which calls are refused."""
-        return CLOSED if self.end is End.CLOSE else STOPPED
+        return CLOSED if self.end is End.CLOSE or (self.is_retired and self.end is End.STOP) else STOPPED

@@ -189,7 +189,7 @@ def describe_constructor(actor_class: type[Actor], extension: Extension) -> Endp
 
 
 def _no_arguments(self: object) -> None:
-    """Stands for a constructor that takes nothing."""
+    """Stand for a constructor that takes nothing."""
 
 
 def _describe(

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.calls import CURRENT, Delivery, Execution
 from asyncpar.actors.runtime.ending import End, Ending
+from asyncpar.actors.runtime.endpoint import EndpointSpec
 from asyncpar.actors.runtime.message import USAGE
 from asyncpar.core.concurrency.tasks import is_task_cancelled
 from asyncpar.core.concurrency.worker import ENDS_PROGRAM, WorkerThread
+from asyncpar.core.observe.records import EventState
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 
 
@@ -28,12 +31,21 @@ class SelfCancelled(AsyncparError):  # noqa: N818
 class Executor:
     """Runs the endpoints and hooks of one actor.  ``fail`` is called with what a told endpoint raised."""
 
-    def __init__(self, name: str, ending: Ending, callee: Callee, *, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        ending: Ending,
+        callee: Callee,
+        *,
+        fail: Callable[[BaseException], None],
+        after_endpoint: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.actor: Actor | None = None
         self._name = name
         self._ending = ending
         self._callee = callee
         self._fail = fail
+        self._after_endpoint = after_endpoint
         self._thread: WorkerThread | None = None
         self._running: Execution | None = None
 
@@ -49,17 +61,15 @@ class Executor:
             return
         spec = delivery.spec
         assert spec is not None
-        try:
-            if spec.has_streams:
-                self._callee.open_streams(delivery)
-            args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload, delivery.streams)
-        except (UsageError, ProtocolError) as error:
-            self._callee.refused(delivery, USAGE, str(error))
+        bound = self._bind(delivery, spec)
+        if bound is None:
             return
+        args, kwargs = bound
         execution = delivery.execution = Execution()
         if thread is None:
             self._running = execution
         token = CURRENT.set(delivery)
+        ticket, state = self._callee.begin(delivery), EventState.COMPLETED
         try:
             method = getattr(self.actor, spec.name)
             if spec.is_stream:
@@ -70,12 +80,16 @@ class Executor:
                 value = await execution.run(method(*args, **kwargs))
             else:
                 value = await execution.run((thread or self._own_thread()).run(partial(method, *args, **kwargs)))
+            if self._after_endpoint is not None:
+                await self._finish_endpoint(delivery, self._after_endpoint, is_own=thread is None)
         except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
+            state = EventState.FAILED if isinstance(error, Exception) else EventState.CANCELLED
             self._broken_off(delivery, error)
         else:
             # a result of a concurrent endpoint may be changed by other endpoints: it is copied at once
             await self._callee.answered(delivery, value, may_change=thread is not None and spec.is_async)
         finally:
+            self._callee.end(ticket, state)
             CURRENT.reset(token)
             delivery.forget()
             if delivery.streams is not None:
@@ -124,6 +138,27 @@ class Executor:
             self._thread.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _finish_endpoint(
+        self, delivery: Delivery, after_endpoint: Callable[[], Awaitable[None]], *, is_own: bool
+    ) -> None:
+        """Run what comes before the answer; it can be interrupted as the endpoint could, and ends with the actor."""
+        if self._ending.is_urgent or delivery.is_cancelled:
+            raise asyncio.CancelledError("the actor ends before its endpoint was finished")
+        execution = delivery.execution = Execution()
+        if is_own:
+            self._running = execution
+        await execution.run(after_endpoint())
+
+    def _bind(self, delivery: Delivery, spec: EndpointSpec) -> tuple[list[Any], dict[str, Any]] | None:
+        """Return the arguments of a message; None if they are wrong, which its sender is told."""
+        try:
+            if spec.has_streams:
+                self._callee.open_streams(delivery)
+            return spec.bind(delivery.arguments, delivery.keywords, delivery.payload, delivery.streams)
+        except (UsageError, ProtocolError) as error:
+            self._callee.refused(delivery, USAGE, str(error))
+            return None
 
     def _broken_off(self, delivery: Delivery, error: BaseException) -> None:
         """Handle an ``error`` that ended an endpoint."""

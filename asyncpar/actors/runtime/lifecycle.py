@@ -6,7 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final
 
 from asyncpar.actors.runtime import message
@@ -80,13 +80,22 @@ class Lifecycle:
         name: str | None,
         owner: Cell | None = None,
         place: MeshPlace | None = None,
+        after_endpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> ActorRef[Any]:
         """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
         check_actor_class(actor_class)
         rank, own_name = self._registry.rank, self._registry.new_name(name, actor_class)
         ref: ActorRef[Any] = ActorRef(self._messenger, name=own_name, rank=rank, actor_class=actor_class)
         endpoints = self._endpoints[actor_class]
-        spec = ActorSpec(ref=ref, actor_class=actor_class, create=create, endpoints=endpoints, owner=owner, place=place)
+        spec = ActorSpec(
+            ref=ref,
+            actor_class=actor_class,
+            create=create,
+            endpoints=endpoints,
+            owner=owner,
+            place=place,
+            after_endpoint=after_endpoint,
+        )
         cell = Cell(spec, services=self._services)
         self._registry.add(cell)
         if owner is not None:
@@ -134,6 +143,16 @@ class Lifecycle:
         """Remove all watches of a lost rank."""
         for watcher, number in [watch for watch in self._watched if watch[0] == rank]:
             self.unwatched(watcher, number)
+
+    async def retire(self, names: Collection[str], *, within: float, handles_waiting: bool) -> None:
+        """End the actors called ``names`` as ``Cell.retire``; return when they have ended, or ``within`` seconds."""
+        self._registry.is_closing = True
+        cells = [self._registry.cells[name] for name in names if name in self._registry.cells]
+        for cell in cells:
+            cell.retire(handles_waiting=handles_waiting)
+        tasks = [cell.task for cell in cells if cell.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within)
 
     async def close(self) -> None:
         """End every actor, newest first and owners before their children, cancelling what it does."""

@@ -66,7 +66,7 @@ class ConcurrentEndpoint:
         self._create_task = create_task
         self._mailbox = Mailbox(policy)
         self._workers: set[asyncio.Task[None]] = set()
-        self._running: set[Delivery] = set()
+        self._running: dict[Delivery, None] = {}
         self._thread = WorkerThread(name, threads=limit)
         self._is_open = False
         self.on_idle: Callable[[], None] = lambda: None
@@ -121,11 +121,11 @@ class ConcurrentEndpoint:
     async def _run(self) -> None:
         handled = 0
         while (delivery := self._mailbox.pop()) is not None:
-            self._running.add(delivery)
+            self._running[delivery] = None
             try:
                 await self._handle(delivery, self._thread)
             finally:
-                self._running.discard(delivery)
+                self._running.pop(delivery, None)
             handled += 1
             if handled % BURST == 0:
                 await asyncio.sleep(0)

@@ -11,10 +11,6 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.net.wire.array import Buffer
-from asyncpar.net.wire.payload import PayloadDecoder
-
 CallId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Amount: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -211,6 +207,38 @@ class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
     text: str
 
 
+class AskLink(msgspec.Struct, frozen=True, array_like=True):
+    """A call of an actor of ``rank`` that waits for its answer; ``site`` is where it was made, "" if not known."""
+
+    rank: Count
+    call: CallId
+    actor: str
+    endpoint: str
+    site: str = ""
+
+
+class AskInquiry(msgspec.Struct, frozen=True, array_like=True, tag=40):
+    """Say, by ``AskAnswer`` with the same ``number``, what ``actor`` does with the ``call`` of rank ``caller``."""
+
+    number: CallId
+    caller: Count
+    call: CallId
+    actor: str
+
+
+class AskAnswer(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """The actor works for the ``call`` of rank ``caller`` now (None: for none that has a number).
+
+    It ``waits_for`` an ask of its own, if it does; ``text`` says where it is.
+    """
+
+    number: CallId
+    text: str
+    caller: Count | None = None
+    call: CallId | None = None
+    waits_for: AskLink | None = None
+
+
 Message: TypeAlias = (
     CallMessage
     | TellMessage
@@ -230,18 +258,6 @@ Message: TypeAlias = (
     | FeedEnd
     | FeedCredit
     | Abandon
+    | AskInquiry
+    | AskAnswer
 )
-
-
-class MessageDecoder:
-    """Decodes envelopes.  Make it once per system."""
-
-    def __init__(self) -> None:
-        self._decoder = PayloadDecoder[Message](Message)
-
-    def decode(self, payload: Buffer) -> Message:
-        """Return the message in ``payload``.  Raises ``ProtocolError`` if there is none."""
-        try:
-            return self._decoder.decode(payload, what="actor message")
-        except UsageError as error:
-            raise ProtocolError(str(error)) from error

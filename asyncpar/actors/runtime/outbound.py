@@ -22,7 +22,13 @@ class Outbound:
     def __init__(self, links: Links) -> None:
         self.deliver: Callable[[int, memoryview], None]
         """Set once, before the first message."""
+        self.recorder = links.recorder
+        self.observer = links.observer
         self._links = links
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of the host of a rank."""
+        return self._links.world.members[rank].host
 
     def send(self, rank: int, payload: Payload) -> Sending | None:
         """Send ``payload``, whose memory must not change until the result has ended or is released; None if it has.

@@ -39,6 +39,11 @@ class Told(ABC):
 class Messenger(ABC):
     """Carries the messages of references."""
 
+    @property
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Has its node been stopped?  Its references name actors of a world that is over."""
+
     @abstractmethod
     def ask(
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -111,7 +116,7 @@ class StreamingEndpoint(Endpoint[P, R_co]):
 
     @abstractmethod
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R_co]:  # type: ignore[override]
-        """On ``self`` only: the generator itself."""
+        """Return the generator itself; on ``self`` only."""
 
 
 class ActorRef(Generic[A]):
@@ -148,7 +153,7 @@ class ActorRef(Generic[A]):
         return f"it has {', '.join(sorted(getattr(self.actor_class, 'endpoints', ()))) or 'none'}"
 
     def __dir__(self) -> Iterable[str]:
-        """Attributes and endpoints, for completion in shells."""
+        """Return attributes and endpoints, for completion in shells."""
         return [*super().__dir__(), *getattr(self.actor_class, "endpoints", ())]
 
     def __copy__(self) -> ActorRef[A]:
@@ -196,6 +201,10 @@ class RefExtension(Extension):
                     f"{mistaken} cannot be sent; send the actor's reference: what spawn returned, or self.ref"
                 )
             return None
+        if value._messenger.is_closed:
+            raise UsageError(
+                f"{value!r} is of a world that is over: its rank may be another's now; get a new reference"
+            )
         return Ext(_REFERENCE, msgspec.msgpack.encode((value.rank, value.name, value.class_name)))
 
     def decode(self, code: int, content: memoryview) -> object:

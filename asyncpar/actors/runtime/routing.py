@@ -8,18 +8,34 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.ask_answers import AskAnswers
 from asyncpar.actors.runtime.call_streams import ServedStreams
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.caller import Caller
 from asyncpar.actors.runtime.lifecycle import Lifecycle, Requests
-from asyncpar.actors.runtime.message import MessageDecoder
 from asyncpar.actors.runtime.registry import ActorRegistry
 from asyncpar.actors.runtime.stream_caller import StreamCaller
 from asyncpar.actors.runtime.watches import Watches
-from asyncpar.errors import ProtocolError
+from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.transport.links import Links
+from asyncpar.net.wire.array import Buffer
+from asyncpar.net.wire.payload import PayloadDecoder
 
 Handler = Callable[[int, Any, memoryview], None]
+
+
+class MessageDecoder:
+    """Decodes envelopes.  Make it once per system."""
+
+    def __init__(self) -> None:
+        self._decoder = PayloadDecoder[message.Message](message.Message)
+
+    def decode(self, payload: Buffer) -> message.Message:
+        """Return the message in ``payload``.  Raises ``ProtocolError`` if there is none."""
+        try:
+            return self._decoder.decode(payload, what="actor message")
+        except UsageError as error:
+            raise ProtocolError(str(error)) from error
 
 
 class MessageRouter:
@@ -36,6 +52,7 @@ class MessageRouter:
         requests: Requests,
         watches: Watches,
         lifecycle: Lifecycle,
+        answers: AskAnswers,
     ) -> None:
         self._lost = links.lost
         self._decoder = MessageDecoder()
@@ -61,6 +78,8 @@ class MessageRouter:
             message.FeedEnd: self._feed_end,
             message.FeedCredit: lambda rank, credit, _: streams.credit(rank, credit),
             message.Abandon: lambda _, abandon, __: lifecycle.groups.abandon(abandon),
+            message.AskInquiry: lambda rank, inquiry, _: answers.answer(rank, inquiry),
+            message.AskAnswer: lambda rank, answer, _: caller.waits.hear(rank, answer),
             message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
         }
 

@@ -1,4 +1,4 @@
-"""Which annotations mean a stream, and how a stream stands among the arguments of a call.
+"""Recognize the annotations that mean a stream, and mark streams among the arguments of a call.
 
 A stream argument travels as three bytes: a msgpack extension of one byte, the number of the stream within its call.
 Its items follow in messages of their own.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from types import CoroutineType, TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, cast, overload
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, as_reference
+from asyncpar.actors.runtime.ask_answers import AskAnswers
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.caller import Caller
 from asyncpar.actors.runtime.calls import EncodedArguments
@@ -26,7 +27,7 @@ from asyncpar.actors.runtime.routing import MessageRouter
 from asyncpar.actors.runtime.stream_caller import StreamCaller
 from asyncpar.actors.runtime.stream_types import find_stream
 from asyncpar.actors.runtime.watches import Watch, Watches
-from asyncpar.core.concurrency.tasks import check_home_loop, is_home_loop
+from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.observe.loop_watch import LoopWatch
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.transport.links import Links
@@ -80,6 +81,7 @@ class ActorSystem(Messenger):
             requests=self._requests,
             watches=self._watches,
             lifecycle=self._lifecycle,
+            answers=AskAnswers(self._registry, self._caller, self._callee, outbound),
         )
         outbound.deliver = self._router.dispatch
         self._untyped = PayloadDecoder[Any](Any, extension=self._extension)
@@ -109,6 +111,10 @@ class ActorSystem(Messenger):
     # -- use -------------------------------------------------------------------------------------------------------
 
     @property
+    def is_closed(self) -> bool:
+        return not self._is_open
+
+    @property
     def pending(self) -> int:
         """Asks of this rank that wait for their answer, and calls of others that wait for ours."""
         return self._caller.pending + self._callee.serving + self._requests.serving
@@ -134,6 +140,29 @@ class ActorSystem(Messenger):
         check_actor_class(actor)
         self._check_here("spawn")
         return cast(A, await self._lifecycle.spawn(actor, lambda: actor(*args, **kwargs), name))
+
+    async def adopt(
+        self,
+        actor: Actor,
+        *,
+        name: str,
+        place: MeshPlace | None = None,
+        after_endpoint: Callable[[], Awaitable[None]] | None = None,
+    ) -> ActorRef[Any]:
+        """Start an actor on this rank around an object that exists, and return its reference.  See ``spawn``.
+
+        ``after_endpoint`` is awaited after each endpoint has run, before its caller is answered.
+        """
+        self._check_here("adopt")
+        return await self._lifecycle.spawn(type(actor), lambda: actor, name, place=place, after_endpoint=after_endpoint)
+
+    async def retire(self, names: Collection[str], *, within: float, handles_waiting: bool) -> None:
+        """Begin to close this system: the actors of this rank called ``names`` take no more messages, and end.
+
+        An endpoint that runs may finish ``within`` seconds.  With ``handles_waiting`` messages that wait are handled,
+        too; otherwise they are refused at once.  Callers of what is refused hear that this node is closed.
+        """
+        await self._lifecycle.retire(names, within=within, handles_waiting=handles_waiting)
 
     def spawn_on(
         self,
@@ -265,7 +294,7 @@ class ActorSystem(Messenger):
         *,
         as_plain: bool = False,
     ) -> Coroutine[Any, Any, Any]:
-        """As a reference does; ``as_plain``: a result of no declared type comes as plain data, for other languages."""
+        """Ask as a reference does; ``as_plain``: results of no declared type come as plain data for other languages."""
         spec = self._check_call(ref, endpoint, arguments, keywords)
         if ref.rank == self.rank:
             self._check_not_itself(ref, endpoint)
@@ -297,7 +326,7 @@ class ActorSystem(Messenger):
         *,
         as_plain: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        """As a reference does; see ``ask`` for ``as_plain``."""
+        """Stream as a reference does; see ``ask`` for ``as_plain``."""
         spec = self._check_call(ref, endpoint, arguments, keywords, wants_stream=True)
         if ref.rank == self.rank:
             self._check_not_itself(ref, endpoint)
@@ -352,7 +381,7 @@ class ActorSystem(Messenger):
 
     def _check_here(self, what: str, ref: ActorRef[Any] | None = None) -> None:
         """Refuse what comes too early, too late, or on another loop."""
-        if (ref is not None or self._is_open) and is_home_loop(self._loop):
+        if asyncio._get_running_loop() is self._loop is not None and (self._is_open or ref is not None):
             return
         title = what if ref is None else f"{what} of {ref!r}"
         if self._loop is None or (ref is None and not self._is_open):

@@ -59,7 +59,7 @@ class _Watching:
     ref: ActorRef[Any]
     watch: Watch
     hear: Callable[[Down], None] | None
-    among: set[Watch] | None
+    among: dict[Watch, None] | None
 
 
 class Watches:
@@ -77,7 +77,7 @@ class Watches:
         return len(self._watching)
 
     def begin(
-        self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None, among: set[Watch] | None = None
+        self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None, among: dict[Watch, None] | None = None
     ) -> Watch:
         """Watch ``ref``; ``hear`` is called with the ``Down``.  Until it ends, the watch is ``among`` those."""
         number = self._next
@@ -93,7 +93,7 @@ class Watches:
             return watch
         self._watching[number] = watching
         if among is not None:
-            among.add(watch)
+            among[watch] = None
         self._outbound.say(ref.rank, message.WatchMessage(number, ref.name))
         return watch
 
@@ -133,7 +133,7 @@ class Watches:
 
 def _leave(watching: _Watching) -> None:
     if watching.among is not None:
-        watching.among.discard(watching.watch)
+        watching.among.pop(watching.watch, None)
 
 
 def _end(watching: _Watching, down: Down) -> None:

@@ -20,7 +20,7 @@ from asyncpar.errors import RemoteError, UsageError
 
 
 class Child:
-    """How to start one child of a supervisor: its class and the arguments of its constructor.
+    """The specification of one child of a supervisor: its class and the arguments of its constructor.
 
     Every start gets the same arguments, not copies.  The child keeps its ``name`` over restarts (default: made of
     the names of its supervisor and its class), so that references to it stay valid.  ``restart`` is "permanent",

@@ -60,8 +60,19 @@ class _ChildSlot:
         return self.phase in (ChildPhase.UP, ChildPhase.STARTING)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRestarts:
+    """Restarts that were made: when, and after how many failures in a row."""
+
+    times: tuple[float, ...] = ()
+    failures: int = 0
+
+
 class SupervisorMachine:
-    """Decisions of one supervisor.  ``children`` are in start order; ``draw`` returns jitter from 0 to 1."""
+    """Decisions of one supervisor.  ``children`` are in start order; ``draw`` returns jitter from 0 to 1.
+
+    ``past`` are restarts before this machine was made, which count as its own.
+    """
 
     def __init__(
         self,
@@ -71,13 +82,16 @@ class SupervisorMachine:
         intensity: Intensity,
         backoff: Backoff,
         draw: Callable[[], float],
+        past: PastRestarts | None = None,
     ) -> None:
         self._slots = {name: _ChildSlot(name, restart) for name, restart in children.items()}
         self._strategy = strategy
         self._intensity = intensity
         self._backoff = backoff
         self._draw = draw
-        self._restarts: deque[float] = deque()
+        self._restarts: deque[float] = deque(() if past is None else past.times)
+        for slot in self._slots.values():
+            slot.failures = 0 if past is None else past.failures
         self._waiting_until: float | None = None
         self._ending: events.FailStart | events.GiveUp | events.FinishCommand | None = None
         self._has_begun = False
@@ -105,6 +119,12 @@ class SupervisorMachine:
     def is_wanted(self, child: str) -> bool:
         """Whether the child runs or is to be started.  Raises ``UsageError`` if there is no such child."""
         return self._find(child).is_wanted
+
+    @property
+    def past(self) -> PastRestarts:
+        """The restarts so far, for a machine that goes on from here."""
+        failures = max((slot.failures for slot in self._slots.values()), default=0)
+        return PastRestarts(times=tuple(self._restarts), failures=failures)
 
     def handle(self, event: events.Event, *, now: float) -> list[events.Command]:
         """Return what to do.  Raises ``UsageError`` for a request that names no child, or one that cannot restart."""

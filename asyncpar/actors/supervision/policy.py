@@ -17,7 +17,7 @@ W = TypeVar("W", bound=StrEnum)
 
 
 class Strategy(StrEnum):
-    """Which children are restarted when one is.
+    """The choice of the children that restart together with one that failed.
 
     ONE_FOR_ONE: that child only.  ONE_FOR_ALL: all children.  REST_FOR_ONE: that child and those that were started
     after it.
@@ -42,7 +42,7 @@ class Restart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intensity:
-    """How many restarts are normal: at most ``restarts`` within any ``period`` seconds (``math.inf``: ever).
+    """The limit of normal restarts: at most ``restarts`` within any ``period`` seconds (``math.inf``: ever).
 
     A restart of several children for one failure counts once; a restart that fails counts, and so does the next one.
     """
@@ -59,7 +59,7 @@ class Intensity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait before a restart: ``initial`` seconds, and ``factor`` times more after each failure in a row.
+    """The delay before a restart: ``initial`` seconds, and ``factor`` times more after each failure in a row.
 
     Never more than ``maximum``.  ``jitter`` is the part of a delay, 0 to 1, that chance may take away, so that children
     which failed together do not come back together.  A child that has lived for ``reset_after`` seconds starts over at

@@ -1,4 +1,4 @@
-"""Which algorithms there are, by operation, and the schedules they make.
+"""The algorithms of each operation, and the schedules they make.
 
 ``register_algorithm`` adds one: it is proved on up to eight ranks first, and then has everything that those below have:
 a place in the cost model, pins, ``algorithm="name"``, ``Communicator.algorithm_table``.  All ranks register the same.
@@ -126,6 +126,24 @@ ALGORITHMS: Mapping[str, Registry[Algorithm]] = MappingProxyType(
     }
 )
 """The algorithms by messages of each operation, but hierarchical ones."""
+
+NCCL = "nccl"
+STAGED = "staged"
+HIERARCHICAL = "hierarchical"
+DEVICE_ALGORITHMS = (NCCL, HIERARCHICAL, STAGED)
+"""Those of device arrays: by NCCL; by NCCL on each host and the host's lanes between them; copied to the host, moved by
+the host's algorithms, and copied back."""
+
+HIERARCHICAL_ON_DEVICES = frozenset({"all_reduce", "broadcast"})
+"""Operations on device arrays that can go by host."""
+
+
+def is_of_devices(operation: str, algorithm: str) -> bool:
+    """Is ``algorithm`` one of ``operation`` on device arrays?"""
+    if algorithm == HIERARCHICAL:
+        return operation in HIERARCHICAL_ON_DEVICES
+    return algorithm in DEVICE_ALGORITHMS
+
 
 ARENA = "arena"
 """No schedule of messages, but programs on shared memory.  Every operation has it where all ranks share an arena."""

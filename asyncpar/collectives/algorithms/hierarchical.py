@@ -42,7 +42,7 @@ def all_reduce_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
 
 
 def across_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
-    """The rounds of ``all_reduce_by_ring`` between hosts."""
+    """Yield the rounds of ``all_reduce_by_ring`` between hosts."""
     members, place = _members(rank, hosts)
     if place >= leaders_by_ring(hosts):
         return
@@ -60,7 +60,7 @@ def all_reduce_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
 
 
 def across_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
-    """The rounds of ``all_reduce_by_tree`` between hosts."""
+    """Yield the rounds of ``all_reduce_by_tree`` between hosts."""
     members, place = _members(rank, hosts)
     if place == 0:
         yield from relabelled(rooted.tree_all_reduce(hosts.index(members), len(hosts)), ranks=_leaders(hosts))

@@ -1,4 +1,4 @@
-"""What algorithms cost their busiest rank: message times, bytes moved in sequence, bytes combined.  Pure."""
+"""The work of an algorithm on its busiest rank: message times, bytes moved in sequence, bytes combined.  Pure."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Chunks(ABC):
 
     @abstractmethod
     def begin_reading(self) -> None:
-        """All ranks have published their first chunk."""
+        """Begin to read: all ranks have published their first chunk."""
 
     @abstractmethod
     def combine(self, chunk: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.collectives.arrays import Array, Reduction
-from asyncpar.collectives.bundle import Bundle, Section, Stretch, cut, pack, unpack
+from asyncpar.collectives.bundle import Bundle, Section, SectionRange, cut, pack, unpack
 from asyncpar.collectives.shared_memory.all_reduce import AT_ONCE_BYTES, CHUNK_BYTES, Chunks, reduce_slices
 from asyncpar.collectives.shared_memory.group import StepScratch
 from asyncpar.core.config.slicing import ceil_chunks, ceil_div
@@ -53,12 +53,12 @@ class AtOnce:
         self._slots = [_views_at(channel, parity, sections) for parity in (0, 1)]
         self._results = [scratch.take(section.count, section.dtype) for section in sections]
         self._cuts = [
-            cut(result, section.lengths(section.stretch(0, section.count)))
+            cut(result, section.lengths(section.range_of(0, section.count)))
             for result, section in zip(self._results, sections, strict=True)
         ]
 
     def program(self, turn: Turn, bundle: Bundle) -> Program:
-        """One wait for all sections."""
+        """Return the program, with one wait for all sections."""
         channel = self._channel
         slots = self._slots[turn.parity]
         for flats, views, reduction in zip(bundle.flats, slots, self._reductions, strict=True):
@@ -98,11 +98,11 @@ def _aligned(size: int) -> int:
 
 
 class _Chunk:
-    """A range of one section.  ``slices`` are its stretches by the place of the rank that combines them."""
+    """A range of one section.  ``slices`` are its ranges by the place of the rank that combines them."""
 
     __slots__ = ("section", "sizes", "slices", "views")
 
-    def __init__(self, section: int, slices: Sequence[Stretch], sizes: Sequence[int]) -> None:
+    def __init__(self, section: int, slices: Sequence[SectionRange], sizes: Sequence[int]) -> None:
         self.section = section
         self.slices = slices
         self.sizes = sizes
@@ -162,7 +162,7 @@ class InChunks:
         bounds = [(start + low, start + high) for low, high in ceil_chunks(stop - start, self.channel.size)]
         return _Chunk(
             index,
-            [section.stretch(low, high) for low, high in bounds],
+            [section.range_of(low, high) for low, high in bounds],
             [high - low for low, high in bounds],
         )
 
@@ -212,7 +212,7 @@ class _BundleChunks(Chunks):
             reduction.load(published[other], published[other], channel.size)
 
     def begin_reading(self) -> None:
-        """Nothing: no bundle is read where it lies in a heap."""
+        """Do nothing: no bundle is read where it lies in a heap."""
 
     def combine(self, chunk: int) -> None:
         arrangement = self._arrangement
@@ -232,5 +232,5 @@ class _BundleChunks(Chunks):
         """Unpack the slices of all ranks, this one's included."""
         part = self._arrangement.chunks[chunk]
         flats = self._bundle.flats[part.section]
-        for stretch, combined in zip(part.slices, self._arrangement.views(chunk, self._parity).combined, strict=True):
-            unpack(combined, stretch.pieces(flats))
+        for chosen, combined in zip(part.slices, self._arrangement.views(chunk, self._parity).combined, strict=True):
+            unpack(combined, chosen.pieces(flats))

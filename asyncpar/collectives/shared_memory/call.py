@@ -20,6 +20,9 @@ from asyncpar.net.arena.sequencer import NAMED
 
 MakeProgram = Callable[[Turn], Program]
 
+ROOTED = frozenset({"reduce", "gather", "scatter", "broadcast"})
+"""Operations in which ranks wait for the root alone; in all others each finds out by itself who is gone."""
+
 
 class ArenaOperation(Operation):
     """An operation whose payload goes through the arena (or by messages, if its group got no channel)."""
@@ -47,8 +50,8 @@ class ArenaOperation(Operation):
         self.task.die()
         super()._release(keep=keep)
 
-    def _close(self) -> None:
-        super()._close()
+    def _close(self, state: int) -> None:
+        super()._close(state)
         del self.task  # which has this operation: they need not wait for the collector
 
 
@@ -106,8 +109,24 @@ class ArenaTask(Task):
                     return
 
     def _fail(self, error: PeerLost) -> None:
-        """Fail the operation, which needs a rank that is gone."""
+        """Fail the operation, which needs a rank that is gone; tell those who may wait for this one alone."""
+        if self.operation.name in ROOTED:
+            self.operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
         self.operation.fail(self.operation.lost(error))
+
+    async def run(self) -> bool:
+        """Run to the end; False if the group does without the arena."""
+        operation, group = self.operation, self.group
+        if operation.failure is not None:
+            raise operation.failure
+        if not group.is_open and not await group.open(operation):
+            return False
+        if not self.is_wanted:  # else the driver has it
+            group.host.driver.run(group.run_queue, self)
+        if not self.is_done:
+            self.future = operation.context.loop.create_future()
+            await operation.wait(None, self.future)
+        return True
 
     def die(self) -> None:
         """Stop using the caller's memory; the turn passes later."""
@@ -189,19 +208,11 @@ class ArenaCall(Call[Any]):
 
     async def _wait(self) -> None:
         task = self._task
-        operation, group = task.operation, task.group
+        operation = task.operation
         operation.context.watch(operation)
-        if operation.failure is not None:
-            raise operation.failure
-        if not group.is_open:
-            if not await group.open(operation):
-                operation.payload_sent = 0  # nothing went through the slot: messages count what they carry
-                self.result = await self._by_messages(operation)
-                return
-            group.host.driver.run(group.run_queue, task)
-        if not task.is_done:
-            task.future = operation.context.loop.create_future()
-            await operation.wait(None, task.future)
+        if not await task.run():
+            operation.payload_sent = 0  # nothing went through the slot: messages count what they carry
+            self.result = await self._by_messages(operation)
 
 
 class HostedOperation(Operation):

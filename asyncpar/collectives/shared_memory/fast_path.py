@@ -13,11 +13,14 @@ publish, wait until all have, take the result.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.collectives.protocol import Description
 from asyncpar.collectives.shared_memory.group import ArenaGroup
+from asyncpar.core.observe.recorder import Recorder
+from asyncpar.core.observe.records import NO_PEER, RECORD_BYTES, RECORDS_OFFSET, EventKind, EventState, head_of
 from asyncpar.net.arena.channel import ROUND_BITS, Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -34,6 +37,8 @@ class QuickPlan(ABC):
 
     def __init__(self, group: ArenaGroup, channel: Channel, description: Description, x: Array) -> None:
         self.description = description
+        self.recorder = group.host.links.recorder
+        self.record = _recording(self.recorder, group.number, description, x.nbytes)
         self.run_queue = group.run_queue
         self.others = channel.others
         self.host = group.host
@@ -96,6 +101,29 @@ class QuickPlan(ABC):
         """Do what is left when the others have published."""
         self._take(turn.parity, x)
         yield from ()
+
+
+def _recording(
+    recorder: Recorder, group: int, description: Description, nbytes: int
+) -> Callable[[int, float, float, int], None]:
+    """Return what records an operation that is over: number, begin, end, and site; as ``begin`` and ``end`` do."""
+    word = recorder.operation(description.text, description.algorithm, description.fingerprint)
+    take, write, owners = recorder.tickets.__next__, recorder.write, recorder.owners
+    mask, lap_bits, head = (
+        recorder.mask,
+        recorder.lap_bits,
+        head_of(NO_PEER, EventKind.COLLECTIVE, EventState.COMPLETED),
+    )
+
+    def record(sequence: int, begun: float, ended: float, site: int) -> None:
+        ticket = take()
+        place = ticket & mask
+        if not owners[place]:
+            lap = (ticket >> lap_bits) + 1
+            where = RECORDS_OFFSET + place * RECORD_BYTES
+            write(where, lap, head, ended, begun, word, group, sequence, nbytes, site, lap)
+
+    return record
 
 
 class QuickAllReduce(QuickPlan):

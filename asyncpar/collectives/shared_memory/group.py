@@ -82,7 +82,9 @@ class ArenaHost:
     def close(self) -> None:
         """Leave the arena in good order."""
         self._opening.clear()
+        self._on_host.clear()
         self.driver.close()
+        self.directory.close()
         self.arena.close()
 
     def begin_opening(self, group: ArenaGroup) -> None:

@@ -102,7 +102,7 @@ Take = Callable[[int, Sequence[Array]], None]
 
 
 def exchange(turn: Turn, flow: Flow, source: Array, take: Take) -> Program:
-    """All ranks write and read; ``take`` gets pieces by place, this rank's own among them."""
+    """Have all ranks write and read; ``take`` gets pieces by place, this rank's own among them."""
     channel = turn.channel
     place, others = channel.place, channel.others
     is_in_heap = turn.place_in_heap(place) is not None
@@ -125,7 +125,7 @@ def exchange(turn: Turn, flow: Flow, source: Array, take: Take) -> Program:
 
 
 def hand_out(turn: Turn, flow: Flow, source: Array, readers: Sequence[int]) -> Program:
-    """This rank writes, and does not read.  Returns when every rank of the group is in the same operation."""
+    """Write, and do not read.  Returns when every rank of the group is in the same operation."""
     chunks = flow.chunks
     if turn.place_in_heap(turn.channel.place) is not None:
         turn.post(chunks)
@@ -140,7 +140,7 @@ def hand_out(turn: Turn, flow: Flow, source: Array, readers: Sequence[int]) -> P
 
 
 def take_in(turn: Turn, flow: Flow, writers: Sequence[int], take: Take) -> Program:
-    """This rank reads, and writes nothing; ``take`` gets pieces in the order of ``writers``.
+    """Read, and write nothing; ``take`` gets pieces in the order of ``writers``.
 
     Returns when every rank of the group is in the same operation.
     """

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 
 from asyncpar.errors import UsageError
 
+ELASTIC_PIPE = "ASYNCPAR_ELASTIC_FD"
+"""The variable with the number of the inherited socket over which an elastic rank hears of its worlds."""
+
 _MARK = "ASYNCPAR_RENDEZVOUS"
 _LONGEST_TIMEOUT = 24 * 3600.0
 
@@ -74,9 +77,10 @@ class LaunchEnvironment:
         """Read ``environment`` (such as ``os.environ``); None when no launcher started this process.
 
         Raises ``UsageError`` naming the variable that is missing or wrong, and when another launcher made a world of
-        several ranks, which would silently become as many worlds of one.
+        several ranks, or worlds come over a pipe: they would silently become as many worlds of one.
         """
         if not cls.is_in(environment):
+            _refuse_elastic_worlds(environment)
             _refuse_other_launchers(environment)
             return None
         values: dict[str, str | int | float] = {}
@@ -137,6 +141,14 @@ def _parse(name: str, text: str, kind: str) -> str | int | float:
 def _check_range(name: str, value: int, size: int) -> None:
     if not 0 <= value < size:
         raise UsageError(f"{name}: expected 0..{size - 1}, got {value}")
+
+
+def _refuse_elastic_worlds(environment: Mapping[str, str]) -> None:
+    if environment.get(ELASTIC_PIPE):
+        raise UsageError(
+            f"{ELASTIC_PIPE}: this process was started with --elastic ranks, so its worlds come from ap.elastic(...); "
+            "use that, or start the program with --elastic restart"
+        )
 
 
 def _refuse_other_launchers(environment: Mapping[str, str]) -> None:

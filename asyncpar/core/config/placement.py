@@ -1,4 +1,4 @@
-"""Where else a parameter lives: what gradient synchronization must know of tensor and pipeline parallelism.  Pure."""
+"""The other ranks that hold a parameter, as gradient synchronization must know them.  Pure."""
 
 from __future__ import annotations
 

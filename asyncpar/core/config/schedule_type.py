@@ -35,7 +35,7 @@ class PipelineScheduleType(StrEnum):
 
 
 class ScheduleRecord(ABC):
-    """What a configuration asks about a schedule: its names, and the ranks of its stages."""
+    """The facts about a schedule that a configuration needs: its names, and the ranks of its stages."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Which part of a whole tensor a rank holds.  Pure."""
+"""The part of a whole tensor that a rank holds.  Pure."""
 
 from __future__ import annotations
 

@@ -33,12 +33,20 @@ class Loss(NamedTuple):
 
 
 class AgentLine:
-    """This rank's end.  ``open`` and ``close`` it on the event loop that uses it; without an agent it does nothing."""
+    """This rank's end.  ``open`` and ``close`` it on the event loop that uses it; without an agent it does nothing.
 
-    def __init__(self, reporter: Reporter, descriptor: int | None) -> None:
+    A process may be in one world after the other, and the pipe outlives them: losses of other generations than this
+    rank's are dropped, and counted in ``stale``.  They name ranks that are others now.
+    """
+
+    def __init__(self, reporter: Reporter, descriptor: int | None, *, generation: int) -> None:
         """``descriptor`` is the pipe that losses come through; it stays the caller's."""
-        self._reporter = reporter
+        self.reporter = reporter
         self._descriptor = descriptor
+        self._generation = generation
+        self.stale = 0
+        self.on_condition: Callable[[int, str], None] = lambda _rank, _how: None
+        """Hears what agents see of ranks that cannot answer: the rank, and ``is stopped``; "": it runs."""
         self._losses: list[Loss] = []
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[int, str], object] | None = None
@@ -47,8 +55,8 @@ class AgentLine:
 
     def open(self) -> None:
         """Begin to listen, and to give signs of life."""
-        self._reporter.phase(Phase.FORMING)
-        if self._reporter.is_connected:
+        self.reporter.phase(Phase.FORMING)
+        if self.reporter.is_connected:
             threading.Thread(target=self._beat, name="asyncpar beat", daemon=True).start()
         if self._descriptor is not None:
             os.set_blocking(self._descriptor, False)
@@ -63,7 +71,7 @@ class AgentLine:
     def close(self) -> None:
         """Listen no more."""
         self._is_over.set()
-        self._reporter.phase(Phase.LEFT)
+        self.reporter.phase(Phase.LEFT)
         self._stop_reading()
 
     async def unless_lost(self, work: Coroutine[Any, Any, T], operation: str) -> T:
@@ -93,9 +101,9 @@ class AgentLine:
         return running.result()
 
     def deliver(self, take: Callable[[int, str], object]) -> None:
-        """This rank is part of its world: give ``take`` each loss (rank, how) from now on, and those until now."""
+        """Give ``take`` each loss (rank, how) from now on, and those until now: this rank is part of its world."""
         self._take = take
-        self._reporter.phase(Phase.MEMBER)
+        self.reporter.phase(Phase.MEMBER)
         losses, self._losses = self._losses, []
         for loss in losses:
             take(loss.rank, loss.how)
@@ -113,7 +121,13 @@ class AgentLine:
             return
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         for line in lines:
-            self._hear(Loss(**json.loads(line)))
+            fields = json.loads(line)
+            if fields.pop("generation") != self._generation:
+                self.stale += 1
+            elif "condition" in fields:
+                self.on_condition(fields["rank"], fields["condition"])
+            else:
+                self._hear(Loss(**fields))
 
     def _hear(self, loss: Loss) -> None:
         if self._take is not None:
@@ -130,9 +144,14 @@ class AgentLine:
 
     def _beat(self) -> None:
         while not self._is_over.wait(BEAT_SECONDS):
-            self._reporter.beat()
+            self.reporter.beat()
 
 
-def encode_loss(loss: Loss) -> bytes:
-    """Return ``loss`` as the agent writes it."""
-    return json.dumps(loss._asdict()).encode() + b"\n"
+def encode_loss(loss: Loss, *, generation: int) -> bytes:
+    """Return ``loss``, of a rank of that generation, as the agent writes it."""
+    return json.dumps({"generation": generation, **loss._asdict()}).encode() + b"\n"
+
+
+def encode_condition(rank: int, how: str, *, generation: int) -> bytes:
+    """Return what agents know of ``rank``, of that generation, as the agent writes it; "": it runs."""
+    return json.dumps({"generation": generation, "rank": rank, "condition": how}).encode() + b"\n"

@@ -1,6 +1,7 @@
 """Detect code that blocks an event loop, and report its stack while it does.
 
-Theory of operation.  A daemon thread examines the loop's thread every ``LOOK_SECONDS``.  A loop that sleeps in its
+Theory of operation.  A daemon thread examines the loop's thread every ``LOOK_SECONDS``, or less often where stalls are
+only told to others that wait for this rank (see ``LoopWatch.start_quietly``).  A loop that sleeps in its
 selector, or runs only its own code, is not disturbed: examining it costs microseconds and wakes no thread.  If other
 code runs, the thread schedules a callback on the loop, which runs after everything that is ready now.  Until then the
 thread compares task and outermost frame, to see whether the same step still runs: an overloaded loop is late, but not
@@ -27,6 +28,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from asyncpar.core.observe.reporting import text_of
+from asyncpar.core.observe.whereabouts import user_place
 from asyncpar.errors import UsageError
 
 BLOCKED_AFTER: Final = 0.1
@@ -34,6 +36,10 @@ BLOCKED_AFTER: Final = 0.1
 
 LOOK_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.01
+LONG_SECONDS: Final = 1.0
+"""Seconds after which a stall is told to those that wait for this rank."""
+
+_QUIET_LOOK_SECONDS: Final = 0.25
 _LONGEST: Final = 3600.0
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 _LOG: Final = logging.getLogger("asyncpar.runtime")
@@ -91,6 +97,8 @@ class LoopWatch:
         self._news = threading.Event()
         self._is_stopping = False
         self._is_answered = False
+        self._is_quiet = False
+        self._on_long: Callable[[str], None] = lambda _: None
 
     @property
     def is_running(self) -> bool:
@@ -106,9 +114,23 @@ class LoopWatch:
 
         return unsubscribe
 
+    def start_quietly(self, on_long: Callable[[str], None]) -> None:
+        """Begin to watch for long stalls alone: ``on_long`` gets the place of the code, and "" at the end.
+
+        It is called in the watching thread.  Nothing is logged until ``start``.
+        """
+        self._on_long = on_long
+        self._is_quiet = True
+        self._begin()
+
     def start(self) -> None:
-        """Begin to watch, if it has not begun."""
-        if self._thread is None and self._blocked_after:
+        """Begin to watch and to log stalls, if it has not begun."""
+        if self._blocked_after:
+            self._is_quiet = False
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is None:
             loop = asyncio.get_running_loop()
             sleeper = Sleeper(threading.get_ident(), loop)
             loop.call_soon(sleeper.learn)
@@ -128,7 +150,7 @@ class LoopWatch:
     # -- in the watching thread --------------------------------------------------------------------------------------
 
     def _watch(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> None:
-        while not self._news.wait(LOOK_SECONDS):
+        while not self._news.wait(_QUIET_LOOK_SECONDS if self._is_quiet else LOOK_SECONDS):
             if sleeper.is_awake() and not self._ask(loop, sleeper):
                 return
 
@@ -144,7 +166,7 @@ class LoopWatch:
             activity, now = sleeper.activity(), sleeper.time()
             if activity is None or activity != seen:
                 seen, since = activity, now
-            elif now - since >= self._blocked_after:
+            elif now - since >= (LONG_SECONDS if self._is_quiet else self._blocked_after):
                 del seen, activity  # holds a frame, and its locals
                 self._report(since, sleeper)
                 break
@@ -161,20 +183,30 @@ class LoopWatch:
 
     def _report(self, since: float, sleeper: Sleeper) -> None:
         """Report a stall, wait for its end, and report that."""
-        try:
-            what, stack = sleeper.show(self._describe)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a stack in motion may show: tell of the stall
-            what, stack = "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
+        is_logged = not self._is_quiet
+        what, stack = self._look_at(sleeper)
         seconds = sleeper.time() - since
         if self._news.is_set():
             return  # the loop went on meanwhile: the stack is not of what blocked it
-        self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=False))
-        self._news.wait()
+        self._tell(
+            Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=False), is_logged=is_logged
+        )
+        if not self._news.wait(max(0.0, LONG_SECONDS - seconds)):
+            self._on_long(sleeper.place() or what)
+            self._news.wait()
+            self._on_long("")
         seconds = sleeper.time() - since
-        self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=True))
+        self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=True), is_logged=is_logged)
 
-    def _tell(self, blocked: Blocked) -> None:
-        _LOG.warning("%s", blocked)
+    def _look_at(self, sleeper: Sleeper) -> tuple[str, str]:
+        try:
+            return sleeper.show(self._describe)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a stack in motion may show: tell of the stall
+            return "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
+
+    def _tell(self, blocked: Blocked, *, is_logged: bool) -> None:
+        if is_logged:
+            _LOG.warning("%s", blocked)
         for callback in list(self._subscribers):
             try:
                 callback(blocked)
@@ -229,6 +261,11 @@ class Sleeper:
         while frame.f_back is not None and frame.f_back.f_code not in self._own:
             frame = frame.f_back
         return asyncio.current_task(self._loop), frame
+
+    def place(self) -> str:
+        """Return where the program's code is, as in ``train.py:57``; "" if it is not on the stack."""
+        frame = sys._current_frames().get(self._thread)
+        return user_place(frame)
 
     def _is_foreign(self, frame: FrameType) -> bool:
         code = frame.f_code

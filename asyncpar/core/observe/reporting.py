@@ -8,6 +8,7 @@ Without an agent every call is free and does nothing.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import sys
@@ -21,6 +22,10 @@ from numbers import Integral, Real
 from types import TracebackType
 from typing import SupportsFloat
 
+import msgspec
+
+from asyncpar.core.observe.reported import reported
+from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.errors import PeerError, UsageError
 
 _UNPRINTABLE = (Exception, SystemExit)
@@ -85,7 +90,7 @@ class Phase(StrEnum):
 class Reporter:
     """One rank's end of the channel.  Usable from any thread; never raises because of the agent."""
 
-    def __init__(self, descriptor: int | None, *, clock: Clock = time.time) -> None:
+    def __init__(self, descriptor: int | None, *, clock: Clock = time.monotonic) -> None:
         self._descriptor = descriptor
         self._clock = clock
         self._lock = threading.Lock()
@@ -126,9 +131,27 @@ class Reporter:
         fields: Mapping[str, object] | None = None,
     ) -> None:
         """Show how far this rank is; ``fields`` are short figures beside it.  Dropped when the agent is behind."""
+        reported.note_progress(_cut(description), float(completed), None if total is None else float(total))
+        self._show(description, completed, total, fields or {})
+
+    def show_values(self, *, description: str, completed: SupportsFloat, total: SupportsFloat | None) -> None:
+        """Show the values that the program has reported, beside progress that is known already."""
+        self._show(description, completed, total, {})
+
+    def _show(
+        self,
+        description: str,
+        completed: SupportsFloat,
+        total: SupportsFloat | None,
+        fields: Mapping[str, object],
+    ) -> None:
         if self._descriptor is None:
             return
-        shown = {_cut(key): _cut(value) for key, value in list((fields or {}).items())[:_MOST_FIELDS]}
+        together: dict[str, object] = {
+            **fields,
+            **{name: reported.values[name] for name in reported.values if name not in fields},
+        }
+        shown = {_cut(key): _cut(value) for key, value in list(together.items())[:_MOST_FIELDS]}
         record = {
             "kind": "progress",
             "description": _cut(description),
@@ -148,6 +171,15 @@ class Reporter:
         """Give a sign of life."""
         self._write(_BEAT, patience=0.0)
 
+    def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
+        """Tell that this rank has waited for long; None: it goes on, or what it waited for ``has_failed``."""
+        fields = None if notice is None else msgspec.to_builtins(notice)
+        self._write(_encode({"kind": "waiting", "notice": fields, "has_failed": has_failed}))
+
+    def blocked(self, where: str) -> None:
+        """Tell that the code at ``where`` blocks the event loop; "": it goes on."""
+        self._write(_encode({"kind": "blocked", "where": where[:_LONGEST_NAME]}))
+
     def failure(self, error: BaseException) -> None:
         """Record the exception that ends this rank.  Only the first one counts."""
         if self._descriptor is None or self._failed:
@@ -158,16 +190,16 @@ class Reporter:
         headline = _unwrapped(error)
         record = {
             "kind": "failure",
-            "time": self._clock(),
+            "time": min(self._clock(), _first_seen(error)),
             "type": text_of(type(headline).__name__)[:_LONGEST_NAME],
             "message": text_of(headline)[:_LONGEST_TRACEBACK],
             "traceback": text[-_LONGEST_TRACEBACK:],
             "is_peer_error": peer is not None,
-            "blames": None if peer is None else peer.rank,
+            "blames": _blamed(error, peer),
         }
         self._write(_encode(record), patience=_FAILURE_PATIENCE)
 
-    def _write(self, line: bytes, *, patience: float) -> None:
+    def _write(self, line: bytes, *, patience: float = 0.0) -> None:
         descriptor = self._descriptor
         if descriptor is None:
             return
@@ -187,6 +219,42 @@ class Reporter:
                 except OSError:  # the agent is gone, and with it everyone who would read this
                     self._descriptor = None
                     return
+
+
+_SEEN = "__asyncpar_seen__"
+
+
+def mark_seen(error: BaseException | None) -> None:
+    """Note that ``error`` is on its way now: a world is left because of it, which takes its time."""
+    if error is not None and not hasattr(error, _SEEN):
+        with suppress(Exception):  # a class of the user, which may refuse it
+            setattr(error, _SEEN, time.monotonic())
+
+
+def _first_seen(error: BaseException) -> float:
+    times = [seen for each in _chain(error) if isinstance(seen := getattr(each, _SEEN, None), float)]
+    return min(times, default=math.inf)
+
+
+def _blamed(error: BaseException, peer: PeerError | None) -> int | None:
+    """Return the rank that ``peer`` blames, or another error that was being handled when ``error`` was raised."""
+    if peer is None:
+        peer = next((each for each in _chain(error) if isinstance(each, PeerError)), None)
+    return None if peer is None else peer.rank
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return ``error``, those that it was raised from or in the handling of, and the members of groups."""
+    chain: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting and len(chain) < _LONGEST_CHAIN:
+        each = waiting.pop()
+        if each is None or any(each is known for known in chain):
+            continue
+        chain.append(each)
+        waiting += [each.__context__, each.__cause__]
+        waiting += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+    return chain
 
 
 def _unwrapped(error: BaseException) -> BaseException:

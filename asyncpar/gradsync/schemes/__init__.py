@@ -1,4 +1,4 @@
-"""How a bucket becomes its mean over replicas: a scheme for every kind of codec.  Start with ``scheme.py``."""
+"""Replace a bucket by its mean over replicas: one scheme for each kind of codec.  Start with ``scheme.py``."""
 
 from asyncpar.gradsync.schemes.relayed import Copies, CopyHolders, Hosted
 from asyncpar.gradsync.schemes.rounds import Rounds

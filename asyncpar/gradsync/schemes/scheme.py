@@ -137,6 +137,9 @@ class Scheme(ABC):
     def commit(self) -> None:  # noqa: B027
         """End a successful step: keep what it lost, and other state, for the next one."""
 
+    def close(self) -> None:  # noqa: B027
+        """Free what is on devices, if anything is; idempotent."""
+
     def swap(self) -> None:
         """Let ``result`` be the ``flat`` of the next step, and the other way round."""
         self.flat, self.result = self.result, self.flat
@@ -159,6 +162,12 @@ class Scheme(ABC):
     def residuals(self) -> Iterator[tuple[str, Values]]:
         """Yield a view of each parameter's residual, flat, by name."""
         yield from ()
+
+    def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
+        """Take over residuals of an earlier scheme, by name, as far as they fit."""
+        for name, residual in self.residuals():
+            if name in residuals and residuals[name].size == residual.size:
+                residual[:] = residuals[name]
 
     def state(self) -> Iterator[tuple[str, Values]]:
         """Yield a copy of what the codec keeps of each parameter, flat, by name."""

@@ -2,9 +2,9 @@
 
 How a peer ends is told once, as one of two things.  It *left* when its segment says so: it closed its arena, and what
 it had written before is final.  It is *lost* when it has not said so and the kernel reports that its process ended (a
-pidfd becomes readable, whether or not the process was waited for and even if its number is in use again) or that nobody
-can read its doorbell any more.  Messages that it sent before are delivered first.  Its memory stays mapped here in
-either case, so that a reader meets no fault.  Ranks of this process are not watched: they end with it.
+pidfd becomes readable, whether or not the process was waited for and even if its number is in use again) or that no
+process can read its doorbell any more.  Messages that it sent before are delivered first.  Its memory stays mapped here
+in either case, so that a reader meets no fault.  Ranks of this process are not watched: they end with it.
 
 Doorbells.  Each rank has a pipe, into which its peers write messages of 24 bytes.  A rank that has made progress stores
 it in its own segment and then, if a peer sleeps (or always, where memory is not polled), writes a message into the
@@ -145,7 +145,7 @@ OnRing = Callable[[list[DoorbellMessage]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaPeer:
-    """What a rank holds of another rank of its host.
+    """The resources that a rank holds for another rank of its host.
 
     ``segment`` is its memory, ``doorbell`` the write end of its pipe, ``process`` a pidfd of its process, None when
     that is this one.  The arena owns them.

@@ -6,7 +6,7 @@ smallest slot that a member offers; if that is none, it does without the arena. 
 they come to the same conclusion.
 
 A rank that has ended a group *withdraws* its offer: it does not look at memory of that group any more, its own or that
-of others.  When all others have done so, too, nobody looks at what it had offered, and it offers that to another group.
+of others.  When all others have done so, too, no rank reads what it had offered, and it offers that to another group.
 Others have done so when their offers say so, or are not there any more where they were once; who left looks at nothing.
 An offer is written over in steps: first its number goes, and the new one comes last; so under a number there is what
 belongs to it (see ``channel`` about the order of stores).  Where memory is not polled, nothing is given back.
@@ -45,7 +45,7 @@ ranks.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Withdrawn:
-    """What this rank has offered to the group ``number``; if that ``was_open``, all ``others`` have made offers."""
+    """The offer of this rank to the group ``number``; if that ``was_open``, all ``others`` have made offers."""
 
     number: int
     entry: int
@@ -94,27 +94,33 @@ class Directory:
         self._entries[number] = entry
         return offer
 
-    def withdraw(self, number: int, ranks: Iterable[int], *, was_open: bool) -> None:
-        """The group ``number`` of ``ranks``, whose channel this rank has had if it ``was_open``, has ended here.
+    def close(self) -> None:
+        """Let go of the memory of all ranks."""
+        self._words.clear()
 
-        Its number must not come again.
+    def withdraw(self, number: int, ranks: Iterable[int], *, was_open: bool) -> None:
+        """Note the end here of the group ``number`` of ``ranks``, whose channel this rank had if it ``was_open``.
+
+        Its number must not come again.  Once the memory is unmapped, no rank is told.
         """
         offer, entry = self._offers.pop(number, NOTHING), self._entries.pop(number, None)
-        if entry is None or not self._arena.polls:
+        if entry is None or not self._arena.polls or not self._words:
             return
         others = tuple(rank for rank in ranks if rank != self._arena.rank)
         self._words[self._arena.rank][entry + 2] |= _WITHDRAWN
         self._withdrawn.append(_Withdrawn(number=number, entry=entry, offer=offer, others=others, was_open=was_open))
 
     def told(self, rank: int, number: int) -> None:
-        """``rank`` has rung for the group ``number``, so its offer is there."""
+        """Note that ``rank`` has rung for the group ``number``, so its offer is there."""
         self._told.add((rank, number))
 
     def find(self, rank: int, number: int) -> Offer | None:
-        """Return what ``rank`` offers the group ``number``, None while it has not said."""
+        """Return what ``rank`` offers the group ``number``, None while it has not said, or the memory is unmapped."""
         if rank == self._arena.rank:
             return self._offers.get(number)
         if not self._arena.polls and (rank, number) not in self._told:
+            return None
+        if not self._words:
             return None
         words = self._words[rank]
         is_full = words[_IS_FULL]

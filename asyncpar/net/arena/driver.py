@@ -101,6 +101,9 @@ class Driver:
         for number in self._numbers.pop(run_queue, ()):
             self._told.pop(number, None)
         if channel is not None:
+            for task in run_queue.tasks:  # a rank that still reads memory of this one must not think that it was kept
+                if task.turn is not None:
+                    task.turn.end(is_completed=False)
             run_queue.close()
 
     def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
@@ -112,7 +115,7 @@ class Driver:
         self.advance_all()
 
     def _take(self, rank: int, number: int, word: int) -> None:
-        """``rank`` has told of its progress, perhaps of a group that it has opened before this rank."""
+        """Handle the bell of ``rank``, which tells of progress, perhaps of a group that is not open here yet."""
         told = self._told.get(number)
         if told is None and word:
             self._early[rank, number] = max(self._early.get((rank, number), 0), word)
@@ -121,7 +124,7 @@ class Driver:
             known[0] = max(known[0], word)
 
     def run(self, run_queue: RunQueue, task: Task) -> None:
-        """``task``, which is in ``run_queue``, is awaited now: get as far as possible with it."""
+        """Get as far as possible with ``task``, which is in ``run_queue`` and is awaited now."""
         channel = run_queue.channel
         assert channel is not None
         if not task.is_wanted:
@@ -158,7 +161,10 @@ class Driver:
             self._timer.cancel()
             self._timer = None
         self._busy.clear()
+        for run_queue in self._queues:
+            run_queue.close()
         self._queues.clear()
+        self._sleeping = memoryview(bytearray(8)).cast("Q")  # that of the segment would keep it mapped
         self._numbers.clear()
         self._told.clear()
         self._early.clear()

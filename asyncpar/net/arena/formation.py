@@ -54,7 +54,7 @@ OnLeft = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSegment:
-    """What one rank brings: its ``segment`` and ``doorbell``, the ``offer`` that describes them, and descriptors.
+    """The contribution of one rank: its ``segment`` and ``doorbell``, the ``offer`` that describes them, descriptors.
 
     ``descriptors`` are to be sent beside the offer; ``lent`` closes those that only serve for that.
     """

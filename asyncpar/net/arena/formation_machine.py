@@ -36,7 +36,7 @@ _Problem: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_PROBLEM_CHARACT
 
 
 class SegmentOffer(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a rank brings, as its descriptors in this order: segment, doorbell, process.
+    """The contribution of one rank; its descriptors come in this order: segment, doorbell, process.
 
     ``terms`` must be equal on all ranks.  ``nonce`` is what the segment shows, ``process`` is equal exactly for ranks
     of one process, ``cores`` has a bit for each processor the rank may use, ``quota`` is how many it is granted.

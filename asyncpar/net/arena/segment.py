@@ -184,9 +184,11 @@ class Segment:
         self._state[0] = LEFT
 
     def close(self) -> None:
-        """Close the file.  Idempotent; memory stays mapped for as long as there are views of it."""
+        """Close the file.  Idempotent; memory stays mapped for as long as there are views of it, not of its own."""
         self._close_descriptor()
         self._heap = None
+        self._state = memoryview(bytearray(self._state.cast("B"))).cast("Q")
+        self.control = memoryview(b"")
 
     def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

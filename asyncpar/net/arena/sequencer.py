@@ -1,4 +1,4 @@
-"""Which operation has which turn, where operations are matched by name and every rank has its own order of them.
+"""Assign turns to operations that are matched by name, of which every rank has its own order.
 
 Theory of operation.  Each rank announces an operation when it is ready to run it, and takes that back when it gives the
 operation up.  A fixed sequencer, the rank at place 0, gives an operation the next turn as soon as *all* ranks have
@@ -43,7 +43,7 @@ class Readiness:
         self._announced: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """The number of operations that some ranks have announced and some have not."""
+        """Return the number of operations that some ranks have announced and some have not."""
         return len(self._announced)
 
     def hear(self, place: int, entry: int) -> None:
@@ -180,7 +180,7 @@ class FollowingSequencer(Sequencer):
         return self._order.has_ended or self._log.ranks[SEQUENCER] in self._lost
 
     def absent(self, number: int) -> list[int]:
-        """As ``Sequencer.absent``, by what the others announced last: who does not show it, then who took it back."""
+        """Answer as ``Sequencer.absent``, by the last announcements: who does not show it, then who took it back."""
         log = self._log
         shown = {place: log.announcements(place).tolist() for place in range(log.size) if place != log.place}
         silent = [place for place, entries in shown.items() if number not in entries]

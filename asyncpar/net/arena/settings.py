@@ -21,7 +21,7 @@ _STRONGLY_ORDERED = ("x86_64", "amd64")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaSettings:
-    """How the ranks of one host share memory.  ``bytes`` and ``polls`` must be equal on all of them.
+    """Settings of the memory that the ranks of one host share.  ``bytes`` and ``polls`` must be equal on all of them.
 
     ``bytes`` is how much each rank takes for its bounded part (0: there is no arena).  ``polls`` allows to watch
     progress words in memory; otherwise progress counts when its doorbell message was read, which is correct on every

@@ -15,6 +15,8 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.core.config.secret import SECRET_BYTES
 from asyncpar.core.config.world import Member, World
+from asyncpar.core.observe.rank_observer import RankObserver
+from asyncpar.core.observe.waits import JOINING, WaitNotice
 from asyncpar.errors import (
     AsyncparError,
     AuthenticationError,
@@ -60,27 +62,45 @@ class JoinRequest:
             raise UsageError(f"timeout: expected a positive number of seconds, got {self.timeout}")
 
 
-async def join_world(rendezvous: str, credentials: Credentials | None, request: JoinRequest) -> World:
+async def join_world(
+    rendezvous: str, credentials: Credentials | None, request: JoinRequest, observer: RankObserver | None = None
+) -> World:
     """Return the world of ``request.generation`` once all its ranks have come to the rendezvous at ``host:port``.
 
+    ``observer`` is told if it takes long.
     Raises, within ``request.timeout`` seconds and a small margin: ``PeerTimeout`` that names the missing ranks,
     ``PeerLost`` when one of them exited, ``UsageError`` when they disagree or a rank is there twice,
     ``StaleGeneration``, ``AuthenticationError``, and ``LaunchError`` when the rendezvous cannot be reached or ended.
     """
+    observer = observer or RankObserver(request.member.rank)
+    async with open_channel(rendezvous, credentials, peer=COORDINATOR) as channel:
+
+        def look(seconds: float) -> WaitNotice:
+            is_there = channel.get_state() is grpc.ChannelConnectivity.READY
+            whom = "the other ranks" if is_there else "the rendezvous, which cannot be reached"
+            return WaitNotice(operation=f"{JOINING} at {rendezvous}", seconds=seconds, where=whom)
+
+        with observer.telling(look):
+            return await _ask_for_world(channel, rendezvous, credentials, request)
+
+
+async def _ask_for_world(
+    channel: grpc.aio.Channel, rendezvous: str, credentials: Credentials | None, request: JoinRequest
+) -> World:
+    """Ask again and again until the rendezvous answers, or the time is over."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.timeout
     trouble, session = "no answer", secrets.token_hex(16)
-    async with open_channel(rendezvous, credentials, peer=COORDINATOR) as channel:
-        stub = membership_pb2_grpc.RendezvousStub(channel)  # type: ignore[no-untyped-call]  # generated
-        while (left := deadline - loop.time()) > 0.0:
-            try:
-                reply = await stub.Join(_message(request, left, session), timeout=left + _ANSWER_MARGIN)
-            except grpc.aio.AioRpcError as error:
-                trouble = _may_retry(error, rendezvous)
-                await check_tls(rendezvous, credentials, COORDINATOR)
-            else:
-                return _world(reply, request)
-            await asyncio.sleep(min(_RETRY_EVERY, max(0.0, deadline - loop.time())))
+    stub = membership_pb2_grpc.RendezvousStub(channel)  # type: ignore[no-untyped-call]  # generated
+    while (left := deadline - loop.time()) > 0.0:
+        try:
+            reply = await stub.Join(_message(request, left, session), timeout=left + _ANSWER_MARGIN)
+        except grpc.aio.AioRpcError as error:
+            trouble = _may_retry(error, rendezvous)
+            await check_tls(rendezvous, credentials, COORDINATOR)
+        else:
+            return _world(reply, request)
+        await asyncio.sleep(min(_RETRY_EVERY, max(0.0, deadline - loop.time())))
     raise LaunchError(
         f"rank {request.member.rank}: the rendezvous at {rendezvous} could not be reached for "
         f"{request.timeout:.1f} s ({trouble})"
@@ -194,7 +214,7 @@ def _find_credentials(environment: Mapping[str, str], bind: str) -> Credentials:
         return Credentials(read_secret(path), certificates)
     if not is_loopback(bind):
         raise UsageError(
-            f"serve: {bind} is not loopback, and without a secret that its clients know nobody could be told from "
-            f"anyone; name a file with one in {_SECRET_FILE}, or serve on {_LOOPBACK}"
+            f"serve: {bind} is not loopback, and its clients need a secret, or anyone could "
+            f"pass for one of them; name a file with one in {_SECRET_FILE}, or serve on {_LOOPBACK}"
         )
     return Credentials(secrets.token_bytes(SECRET_BYTES), certificates)

@@ -27,7 +27,10 @@ def host_id(name: str) -> str:
 
 def resolve(name: str) -> str:
     """Return the address of the host ``name``, IPv4 if it has one.  Blocks; raises ``OSError`` if it has none."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a label is empty or too long: nothing has such a name
+        raise socket.gaierror(socket.EAI_NONAME, f"no name of a host: {error}") from error
     addresses = [str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
     return addresses[0]
 
@@ -45,7 +48,7 @@ def route_to(address: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMark:
-    """What tells a process from all others, those that get its number later included, to processes of one ``place``.
+    """Identifies a process among those of one ``place``, also from later processes with the same number.
 
     ``place`` is a PID namespace of a running kernel; ``started`` the time of the start in clock ticks.
     """

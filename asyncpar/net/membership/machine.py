@@ -1,7 +1,7 @@
 """Decide when the ranks of a generation are a world, and answer the ranks that wait if they never become one.
 
-Sans-I/O: feed events, obey commands.  A *seat* is one waiting call; the machine answers each seat exactly once, with
-``Welcome`` or ``RefuseRank``, unless it left.
+Sans-I/O: feed events, obey commands.  A *call* is one request that waits; the machine answers each call exactly once,
+with ``Welcome`` or ``RefuseRank``, unless it left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Join:
     rank asks again because its connection broke; empty: it does not tell.
     """
 
-    seat: int
+    call: int
     job: str
     generation: int
     world_size: int
@@ -42,17 +42,18 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The caller on ``seat`` is gone and needs no answer."""
+    """The caller of ``call`` is gone and needs no answer."""
 
-    seat: int
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """From now on ``generation``, of ``world_size`` ranks, is the one in force."""
+    """From now on ``generation``, of ``world_size`` ranks, is the one in force; ``job`` "": of the same job."""
 
     generation: int
     world_size: int
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ Event = Join | Leave | Open | Exited | DeadlineTick | Close
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answer ``seat`` with ``world``."""
+    """Answer ``call`` with ``world``."""
 
-    seat: int
+    call: int
     world: World
 
 
@@ -98,9 +99,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRank:
-    """Answer ``seat`` with ``refusal``."""
+    """Answer ``call`` with ``refusal``."""
 
-    seat: int
+    call: int
     refusal: Refusal
 
 
@@ -130,14 +131,22 @@ class RendezvousMachine:
         """The time at which a ``DeadlineTick`` is due, None if no rank waits."""
         return min((join.deadline for join in self._waiting.values()), default=None)
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks for which others wait; none if no rank waits, or it is not known how many there will be."""
+        if self._size is None or not self._waiting:
+            return ()
+        present = {join.member.rank for join in self._waiting.values()}
+        return tuple(rank for rank in range(self._size) if rank not in present)
+
     def handle(self, event: Event, *, now: float) -> list[Command]:
         match event:
             case Join():
                 return self._join(event)
-            case Leave(seat):
-                self._waiting.pop(seat, None)
-            case Open(generation, world_size):
-                return self._open(generation, world_size)
+            case Leave(call):
+                self._waiting.pop(call, None)
+            case Open(generation, world_size, job):
+                return self._open(generation, world_size, job)
             case Exited(generation, rank, how):
                 return self._exited(generation, rank, how)
             case DeadlineTick():
@@ -150,20 +159,20 @@ class RendezvousMachine:
     def _join(self, join: Join) -> list[Command]:
         refusal = self._closed or self._judge(join)
         if refusal is not None:
-            return [RefuseRank(join.seat, refusal)]
+            return [RefuseRank(join.call, refusal)]
         if self._size is None:
-            self._waiting[join.seat] = join
+            self._waiting[join.call] = join
             return []
         trouble = self._misfit(join, self._size)
         if self._world is not None:
-            return [RefuseRank(join.seat, trouble) if trouble is not None else self._rejoin(join, self._world)]
+            return [RefuseRank(join.call, trouble) if trouble is not None else self._rejoin(join, self._world)]
         if self._failed is not None:
-            return [RefuseRank(join.seat, self._failed)]
-        stale = [seat for seat, other in self._waiting.items() if join.session and other.session == join.session]
-        for seat in stale:  # its connection broke, and it asks again
-            del self._waiting[seat]
+            return [RefuseRank(join.call, self._failed)]
+        stale = [call for call, other in self._waiting.items() if join.session and other.session == join.session]
+        for call in stale:  # its connection broke, and it asks again
+            del self._waiting[call]
         trouble = trouble or self._clash(join)
-        self._waiting[join.seat] = join
+        self._waiting[join.call] = join
         if trouble is not None:
             return self._fail(trouble)
         return self._complete()
@@ -220,28 +229,28 @@ class RendezvousMachine:
     def _rejoin(self, join: Join, world: World) -> Command:
         """Answer a rank that comes to a complete world: fine if it is in it (its first answer got lost)."""
         if world.members[join.member.rank] == join.member:
-            return Welcome(join.seat, world)
+            return Welcome(join.call, world)
         there = world.members[join.member.rank]
         message = (
             f"rank: {there.rank} joined this world already, at {_place(there)}, and comes again, at "
             f"{_place(join.member)}; a rank joins once: keep one node for the whole program"
         )
-        return RefuseRank(join.seat, Refusal(RefusalKind.USAGE, message, (there.rank,)))
+        return RefuseRank(join.call, Refusal(RefusalKind.USAGE, message, (there.rank,)))
 
     def _complete(self) -> list[Command]:
         if len(self._waiting) != self._size:
-            return self._refuse_all(self._lost(min(self._gone))) if self._gone else []
+            return self._refuse_all(self._lost(next(iter(self._gone)))) if self._gone else []  # the first to go
         members = sorted((join.member for join in self._waiting.values()), key=lambda member: member.rank)
         self._world = World(members=tuple(members), generation=self._generation, job=self._job)
-        seats = list(self._waiting)
+        calls = list(self._waiting)
         self._waiting.clear()
-        return [Welcome(seat, self._world) for seat in seats]
+        return [Welcome(call, self._world) for call in calls]
 
-    def _open(self, generation: int, world_size: int) -> list[Command]:
+    def _open(self, generation: int, world_size: int, job: str) -> list[Command]:
         if generation < self._generation or (generation == self._generation and self._size is not None):
             return []
         early = list(self._waiting.values())
-        self._generation, self._size = generation, world_size
+        self._generation, self._size, self._job = generation, world_size, job or self._job
         self._waiting, self._gone = {}, {}
         self._world = self._failed = None
         return [command for join in early for command in self._join(join)]
@@ -265,17 +274,17 @@ class RendezvousMachine:
         missing = tuple(rank for rank in range(size) if rank not in present)
         message = f"the world of {size} ranks (generation {self._generation}) is not complete; missing {_list(missing)}"
         for join in late:
-            del self._waiting[join.seat]
-        return [RefuseRank(join.seat, Refusal(RefusalKind.TIMEOUT, message, missing)) for join in late]
+            del self._waiting[join.call]
+        return [RefuseRank(join.call, Refusal(RefusalKind.TIMEOUT, message, missing)) for join in late]
 
     def _fail(self, refusal: Refusal) -> list[Command]:
         self._failed = refusal
         return self._refuse_all(refusal)
 
     def _refuse_all(self, refusal: Refusal) -> list[Command]:
-        seats = list(self._waiting)
+        calls = list(self._waiting)
         self._waiting.clear()
-        return [RefuseRank(seat, refusal) for seat in seats]
+        return [RefuseRank(call, refusal) for call in calls]
 
 
 def _place(member: Member) -> str:

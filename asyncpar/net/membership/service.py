@@ -51,7 +51,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
     def __init__(self, *, job: str, world_size: int | None = None, generation: int = 0) -> None:
         self._machine = RendezvousMachine(job=job, world_size=world_size, generation=generation)
         self._answers: dict[int, asyncio.Future[pb.JoinReply]] = {}
-        self._seats = itertools.count()
+        self._calls = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -59,9 +59,14 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         """The number of calls that wait for an answer."""
         return len(self._answers)
 
-    def open(self, *, generation: int, world_size: int) -> None:
-        """Put ``generation`` in force; ranks that wait for an older one are told so."""
-        self._feed(Open(generation, world_size))
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks for which others wait."""
+        return self._machine.missing
+
+    def open(self, *, generation: int, world_size: int, job: str = "") -> None:
+        """Put ``generation`` (of ``job``, if it is another than before) in force; older ranks that wait are told so."""
+        self._feed(Open(generation, world_size, job))
 
     def exited(self, *, generation: int, rank: int, how: str) -> None:
         """Report that the process of ``rank`` is gone, so that no rank waits for it."""
@@ -84,15 +89,15 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
             _log.warning("a rank was refused: %s", error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         loop = asyncio.get_running_loop()
-        seat = next(self._seats)
+        call = next(self._calls)
         answer: asyncio.Future[pb.JoinReply] = loop.create_future()
-        self._answers[seat] = answer
+        self._answers[call] = answer
         try:
-            self._feed(_join_event(request, seat=seat, now=loop.time()))
+            self._feed(_join_event(request, call=call, now=loop.time()))
             return await answer
         finally:
-            if self._answers.pop(seat, None) is not None:
-                self._feed(Leave(seat))
+            if self._answers.pop(call, None) is not None:
+                self._feed(Leave(call))
 
     def _feed(self, event: Event) -> None:
         loop = asyncio.get_running_loop()
@@ -104,7 +109,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         self._timer = None if deadline is None else loop.call_at(deadline, self._feed, DeadlineTick())
 
     def _obey(self, command: Command) -> None:
-        answer = self._answers.pop(command.seat, None)
+        answer = self._answers.pop(command.call, None)
         if answer is None or answer.done():
             return
         match command:
@@ -115,11 +120,11 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
                 answer.set_result(pb.JoinReply(refusal=message))
 
 
-def _join_event(request: pb.JoinRequest, *, seat: int, now: float) -> Join:
+def _join_event(request: pb.JoinRequest, *, call: int, now: float) -> Join:
     timeout = request.timeout_seconds
     bounded = timeout if 0.0 <= timeout <= _LONGEST_WAIT else _LONGEST_WAIT
     return Join(
-        seat=seat,
+        call=call,
         job=request.job,
         generation=request.generation,
         world_size=request.world_size,

@@ -1,1 +1,1 @@
-"""Who is who in a job: identities, the certificates that prove them, and the directories they are kept in."""
+"""Identities of the parties of a job, the certificates that prove them, and the directories that hold these."""

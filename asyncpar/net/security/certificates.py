@@ -1,4 +1,4 @@
-"""What one party of a job proves itself with.  (``reading`` makes these; this module is quick to import.)"""
+"""The certificates of one party of a job.  (``reading`` makes these; this module is quick to import.)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpar.net.security.identity import PeerIdentity, Role, parse_label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """What one party proves itself with, and checks the others by: PEM, and the files it came from."""
+    """The credentials by which one party proves itself and checks the others: PEM, and the files it came from."""
 
     identity: PeerIdentity
     authority: bytes

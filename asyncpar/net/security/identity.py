@@ -13,7 +13,7 @@ _URI = re.compile(r"asyncpar://([^/]+)/(rank|agent|coordinator)(?:/(0|[1-9][0-9]
 
 
 class RoleKind(StrEnum):
-    """What a party of a job does."""
+    """The roles of the parties of a job."""
 
     RANK = "rank"
     AGENT = "agent"
@@ -76,13 +76,13 @@ class PeerIdentity:
 
     @property
     def uri(self) -> str:
-        """What a server reads in the certificate of who calls: ``asyncpar://demo/rank/3``."""
+        """The name in this party's certificate that servers read: ``asyncpar://demo/rank/3``."""
         tail = "" if self.role.number is None else f"/{self.role.number}"
         return f"asyncpar://{self.job}/{self.role.kind}{tail}"
 
     @property
     def dns_name(self) -> str:
-        """What a client asks the certificate of a server for: ``rank-3.demo.asyncpar``.  It is never resolved."""
+        """The name that clients expect in a server's certificate: ``rank-3.demo.asyncpar``.  It is never resolved."""
         return f"{self.role.label}.{self.job}.asyncpar"
 
     @classmethod

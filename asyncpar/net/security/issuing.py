@@ -58,7 +58,7 @@ class KeyPair:
 class Authority:
     """Signs the certificates of one job, all valid until ``expires``.
 
-    Its private key lives in this object only and is written nowhere: once the object is gone, nobody can make another
+    Its private key lives in this object only and is written nowhere: once the object is gone, no one can make another
     certificate that the job accepts.  Keys are ECDSA on P-256, which gRPC's TLS takes (it does not take Ed25519).
     """
 
@@ -77,7 +77,7 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        """What everybody checks everybody's certificate against, in PEM."""
+        """The certificate of the authority, against which all parties check each other's, in PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, identity: PeerIdentity) -> KeyPair:
@@ -138,7 +138,7 @@ MOST_RANKS = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateOrder:
-    """What to make: certificates of ``job`` for ``ranks_per_host`` ranks on each host, valid for ``days``."""
+    """Settings of new certificates: of ``job``, for ``ranks_per_host`` ranks on each host, valid for ``days``."""
 
     job: str
     ranks_per_host: tuple[int, ...]

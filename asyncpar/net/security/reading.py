@@ -59,7 +59,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def identity_of(certificate: x509.Certificate) -> PeerIdentity | None:
-    """Return whose ``certificate`` it is, None if it names nobody of ours, or several."""
+    """Return whose ``certificate`` it is, None if it names no party of a job, or several."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -53,7 +53,7 @@ class StripeAssembler:
         return StripedLane([present[index] for index in range(terms.connections)])
 
     def drop(self, token: bytes) -> None:
-        """The lane that was agreed on under ``token`` will not be complete: close what there is of it."""
+        """Close what there is of the lane that was agreed on under ``token``: it will not be complete."""
         for key in [key for key in self._waiting if key[0] == token]:
             for connection in self._waiting.pop(key).values():
                 connection.abort(_unwanted("the other connections of its lane did not come"))

@@ -106,7 +106,7 @@ class SpinPolicy:
             self.was_in_vain()
 
     def was_in_vain(self) -> None:
-        """Nothing came."""
+        """Note that nothing came."""
         self.seconds = max(self.seconds / 2, SHORTEST_SECONDS)
 
 

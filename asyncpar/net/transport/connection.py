@@ -19,7 +19,7 @@ class PartEvents(LaneEvents, Protocol):
         ...
 
     def ended(self, header: FrameHeader) -> None:
-        """The share of a frame is complete, landed or dropped."""
+        """Handle the end of the share of a frame, landed or dropped."""
         ...
 
 

@@ -7,12 +7,14 @@ token are unauthenticated, and ``stranger_limits.choose_evictions`` says which o
 is enough; gRPC then ends the connection as if the peer had.
 
 The thread is one for the process, as the table of descriptors is, and runs while there is a server.  It does not depend
-on an event loop: a flood during a long computation is bounded, too.  Where descriptors cannot be listed (``/dev/fd``
-does not exist) there is no thread, and gRPC's own limits are all there is.
+on an event loop: a flood during a long computation is bounded, too; but the time that a connection waits counts only
+while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.  Where
+descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, and gRPC's own limits are all there is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import os
@@ -43,18 +45,21 @@ Peer = tuple[str, int]
 """Address and port of the other end of a connection; IPv4 addresses in their own form also where IPv6 carries them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Connection:
     port: int
     peer: Peer
-    since: float
+    waited: float | None = None
+    """Seconds in which it could have made a call; None before the first look at it."""
 
 
 class ServerConnections:
-    """The connections of one server: which of them have made a call that the server accepted."""
+    """The connections of one server: which of them have made a call that the server, on ``loop``, accepted."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.port = port
+        self._loop = loop
+        self._has_answered = True
         self._accepted: dict[Peer, float] = {}
         self.open_strangers = 0
         """Unauthenticated connections at the last look."""
@@ -69,8 +74,22 @@ class ServerConnections:
     def accept(self, peer: str) -> None:
         """Note that a call of ``peer`` (gRPC's form: ``ipv4:127.0.0.1:4000``) was accepted.  Any thread."""
         place = parse_peer(peer)
-        if place is not None and place not in self._accepted:
+        if place is not None:  # anew each time: it may be another connection from there than the one before
             self._accepted[place] = time.monotonic()
+
+    def takes_calls(self) -> bool:
+        """Has the event loop run since this was asked last?"""
+        has_answered = self._has_answered
+        if has_answered:
+            self._has_answered = False
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # it is closed, and so is the server soon
+                return False
+        return has_answered
+
+    def _answer(self) -> None:
+        self._has_answered = True
 
     def is_accepted(self, peer: Peer) -> bool:
         """Has the connection from ``peer`` made an accepted call?"""
@@ -105,11 +124,12 @@ class ConnectionWatch:
         self._servers: dict[int, ServerConnections] = {}
         self._seen: dict[int, _Connection | None] = {}
         self._closing: set[int] = set()
+        self._looked_at = float("-inf")
         self._thread: threading.Thread | None = None
 
     def register(self, port: int) -> ServerConnections:
-        """Begin to watch the server that listens at ``port``."""
-        server = ServerConnections(port)
+        """Begin to watch the server at ``port`` of the running event loop, before it takes its first call."""
+        server = ServerConnections(port, asyncio.get_running_loop())
         with self._changed:
             self._servers[port] = server
             self._seen.clear()  # sockets of this port may have been looked at before it was ours
@@ -139,10 +159,11 @@ class ConnectionWatch:
     def _look(self, now: float) -> bool:
         """Close what is too much; return whether any connection is unauthenticated."""
         descriptors = self._list()
+        passed, self._looked_at = min(now - self._looked_at, 2 * CALM_SECONDS), now  # more: the process was stopped
         live: dict[int, dict[Peer, int]] = {port: {} for port in self._servers}
         for inode, descriptor in descriptors.items():
             if inode not in self._seen:
-                self._seen[inode] = self._inspect(descriptor, now)
+                self._seen[inode] = self._inspect(descriptor)
             connection = self._seen[inode]
             if connection is not None and connection.port in live:
                 live[connection.port][connection.peer] = inode
@@ -155,7 +176,7 @@ class ConnectionWatch:
             waiting = {peer: inode for peer, inode in live[port].items() if not server.is_accepted(peer)}
             server.open_strangers = len(waiting)
             is_busy |= bool(waiting)
-            self._evict(server, waiting, descriptors, now)
+            self._evict(server, waiting, descriptors, now, passed)
         return is_busy
 
     def _list(self) -> dict[int, int]:
@@ -170,7 +191,7 @@ class ConnectionWatch:
                 sockets[status.st_ino] = int(name)
         return sockets
 
-    def _inspect(self, descriptor: int, now: float) -> _Connection | None:
+    def _inspect(self, descriptor: int) -> _Connection | None:
         """Return the connection behind ``descriptor`` if it is one to a server of ours."""
         with _duplicate(descriptor) as sock:
             if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -179,20 +200,27 @@ class ConnectionWatch:
                 port = sock.getsockname()[1]
                 if port not in self._servers:
                     return None
-                return _Connection(port, _place(sock.getpeername()), now)
+                return _Connection(port, _place(sock.getpeername()))
             except OSError:  # it listens, or is closed already
                 return None
 
     def _evict(
-        self, server: ServerConnections, waiting: dict[Peer, int], descriptors: dict[int, int], now: float
+        self,
+        server: ServerConnections,
+        waiting: dict[Peer, int],
+        descriptors: dict[int, int],
+        now: float,
+        passed: float,
     ) -> None:
         strangers = []
+        counted = passed if waiting and server.takes_calls() else 0.0
         for peer, inode in waiting.items():
             connection = self._seen[inode]
             assert connection is not None
             with _duplicate(descriptors[inode]) as sock:
                 received = 0 if sock is None else _bytes_received(sock)
-            strangers.append(Stranger(peer=peer, seconds=now - connection.since, received=received))
+            strangers.append(Stranger(peer=peer, seconds=connection.waited or 0.0, received=received))
+            connection.waited = 0.0 if connection.waited is None else connection.waited + counted
         evicted = choose_evictions(strangers, self._dice)
         fresh = [peer for peer in evicted if waiting[peer] not in self._closing]
         if fresh:

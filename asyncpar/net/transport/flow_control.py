@@ -164,7 +164,7 @@ class Inbox:
         return None
 
     def landed(self, header: FrameHeader) -> None:
-        """The payload last lent for is complete."""
+        """Complete the payload last lent for."""
         landing, self._landing = self._landing, None
         assert landing is not None, "a payload landed that was not lent for"
         key = header.key
@@ -221,7 +221,7 @@ class Inbox:
         return early.buffer
 
     def _match_late(self, key: Key, receive: _Receive) -> None:
-        """A receive was posted while its payload was arriving elsewhere."""
+        """Match a receive that was posted while its payload was arriving elsewhere."""
         early = self._early[key]
         if early.fingerprint != receive.fingerprint:
             self._referee.mismatch(FrameHeader(FrameKind.EAGER, 0, *key, early.fingerprint, len(early.buffer)))
@@ -239,7 +239,7 @@ class Inbox:
         receive.waiter.set_result(None)
 
     def _refuse(self, header: FrameHeader, receive: _Receive) -> None:
-        """The peer sends another length than was posted: the receive fails, the payload is dropped."""
+        """Fail a receive for which the peer sends another length than was posted, and drop the payload."""
         del self._posted[header.key]
         if header.kind is FrameKind.EAGER:
             self._return_credit(header.length)
@@ -324,7 +324,7 @@ class Outbox:
         return True
 
     def credit(self, amount: int) -> None:
-        """The receiver consumed ``amount`` bytes."""
+        """Add ``amount`` bytes that the receiver has consumed."""
         self._credit += amount
         if self._credit > EAGER_WINDOW:
             raise ProtocolError(f"credit: the peer returned {self._credit - EAGER_WINDOW} bytes more than were sent")

@@ -253,7 +253,7 @@ class GrpcLane(Connection):
         return memoryview(chunk)[_PREFIX.size :]
 
     def _return_credit(self, length: int) -> None:
-        """A chunk with ``length`` bytes of frames is through; give credit back in lumps."""
+        """Give credit back in lumps: a chunk with ``length`` bytes of frames is through."""
         self._bytes_received += length
         self._owed += length > 0
         if self._owed >= WINDOW // 2:
@@ -288,7 +288,7 @@ class GrpcLane(Connection):
         self._work.set()
 
     def _tick(self) -> None:
-        """Once a second: see whether all bytes come."""
+        """Check, once a second, whether all bytes come."""
         if self._ended.done() or self._is_closing or self._reader is None:
             return
         loop = asyncio.get_running_loop()
@@ -306,7 +306,7 @@ class GrpcLane(Connection):
             self._work.set()
 
     def _refuse(self, error: ProtocolError) -> None:
-        """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
+        """Tell both ends that the bytes that came are not what a peer of ours sends, and end."""
         cause = self._protection.describe(error, self.kind)
         events, self._events = self._events, None
         if events is None:

@@ -17,6 +17,7 @@ FRAMES_METHOD = "Frames"
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 Context = grpc.aio.ServicerContext[bytes, bytes]
+_ACCEPTED = "asyncpar-accepted"  # sent by the server of a stream before its first message
 _BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, grpc.aio.InternalError, asyncio.InvalidStateError)
 
 
@@ -26,6 +27,14 @@ class StreamEnded(Exception):  # noqa: N818
 
 class ByteStream(ABC):
     """One end of a bidirectional stream of messages."""
+
+    @abstractmethod
+    async def agree(self) -> None:
+        """Accept the call, or wait until the peer accepts it: before the first message.  Raises ``StreamEnded``.
+
+        gRPC replaces the status of a call by an internal error when a message is written between the end of the call
+        and the arrival of its status, so a caller that wrote at once would not learn why it was refused.
+        """
 
     @abstractmethod
     async def read(self) -> bytes:
@@ -48,6 +57,15 @@ class ClientStream(ByteStream):
 
     def __init__(self, call: Call) -> None:
         self._open: Call | None = call
+
+    async def agree(self) -> None:
+        try:
+            metadata = await self._call().initial_metadata()
+        except _BROKEN as error:
+            raise StreamEnded(_describe(error)) from error
+        if _ACCEPTED not in metadata:
+            await self.read()  # raises what the call ended with
+            raise StreamEnded("the peer did not accept the stream")
 
     async def read(self) -> bytes:
         try:
@@ -81,6 +99,12 @@ class ServerStream(ByteStream):
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    async def agree(self) -> None:
+        try:
+            await self._context.send_initial_metadata(((_ACCEPTED, "1"),))
+        except _BROKEN as error:
+            raise StreamEnded(_describe(error)) from error
+
     async def read(self) -> bytes:
         try:
             message = await self._context.read()
@@ -97,7 +121,7 @@ class ServerStream(ByteStream):
             raise StreamEnded(_describe(error)) from error
 
     def cancel(self) -> None:
-        """The handler ends the stream by returning."""
+        """End the stream; the handler does it by returning."""
 
 
 def call_frames(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> ClientStream:
@@ -112,6 +136,7 @@ async def shake_hands(stream: ByteStream, handshake: Handshake) -> None:
 
     Raises ``AuthenticationError``, ``StreamEnded``.
     """
+    await stream.agree()
     if handshake.opening:
         await stream.write(handshake.opening)
     while not handshake.is_complete:

@@ -130,7 +130,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             self.fail(TimeoutError("too many connections are in their handshake"))
 
     def discard(self) -> None:
-        """Close whatever has become of the connection."""
+        """Close the connection in whatever state it is."""
         self.fail(ConnectionAbortedError("the connection is not needed any more"))
         if self.lane.exception() is None:
             self.lane.result().abort(PeerLost("the connection is not needed any more", cause="cancelled"))
@@ -297,5 +297,5 @@ class PendingConnections(Generic[T]):
         return pushed
 
     def leave(self, who: T) -> None:
-        """``who`` does not wait any more, if it ever did."""
+        """Remove ``who``, which does not wait any more, if it ever did."""
         self._waiting.pop(who, None)

@@ -78,6 +78,16 @@ class Lane(ABC):
         """Bytes of the payload that is arriving which have not come; 0 where payloads come whole."""
         return 0
 
+    @property
+    def round_trip(self) -> float | None:
+        """The least round trip seen lately, in seconds; None where the channel does not know it."""
+        return None
+
+    @property
+    def delivery_rate(self) -> tuple[float, bool] | None:
+        """Bytes/s that arrived lately, and whether the channel allows no more; None where it does not know."""
+        return None
+
     @abstractmethod
     def start(self, events: LaneEvents) -> None:
         """Begin to deliver frames to ``events``.  Nothing is delivered before."""

@@ -1,4 +1,4 @@
-"""What a kind of lane is: how it is called, what it costs, how a lane of it is dialed and accepted.
+"""A kind of lane: its name, its costs, and the functions that dial and accept a lane of it.
 
 ``lane_kinds`` has the registry.  Two ranks first agree by gRPC on the kinds that both can use (see ``negotiation``).
 The side that accepts then waits at its listeners, and the side that dials tries the kinds in turn.  Both sides prove
@@ -44,7 +44,7 @@ class LaneDial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneGate:
-    """What a listener needs to let peers in.
+    """The settings and callbacks of a listener.
 
     ``bind`` is the address to listen at.  ``find_terms`` returns what was agreed under a token; ``on_lane`` takes each
     lane whose peer proved itself, and ``on_refused`` why another one did not.
@@ -65,7 +65,7 @@ class LaneListener(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """What a dialer needs to find the listener: a port, a name.  Known once it was started."""
+        """The address at which a dialer finds the listener: a port, a name.  Known once it was started."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -122,7 +122,7 @@ class LaneKind:
 
     @property
     def described(self) -> str:
-        """How log messages call it."""
+        """The name in log messages."""
         return self.title or self.name
 
     def describe_attempt(self, dial: LaneDial, error: OSError, why: str) -> str:

@@ -176,6 +176,10 @@ class Link:
             return None
         return MessageSending(sending, lambda: self._take_back(key))
 
+    def deliver_to(self, on_message: OnMessage) -> None:
+        """Let ``on_message`` have the messages that come from now on."""
+        self._messages.deliver = on_message
+
     def control(self, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
         """Send a control frame; never waits, and is dropped when the peer is lost."""
         if self.error is not None:
@@ -287,7 +291,7 @@ class Link:
         self._emit(kind, key, READS if reads else fingerprint, value)
 
     def _moved(self, header: FrameHeader, offset: int) -> None:
-        """A chunk of shared memory changes hands."""
+        """Handle a chunk of shared memory that changes hands."""
         if self._exchange is None or header.group != MESSAGE_GROUP:
             raise ProtocolError(f"{header.kind.name} frame: the ranks of this link share no memory")
         self._exchange.moved(header, offset)

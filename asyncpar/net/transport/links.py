@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 from asyncpar.core.config.world import World
+from asyncpar.core.observe.pauses import PauseRecorder
+from asyncpar.core.observe.rank_observer import RankObserver
+from asyncpar.core.observe.recorder import open_recorder
+from asyncpar.core.observe.records import NO_PEER, EventKind, RankIdentity
 from asyncpar.core.observe.reporting import find_peer_error
 from asyncpar.errors import AsyncparError, LinkDamaged, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.transport.lane import Lane, Sending
@@ -26,6 +31,9 @@ _REASON_SECONDS = 0.2
 """How long the end of a rank waits for its goodbye, and for the end of another rank that explains it."""
 
 _REASON_BYTES = 1024
+
+_LAST_SECONDS = 0.05
+"""How long a rank that closes its links waits for peers to which nothing needs to be sent any more."""
 
 MAX_MESSAGE_BYTES = 1 << 30
 MESSAGE_BUDGET = 64 << 20
@@ -63,7 +71,7 @@ class OperationEvents(Protocol):
         ...
 
     def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
-        """An ABORT, PROBE or STATUS frame of ``rank``."""
+        """Handle an ABORT, PROBE, STATUS, REVOKE or AGREE frame of ``rank``."""
         ...
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
@@ -92,16 +100,17 @@ class _NoOperations:
     def closed(self, error: PeerLost) -> None: ...
 
 
-@dataclass(slots=True)
 class _LinkReferee:
-    links: Links
-    rank: int
+    """The calls of one link to the owner of operations."""
 
-    def is_stale(self, group: int, sequence: int) -> bool:
-        return self.links.operations.is_stale(group, sequence)
+    def __init__(self, operations: OperationEvents, rank: int) -> None:
+        self._rank = rank
+        self.ask(operations)
 
-    def mismatch(self, header: FrameHeader) -> None:
-        self.links.operations.frame_mismatch(self.rank, header)
+    def ask(self, operations: OperationEvents) -> None:
+        """Ask ``operations`` from now on."""
+        self.is_stale = operations.is_stale
+        self.mismatch = partial(operations.frame_mismatch, self._rank)
 
 
 class _LinksByRank(dict[int, Link]):
@@ -126,14 +135,32 @@ class Links:
             raise UsageError(f"rank: expected 0..{world.size - 1}, got {rank}")
         self.world = world
         self.rank = rank
-        self.operations: OperationEvents = _NoOperations()
-        self.on_message: OnMessage = _refuse_message
+        self._operations: OperationEvents = _NoOperations()
+        self._on_message: OnMessage = _refuse_message
         self.shared: SharedMemory | None = None
         """Memory for large messages to ranks of this host; set before the first link is made."""
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for operations that need them."""
+        member = world.members[rank]
+        self.observer = RankObserver(rank)
+        self.recorder = open_recorder(
+            RankIdentity(
+                rank=rank,
+                size=world.size,
+                host=member.host,
+                host_id=member.host_id,
+                job=world.job,
+                generation=world.generation,
+            ),
+            asyncio.get_running_loop(),
+        )
+        """What this rank did lately; the layers above write into it, too."""
+        self._record_change(f"world {world.generation} of {world.size} ranks")
+        self.pauses: PauseRecorder | None = None
+        """Records what takes time from a launched rank; to be sampled a few times a second."""
         self._connector = connector
         self._links = _LinksByRank(self._first_link)
+        self._referees: list[_LinkReferee] = []
         self.link: Callable[[int], Link] = self._links.__getitem__
         """Returns the link to a rank, which is opened in the background if it is new."""
         self._memory = MemoryPool()
@@ -147,7 +174,33 @@ class Links:
         self._reasons: dict[int, tuple[int, str]] = {}
         """Ranks that left because of another rank: that rank, and what was wrong with it."""
         self._job_end: PeerLost | None = None
+        self.is_revoked = False
+        """Has the whole world been revoked, so that nothing matters any more that is under way?"""
+        self.expelled: PeerLost | None = None
+        """What a rank that lives said when it told this one that it holds it for lost."""
         self._goodbye = _name_culprit(None, rank)
+
+    @property
+    def operations(self) -> OperationEvents:
+        """The owner of collective operations."""
+        return self._operations
+
+    @operations.setter
+    def operations(self, operations: OperationEvents) -> None:
+        self._operations = operations
+        for referee in self._referees:
+            referee.ask(operations)
+
+    @property
+    def on_message(self) -> OnMessage:
+        """Called with the rank, payload and release of each actor message."""
+        return self._on_message
+
+    @on_message.setter
+    def on_message(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        for rank, link in self._links.items():
+            link.deliver_to(partial(on_message, rank))
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -195,9 +248,10 @@ class Links:
             return link.lane.kind
         return self._connector.default_lane(rank)
 
-    def add_loss_listener(self, listener: Callable[[int, PeerLost], None]) -> None:
-        """Call ``listener(rank, error)`` once for every rank that fails or leaves from now on."""
+    def add_loss_listener(self, listener: Callable[[int, PeerLost], None]) -> Callable[[], None]:
+        """Call ``listener(rank, error)`` once for every rank that fails or leaves, until the function returned is."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     @property
     def bytes_sent(self) -> int:
@@ -210,6 +264,11 @@ class Links:
         return sum(link.bytes_received for link in self._links.values())
 
     # -- the connector's side ----------------------------------------------------------------------------------------
+
+    @property
+    def is_broken(self) -> bool:
+        """Is the world revoked, or has a rank of it failed?"""
+        return self.is_revoked or any(error.cause != LEFT for error in self.lost.values())
 
     @property
     def is_closing(self) -> bool:
@@ -261,7 +320,7 @@ class Links:
         if self.closed is None:
             error = self.report_lost(rank, cause)
             self._job_end = self._job_end or error
-            self.operations.job_ends(error)
+            self._operations.job_ends(error)
 
     def hear_left(self, rank: int) -> None:
         """Mark ``rank`` as left, after a moment in which its goodbye, with the reason, may still arrive."""
@@ -314,9 +373,21 @@ class Links:
                 link.control(FrameKind.GOODBYE, *self._goodbye)
         for link in links:
             link.fail(self.closed)
-        self.operations.closed(self.closed)
-        await asyncio.gather(*(link.close() for link in links))
+        self._operations.closed(self.closed)
+        await asyncio.gather(*(self._close_link(link) for link in links))
         self._memory.close()
+        self.recorder.close()
+
+    async def _close_link(self, link: Link) -> None:
+        """Flush and close ``link``; do not wait for a peer that does not answer, or whose world is over."""
+        lost = self.lost.get(link.peer)
+        is_silent = (lost is not None and lost.cause != LEFT) or self._goodbye[0].sequence == link.peer + 1
+        if not (self.is_revoked or is_silent):
+            await link.close()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                await link.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -325,13 +396,14 @@ class Links:
             raise UsageError(f"rank: expected 0..{self.world.size - 1}, got {rank}")
         if rank == self.rank:
             raise UsageError(f"rank: {rank} is this rank itself; there is no link to oneself")
+        self._referees.append(referee := _LinkReferee(self._operations, rank))
         link = Link(
             peer=rank,
             generation=self.world.generation,
-            referee=_LinkReferee(self, rank),
+            referee=referee,
             on_control=self._on_control,
             on_lost=self._lane_lost,
-            on_message=lambda payload, release: self.on_message(rank, payload, release),
+            on_message=partial(self._on_message, rank),
             max_message_bytes=MAX_MESSAGE_BYTES,
             message_budget=MESSAGE_BUDGET,
             allocate=self._memory.allocate,
@@ -363,26 +435,33 @@ class Links:
                 self._reasons[rank] = (header.sequence - 1, payload.decode(errors="replace"))
             self.report_left(rank)
         else:
-            self.operations.control(rank, header, payload)
+            self._operations.control(rank, header, payload)
 
     def _hear_notice(self, rank: int, lost: int, cause: str) -> None:
         if self.closed is not None or rank in self.lost:
             return
         if lost == self.rank:
-            self._give_up(rank, self._lost_error(rank, f"it holds this rank, {lost}, for lost: {cause}"))
+            error = self._lost_error(rank, f"it holds this rank, {lost}, for lost: {cause}")
+            self.expelled = self.expelled or error
+            self._give_up(rank, error)
         elif lost < self.world.size and lost not in self.lost:
             by = "" if "(reported by" in cause else f" (reported by rank {rank})"
             self.report_lost(lost, cause + by)
 
+    def _record_change(self, name: str, *, peer: int = NO_PEER) -> None:
+        """Record a change of the world, at this moment."""
+        recorder = self.recorder
+        recorder.end(recorder.begin(EventKind.WORLD, recorder.name(name), peer=peer))
+
     def _lane_lost(self, rank: int, cause: str) -> PeerLost:
-        """The lane to ``rank`` has ended."""
+        """Handle the end of the lane to ``rank``."""
         here, there = self.world.members[self.rank].host, self.world.members[rank].host
         place = f"{DAMAGED} between rank {self.rank} on {here} and rank {rank} on {there}"
         return self.report_lost(rank, cause.replace(DAMAGED, place, 1))
 
     def _give_up(self, rank: int, error: PeerLost) -> None:
         self._mark_lost(rank, error)
-        self.operations.peer_lost(rank, error)
+        self._operations.peer_lost(rank, error)
 
     def _lost_error(self, rank: int, cause: str) -> PeerLost:
         host = self.world.members[rank].host
@@ -398,6 +477,8 @@ class Links:
 
     def _mark_lost(self, rank: int, error: PeerLost) -> None:
         self.lost[rank] = error
+        what = "a rank left" if error.cause == LEFT else "a rank is lost"
+        self._record_change(what, peer=rank)
         explained = self.explain(error)
         if rank in self._links:
             self._links[rank].fail(explained)

@@ -110,7 +110,7 @@ class Negotiator:
         return self._lanes if rank in self._near else self._far
 
     def end_dial(self, rank: int) -> None:
-        """The dial of ``rank`` is over, however it ended."""
+        """Note the end of the dial of ``rank``, with or without success."""
         self._dialing.discard(rank)
 
     def answer(self, proposal: Proposal, *, token: bytes, is_up: bool, lost: str | None) -> Answer:

@@ -30,7 +30,7 @@ class MessageInbox:
         budget: int,
         allocate: Callable[[int], memoryview] = allocate,
     ) -> None:
-        self._deliver = deliver
+        self.deliver = deliver
         self._emit = emit
         self._max_bytes = max_bytes
         self._budget = budget
@@ -64,7 +64,7 @@ class MessageInbox:
             return False
         self._admit_eager(header)
         self._next += 1
-        self._deliver(memoryview(bytearray(payload)), partial(self._release, header))
+        self.deliver(memoryview(bytearray(payload)), partial(self._release, header))
         return True
 
     def lend(self, header: FrameHeader) -> memoryview:
@@ -97,13 +97,13 @@ class MessageInbox:
         """Deliver what is in ``landing``, as soon as it is its turn."""
         if header.sequence == self._next and not self._ready:
             self._next += 1
-            self._deliver(landing, partial(self._release, header))
+            self.deliver(landing, partial(self._release, header))
             return
         self._ready[header.sequence] = (header, landing)
         self._deliver_ready()
 
     def taken_back(self, header: FrameHeader) -> None:
-        """The sender announced a message and will not send it: do not wait for it."""
+        """Stop waiting for a message that the sender announced and will not send."""
         if header.sequence < self._next or header.sequence in self._ready:
             raise ProtocolError(f"message {header.sequence} was taken back after it came")
         if len(self._ready) >= MAX_PENDING:
@@ -120,7 +120,7 @@ class MessageInbox:
             self._next += 1
             if entry is not None:
                 ready, payload = entry
-                self._deliver(payload, partial(self._release, ready))
+                self.deliver(payload, partial(self._release, ready))
 
     def _admit_eager(self, header: FrameHeader) -> None:
         if header.length > EAGER_LIMIT:

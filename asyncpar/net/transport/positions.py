@@ -48,7 +48,7 @@ class Positions:
         self._left = 0
 
     def mark(self, now: float, written: int) -> None:
-        """``written`` bytes have left this host by ``now``."""
+        """Note that ``written`` bytes have left this host by ``now``."""
         if written > self._marked and len(self._marks) < _MOST_MARKS:
             self._marked = written
             self._marks.append((now, written))
@@ -71,7 +71,7 @@ class Positions:
         return True
 
     def heard(self, now: float, position: int, *, written: int) -> None:
-        """The peer says that ``position`` of ``written`` bytes have come.  Raises ``FrameDamaged`` if some are lost."""
+        """Note that the peer has ``position`` of ``written`` bytes.  Raises ``FrameDamaged`` if some are lost."""
         self._heard += 1
         while self._marks and self._marks[0][1] <= position:
             self._marks.popleft()

@@ -77,7 +77,7 @@ class SendQueue:
         self.writer = FrameWriter()
         self._sealer = sealer
         self._loop = asyncio.get_running_loop()
-        self._sendings: set[QueuedSending] = set()
+        self._sendings: dict[QueuedSending, None] = {}
         self._owned = 0
 
     @property
@@ -114,8 +114,8 @@ class SendQueue:
             self.push_owned(head + bytes(payload) + tail, taken=taken)
             return None
         sending = QueuedSending(self.writer, self._loop.create_future())
-        self._sendings.add(sending)
-        sending.done.add_done_callback(lambda _: self._sendings.discard(sending))
+        self._sendings[sending] = None
+        sending.done.add_done_callback(lambda _: self._sendings.pop(sending, None))
         sealer = self._sealer
         void = None if sealer is None else lambda: sealer.seal_instead(memoryview(head), encode_header(VOID))
         frame = self.writer.push(head, payload, taken=taken, written=sending.written, checksum=checksum, void=void)
@@ -131,7 +131,7 @@ class SendQueue:
     def fail(self, error: PeerLost) -> None:
         """Drop everything; pending sends end with ``error``."""
         self.writer.clear()
-        for sending in self._sendings:
+        for sending in list(self._sendings):
             fail_future(sending.done, error)
 
     def release_all(self, error: PeerLost) -> None:

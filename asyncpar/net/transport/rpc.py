@@ -13,7 +13,7 @@ import inspect
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -115,11 +115,18 @@ class _RequireToken(_ServerInterceptor):
     the server keep one without the token.
     """
 
-    def __init__(self, credentials: Credentials, public: Collection[str], accept: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        public: Collection[str],
+        accept: Callable[[str], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
         self._credentials = credentials
         self._public = frozenset(public)
         self._accept = accept
-        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._refused = refused
+        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def intercept_service(
         self,
@@ -134,9 +141,9 @@ class _RequireToken(_ServerInterceptor):
             return told
         return self._refusal
 
-
-async def _refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
+    async def _refuse(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._refused(context.peer(), "it has another secret")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
 
 
 def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
@@ -187,6 +194,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+GRACE_SECONDS: Final = 0.5
+"""How long calls may go on when a server stops."""
+
+BROKEN_GRACE_SECONDS: Final = 0.02
+"""The same when the world of its node is broken: peers that are silent would use up all the time they get."""
+
+
 class RpcServer:
     """A gRPC server with token check and health service.  Add servicers to ``server``, then ``start``.
 
@@ -209,12 +223,15 @@ class RpcServer:
                 "give a secret (asyncpar launch makes one) or bind to 127.0.0.1"
             )
         self.credentials = credentials
-        interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept)]
+        interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept, self._refused)]
         options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit())]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port
+        self.grace = GRACE_SECONDS
         self._connections: ServerConnections | None = None
+        self.on_refused: Callable[[str, str], None] = lambda _peer, _why: None
+        """Hears who was refused (as gRPC names it), and why."""
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
@@ -235,25 +252,32 @@ class RpcServer:
                 self.port = self.server.add_secure_port(where, server_credentials(certificates))
         except RuntimeError as error:
             raise UsageError(f"port: {where} cannot be bound ({error})") from error
+        if self.credentials is not None:
+            self._connections = WATCH.register(self.port)  # a peer may call before ``start`` has returned
         starting = asyncio.ensure_future(self.server.start())
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:  # gRPC cannot be cancelled there, and complains later if it is
             await asyncio.wait({starting})
             await self.server.stop(None)
+            self._unwatch()
             raise
-        if self.credentials is not None:
-            self._connections = WATCH.register(self.port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self, *, grace: float = 0.5) -> None:
-        """Refuse new calls, give running ones ``grace`` seconds, then end them."""
+    async def stop(self, *, grace: float | None = None) -> None:
+        """Refuse new calls, give running ones ``grace`` seconds (default: those of the server), then end them."""
         await self._health.enter_graceful_shutdown()
         try:
-            await self.server.stop(grace)
+            await self.server.stop(self.grace if grace is None else grace)
         finally:
-            if self._connections is not None:
-                WATCH.unregister(self._connections)
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._connections is not None:
+            WATCH.unregister(self._connections)
+
+    def _refused(self, peer: str, why: str) -> None:
+        self.on_refused(peer, why)
 
     def _accept(self, peer: str) -> None:
         if self._connections is not None:

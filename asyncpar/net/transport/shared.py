@@ -185,7 +185,7 @@ class Importer:
         return size >= LEAST_SHARED and self._memory.can_read(self._peer)
 
     def chunk(self, key: Key, offset: int) -> None:
-        """The next bytes of message ``key`` are in the peer's memory at ``offset``."""
+        """Read the next bytes of message ``key``, which are in the peer's memory at ``offset``."""
         if self._is_over:
             return
         if self._landing is None:
@@ -237,13 +237,13 @@ class Exchange:
         self.importer = Importer(memory, peer=peer, emit=emit, reserve=reserve, complete=complete)
 
     def moved(self, header: FrameHeader, offset: int) -> None:
-        """A CHUNK or FREED frame came."""
+        """Handle a CHUNK or FREED frame."""
         if header.kind is FrameKind.CHUNK:
             self.importer.chunk(header.key, offset)
         else:
             self.exporter.freed(offset)
 
     def fail(self, error: PeerLost) -> None:
-        """The link is lost."""
+        """Handle the loss of the link."""
         self.exporter.fail(error)
         self.importer.fail()

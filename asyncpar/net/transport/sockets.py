@@ -31,6 +31,8 @@ _OUTGOING = struct.Struct("i")
 _log = logging.getLogger(__name__)
 
 _TCP_INFO_BYTES = 60
+_LEAST_ROUND_TRIP = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info in linux/tcp.h
+_DELIVERY_RATE = struct.Struct("=7xB152xQ")  # tcpi_delivery_rate_app_limited, the lowest bit, and tcpi_delivery_rate
 _RETRANSMITS = struct.Struct("<xxBB")
 _LAST_ACK = struct.Struct("<56xI")
 
@@ -72,7 +74,7 @@ def tune_tcp(sock: socket.socket, link_timeout: float = LINK_SECONDS) -> None:
 
 
 def _forgo_pacing(sock: socket.socket) -> None:
-    """Inside a host nothing is lost and no path is shared, so pacing (BBR's, where that is the default) only costs.
+    """Turn pacing (BBR's, where that is the default) off: inside a host nothing is lost and no path is shared.
 
     Reno is the one congestion control that every Linux has and lets every process choose.
     """
@@ -98,6 +100,41 @@ def read_tcp_info(sock: socket.socket) -> bytes:
         return sock.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES)
     except OSError:
         return b""
+
+
+def read_round_trip(sock: socket.socket) -> float | None:
+    """Return the least round trip that the kernel has seen lately on a TCP connection, in seconds (Linux).
+
+    None where there is none: Unix sockets, other systems, connections that have sent nothing.
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family == socket.AF_UNIX:
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, option, _LEAST_ROUND_TRIP.size)
+    except OSError:
+        return None
+    micros = int(_LEAST_ROUND_TRIP.unpack(info)[0]) if len(info) == _LEAST_ROUND_TRIP.size else 0
+    return None if micros in (0, 0xFFFFFFFF) else micros * 1e-6
+
+
+def read_delivery_rate(sock: socket.socket) -> tuple[float, bool] | None:
+    """Return how many bytes/s the peer acknowledged lately on a TCP connection, and whether the link allows no more.
+
+    The kernel (Linux) takes a lower figure only if there was more to send than the link took.  False: the program had
+    not more to send, so the link may be faster.  None where nothing is known, as for ``read_round_trip``.
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family == socket.AF_UNIX:
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, option, _DELIVERY_RATE.size)
+    except OSError:
+        return None
+    if len(info) != _DELIVERY_RATE.size:
+        return None
+    flags, rate = _DELIVERY_RATE.unpack(info)
+    return (float(rate), not flags & 1) if rate else None
 
 
 def count_unacknowledged(sock: socket.socket) -> int:

@@ -21,7 +21,7 @@ from asyncpar.net.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
 from asyncpar.net.transport.positions import TICK_SECONDS, Positions
 from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.queue import QueuedSending, SendQueue
-from asyncpar.net.transport.sockets import Pulse, count_unacknowledged
+from asyncpar.net.transport.sockets import Pulse, count_unacknowledged, read_delivery_rate, read_round_trip
 from asyncpar.net.transport.write_coalescer import WriteCoalescer
 from asyncpar.net.wire.frame import (
     MESSAGE_GROUP,
@@ -104,6 +104,14 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
     @property
     def missing_bytes(self) -> int:
         return 0 if self._reader is None else self._reader.missing_bytes
+
+    @property
+    def round_trip(self) -> float | None:
+        return read_round_trip(self._socket)
+
+    @property
+    def delivery_rate(self) -> tuple[float, bool] | None:
+        return read_delivery_rate(self._socket)
 
     def start(self, events: LaneEvents) -> None:
         accept = events.accept if isinstance(events, WholeSink) else None
@@ -237,7 +245,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._busy_poll.expect()
 
     def eof_received(self) -> None:
-        """The transport closes itself, and ``connection_lost`` follows."""
+        """Let the transport close itself; ``connection_lost`` follows."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
@@ -318,7 +326,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._transport.resume_reading()
 
     def _tick(self) -> None:
-        """Once a second: see whether the peer's host lives, and whether all bytes come."""
+        """Check, once a second, whether the peer's host lives, and whether all bytes come."""
         if not self._is_open or self._is_leaving:
             return
         if self._pulse is not None and self._pulse.is_silent():

@@ -92,7 +92,7 @@ class StripedLane(Lane):
         self._loop = asyncio.get_running_loop()
         self._events: LaneEvents | None = None
         self._arrival: _Arrival | None = None
-        self._sendings: set[StripedSending] = set()
+        self._sendings: dict[StripedSending, None] = {}
         self._end: PeerLost | None = None
 
     # -- Lane --------------------------------------------------------------------------------------------------------
@@ -116,6 +116,10 @@ class StripedLane(Lane):
             for index, (start, stop) in enumerate(parts)
         )
 
+    @property
+    def round_trip(self) -> float | None:
+        return self._first.round_trip
+
     def start(self, events: LaneEvents) -> None:
         self._events = events
         for index, connection in enumerate(self.connections):
@@ -134,8 +138,8 @@ class StripedLane(Lane):
         if not any(parts):
             return None
         sending = StripedSending(parts, self._loop.create_future())
-        self._sendings.add(sending)
-        sending.done.add_done_callback(lambda _: self._sendings.discard(sending))
+        self._sendings[sending] = None
+        sending.done.add_done_callback(lambda _: self._sendings.pop(sending, None))
         return sending
 
     def divert(self) -> None:
@@ -184,12 +188,12 @@ class StripedLane(Lane):
         return None if arrival.target is None else arrival.target[start:stop]
 
     def part_landed(self, header: FrameHeader) -> None:
-        """A frame that came over one connection alone is there."""
+        """Handle a whole frame that came over one connection alone."""
         if header.kind is not FrameKind.STRIPED and self._events is not None:
             self._events.landed(header)
 
     def part_ended(self, index: int, header: FrameHeader) -> None:
-        """The share of a frame is complete on connection ``index``."""
+        """Note that the share of a frame is complete on connection ``index``."""
         arrival = self._arrival
         if header.kind is not FrameKind.STRIPED or arrival is None:
             return
@@ -205,7 +209,7 @@ class StripedLane(Lane):
             self._first.resume()
 
     def part_lost(self, cause: str) -> PeerLost:
-        """A connection ended; so does the lane, after damage when the peer has been told."""
+        """End the lane with a connection; after damage when the peer has been told."""
         if self._end is None:
             events, self._events = self._events, None
             self._end = PeerLost(cause, cause=cause)  # what follows may ask for it
@@ -216,7 +220,7 @@ class StripedLane(Lane):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _announced(self, header: FrameHeader) -> None:
-        """A payload in parts begins to arrive."""
+        """Begin to assemble a payload that arrives in parts."""
         assert self._arrival is None, "the first connection went on before all parts were there"
         count = parts_of(header.length, len(self.connections))
         if count == 1:

@@ -88,6 +88,11 @@ class FrameKind(enum.IntEnum):
     POSITION = 15
     """How many bytes have come over the connection (in ``sequence``); see ``transport.positions``."""
 
+    REVOKE = 16
+    """The sender holds the group for revoked; the payload says who revoked it and why.  Passed on once by everyone."""
+    AGREE = 17
+    """A message of an agreement among the survivors of the group; the sequence is the number of the agreement."""
+
 
 class Key(NamedTuple):
     """The key by which a frame meets a posted receive."""
@@ -212,7 +217,7 @@ class FrameSink(Protocol):
         ...
 
     def landed(self, header: FrameHeader) -> None:
-        """The payload of the frame last lent for is complete.  Not called for dropped payloads."""
+        """Complete the payload of the frame last lent for.  Not called for dropped payloads."""
         ...
 
 

@@ -222,7 +222,7 @@ class Handshake:
         self._count = 0
 
     def _mac(self, label: bytes, *parts: bytes) -> bytes:
-        """All parts have fixed sizes, so that joining them is unambiguous."""
+        """Compute the MAC.  All parts have fixed sizes, so that joining them is unambiguous."""
         return hmac.digest(self._secret, b"asyncpar link " + label + b"\0" + b"".join(parts), "sha256")
 
     def _check(self, shown: bytes, expected: bytes) -> None:

@@ -45,6 +45,7 @@ from asyncpar.net.wire.array import (
 from asyncpar.net.wire.frame import Payload, Segments
 from asyncpar.net.wire.typed_values import (
     DECLARED,
+    UNCHANGED,
     CannotKeep,
     find_declared,
     has_any,
@@ -153,6 +154,8 @@ class PayloadEncoder:
         Raises ``UsageError`` like ``part``.
         """
         self._what = what
+        if type(value) in UNCHANGED:
+            return value
         try:
             return keep_types(value, self._wrap)
         except CannotKeep as error:
@@ -257,7 +260,10 @@ class PayloadEncoder:
 
     def _check_size(self, size: int, what: str) -> None:
         if self._limit is not None and size > self._limit:
-            raise UsageError(f"{what}: at most {self._limit} bytes fit into one message, got {size}")
+            raise UsageError(
+                f"{what}: at most {self._limit} bytes fit into one message, got {size}; send it in parts (an endpoint "
+                "that yields them is a stream), or arrays by comm.send and recv or a collective"
+            )
 
 
 class PayloadDecoder(Generic[T]):

@@ -157,7 +157,7 @@ class FrameReader:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _landed_directly(self, count: int) -> None:
-        """``count`` bytes of the payload are where the sink wanted them."""
+        """Count ``count`` bytes of the payload that are where the sink wanted them."""
         if self._tail and self._verifier is not None and self._target is not None:
             start = len(self._target) - self._missing
             self._verifier.add(self._target[start : start + count])

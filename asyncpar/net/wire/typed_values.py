@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import enum
 import operator
+import pathlib
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict
@@ -37,10 +38,11 @@ class CannotKeep(UsageError):  # noqa: N818
 Wrap = Callable[[int, object], object]
 """Returns what stands in a payload for a type's code and a content."""
 
-_UNCHANGED: Final = frozenset({NoneType, bool, int, float, str, bytes, np.ndarray})
+UNCHANGED: Final = frozenset({NoneType, bool, int, float, str, bytes, np.ndarray})
+"""Types whose values arrive as they are."""
 _CONTAINERS: Final = (list, dict, tuple, set, frozenset)
 _NESTING: Final = frozenset({list, dict})
-_UNCHANGED_OR_NESTING: Final = _UNCHANGED | _NESTING
+_UNCHANGED_OR_NESTING: Final = UNCHANGED | _NESTING
 _DEEPEST: Final = 32
 _MOST_LOOKED_AT: Final = 1 << 20
 """Values with more parts are looked at part by part, so that lists that hold themselves end as they always do."""
@@ -55,7 +57,7 @@ def keep_types(value: object, wrap: Wrap) -> object:
     content would be lost in part.
     """
     kind = type(value)
-    if kind in _UNCHANGED or (kind in _NESTING and _is_unchanged(value)):
+    if kind in UNCHANGED or (kind in _NESTING and _is_unchanged(value)):
         return value
     return _keep(value, wrap)
 
@@ -63,7 +65,7 @@ def keep_types(value: object, wrap: Wrap) -> object:
 def _keep(value: object, wrap: Wrap) -> object:
     """Do the same part by part."""
     kind = type(value)
-    if kind in _UNCHANGED:
+    if kind in UNCHANGED:
         return value
     known = _LOWER.get(kind)
     if known is not None:
@@ -162,7 +164,7 @@ def _has_any(info: Any, seen: set[Any]) -> bool:
 
 
 def _is_unchanged(value: Any) -> bool:
-    """Is ``value``, a list or dict, plain data at all depths?  False also where it is too deep or large to look.
+    """Return whether ``value``, a list or dict, is plain data at all depths; False if it is too deep or large to look.
 
     A whole level of nesting is looked at together, which takes a fraction of the time of a call per list and dict.
     """
@@ -172,10 +174,10 @@ def _is_unchanged(value: Any) -> bool:
     looked_at = 0
     for _ in range(_DEEPEST):
         types = [*map(type, level)]
-        if not types or (types[0] in _UNCHANGED and types.count(types[0]) == len(types)):  # quicker than a set
+        if not types or (types[0] in UNCHANGED and types.count(types[0]) == len(types)):  # quicker than a set
             return True
         kinds = set(types)
-        if kinds <= _UNCHANGED:
+        if kinds <= UNCHANGED:
             return True
         looked_at += len(types)
         if looked_at > _MOST_LOOKED_AT or not kinds <= _UNCHANGED_OR_NESTING:
@@ -197,14 +199,14 @@ def _are_all(values: Collection[object], kinds: frozenset[type]) -> bool:
 
 
 def _keep_list(value: Any, wrap: Wrap) -> object:
-    if _are_all(value, _UNCHANGED):
+    if _are_all(value, UNCHANGED):
         return value
     kept = [_keep(item, wrap) for item in value]
     return kept if any(map(operator.is_not, kept, value)) else value
 
 
 def _keep_tuple(value: Any, wrap: Wrap) -> object:
-    return wrap(_CODES[tuple], value if _are_all(value, _UNCHANGED) else _keep(list(value), wrap))
+    return wrap(_CODES[tuple], value if _are_all(value, UNCHANGED) else _keep(list(value), wrap))
 
 
 def _keep_dict(value: Any, wrap: Wrap) -> object:
@@ -302,6 +304,11 @@ def _read_zone(zone: Any) -> datetime.tzinfo | None:
     return datetime.timezone(offset * _MICROSECOND, *name)
 
 
+def _read_complex(content: Any) -> complex:
+    real, imag = _read_list(content)
+    return complex(_read(float, real), _read(float, imag))
+
+
 def _read_counter(content: Any) -> Counter[Any]:
     return Counter(dict(_read_pairs(content)))
 
@@ -325,6 +332,10 @@ _TYPES: Final[dict[type, tuple[int, Callable[[Any], object], Callable[[Any], obj
     uuid.UUID: (12, lambda value: value.bytes, lambda content: uuid.UUID(bytes=_read(bytes, content))),
     bytearray: (13, bytes, lambda content: bytearray(_read(bytes, content))),
     memoryview: (14, _bytes_of, lambda content: memoryview(_read(bytes, content))),
+    complex: (15, lambda value: [value.real, value.imag], _read_complex),
+    range: (16, lambda value: [value.start, value.stop, value.step], lambda content: range(*_read_list(content))),
+    pathlib.PurePosixPath: (17, str, lambda content: pathlib.PurePosixPath(_read(str, content))),
+    pathlib.PosixPath: (18, str, lambda content: pathlib.PosixPath(_read(str, content))),
 }
 """The closed table of types: code, to a content, from a content.  Part of the protocol: codes are never reused."""
 

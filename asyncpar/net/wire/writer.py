@@ -50,7 +50,7 @@ class OutgoingFrame:
         self.is_dropped = False
 
     def __len__(self) -> int:
-        """Bytes that the channel has not taken."""
+        """Return the number of bytes that the channel has not taken."""
         return len(self.head) + len(self.payload) + self.tail_left
 
     def lend(self, segments: list[memoryview], limit: int) -> int:

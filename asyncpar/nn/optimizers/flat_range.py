@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class FlatRange:
         dtype = parameter.dtype
         self.states: Mapping[str, Array] = new_states(rule, stop - start, dtype)
         self.master: Array | None = None
+        self.fill: Callable[[slice], object] | None = None
+        """See ``rule.apply``: for owners that keep what was there, and let the update go to other memory."""
         if stored_dtype(parameter) != dtype:
             self.master = self.of(stored_value(parameter)).astype(dtype)
 
@@ -51,6 +53,7 @@ class FlatRange:
             learning_rate=learning_rate,
             decays=self.decays,
             factor=factor,
+            fill=self.fill,
         )
         if self.master is not None:
             with np.errstate(over="ignore"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +69,17 @@ def apply(
     learning_rate: float,
     decays: bool,
     factor: float = 1.0,
+    fill: Callable[[slice], object] | None = None,
 ) -> None:
     """Do what ``rule.update`` does for ``factor * gradient``, block by block, with one block of temporary memory.
 
-    All arrays are flat.  ``gradient`` may have another dtype than the others; it is multiplied in theirs.
+    All arrays are flat.  ``gradient`` may have another dtype than the others; it is multiplied in theirs.  ``fill`` is
+    called with each block before it is updated, and brings values and states there if they are not.
     """
     for start in range(0, value.size, BLOCK):
         part = slice(start, start + BLOCK)
+        if fill is not None:
+            fill(part)
         block = gradient[part]
         if block.dtype != value.dtype:
             block = block.astype(value.dtype)

@@ -91,7 +91,7 @@ class HostSynchronizer:
         return _pack(copies, status=_SKIPPED if outcome.is_skipped else _FINE)
 
     def _check(self, digests: NDArray[np.uint8]) -> None:
-        """All ranks of the host hold the means.  Raises ``UsageError`` unless they have the same gradients, too."""
+        """Check the means of all ranks of the host.  Raises ``UsageError`` unless they have the same gradients, too."""
         for rank, other in zip(self._host.ranks, digests, strict=True):
             if (other != digests[0]).any():
                 first = self._host.ranks[0]

@@ -67,6 +67,16 @@ class OuterState:
     momentum: Mapping[str, Array]
 
 
+def outer_step(config: OuterConfig, old: Array, momentum: Array, mean: Array, *, common: Array, moved: Array) -> None:
+    """Write the new ``common`` point, which was ``old``, and its ``moved`` momentum, for a ``mean`` difference."""
+    np.multiply(momentum, config.momentum, out=moved)
+    moved += mean
+    np.multiply(moved, config.momentum, out=common)
+    common += mean
+    common *= -config.learning_rate
+    common += old
+
+
 class OuterOptimizer:
     """Holds the common point of ``parameters``, which is where they are now, and its momentum.
 
@@ -139,15 +149,10 @@ class OuterOptimizer:
 
     def _propose(self, difference: OuterDifference) -> tuple[Array, Array]:
         """Return the new common point and the new momentum of a parameter, in new arrays."""
-        rate, decay = self.config.learning_rate, self.config.momentum
-        old, mean = self._common[difference.name], difference.grad
-        momentum = np.multiply(self._momentum[difference.name], decay, out=np.empty_like(old))
-        momentum += mean
-        common = np.multiply(momentum, decay, out=np.empty_like(old))
-        common += mean
-        common *= -rate
-        common += old
-        return common, momentum
+        old, momentum = self._common[difference.name], self._momentum[difference.name]
+        common, moved = np.empty_like(old), np.empty_like(old)
+        outer_step(self.config, old, momentum, difference.grad, common=common, moved=moved)
+        return common, moved
 
     def _check(self, what: str, arrays: Mapping[str, Array]) -> None:
         if set(arrays) != set(self._common):

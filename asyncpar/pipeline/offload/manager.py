@@ -216,7 +216,7 @@ class MemoryManager:
         task.add_done_callback(lambda _: self._moved(entry, task))
 
     def _moved(self, entry: OffloadEntry, task: asyncio.Task[None]) -> None:
-        """It is over; if it has failed, the next call shall know."""
+        """Note the end of a move; if it has failed, the next call raises."""
         self._moving.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._failure is None and not entry.is_freed:

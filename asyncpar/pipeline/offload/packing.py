@@ -104,7 +104,7 @@ def _rebuilt(value: object, change: Callable[[object], object]) -> object:
 
 
 def _visit(one: object, change: Callable[[object], object], known: dict[int, object]) -> object:
-    """Return what becomes of ``one``, which ``known`` has if it was met before.
+    """Return ``one`` after ``change``, from ``known`` if it was met before.
 
     No closure refers to itself here: such a cycle would keep what was visited in memory until Python collects cycles.
     """

@@ -24,7 +24,7 @@ from asyncpar.pipeline.orders.step import ComputeStep, backward, backward_input,
 
 
 def gpipe(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
-    """All forwards, then all backwards, the micro-batch that came first going first in both."""
+    """Yield all forwards, then all backwards, the micro-batch that came first going first in both."""
     yield from _forwards(micro_batches, chunks)
     for chunk in reversed(range(chunks)):
         for micro_batch in range(micro_batches):
@@ -32,7 +32,7 @@ def gpipe(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
 
 
 def sequential(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
-    """All forwards, then all backwards in reverse."""
+    """Yield all forwards, then all backwards in reverse."""
     yield from _forwards(micro_batches, chunks)
     for chunk in reversed(range(chunks)):
         for micro_batch in reversed(range(micro_batches)):
@@ -40,7 +40,7 @@ def sequential(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
 
 
 def round_robin(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
-    """One micro-batch at a time: only one rank computes at any moment, and only one micro-batch is kept."""
+    """Yield one micro-batch at a time: only one rank computes at any moment, and only one micro-batch is kept."""
     for micro_batch in range(micro_batches):
         for chunk in range(chunks):
             yield forward(chunk, micro_batch)

@@ -17,22 +17,22 @@ class ComputeStep(NamedTuple):
 
 
 def forward(chunk: int, micro_batch: int) -> ComputeStep:
-    """The forward pass of one micro-batch through one chunk."""
+    """Return the forward pass of one micro-batch through one chunk."""
     return ComputeStep(OperationKind.FORWARD, chunk, micro_batch)
 
 
 def backward(chunk: int, micro_batch: int) -> ComputeStep:
-    """The whole backward pass."""
+    """Return the whole backward pass."""
     return ComputeStep(OperationKind.BACKWARD, chunk, micro_batch)
 
 
 def backward_input(chunk: int, micro_batch: int) -> ComputeStep:
-    """The half of the backward pass that the stage before waits for."""
+    """Return the half of the backward pass that the stage before waits for."""
     return ComputeStep(OperationKind.BACKWARD_INPUT, chunk, micro_batch)
 
 
 def backward_weight(chunk: int, micro_batch: int) -> ComputeStep:
-    """The half of the backward pass that no other rank waits for."""
+    """Return the half of the backward pass that no other rank waits for."""
     return ComputeStep(OperationKind.BACKWARD_WEIGHT, chunk, micro_batch)
 
 

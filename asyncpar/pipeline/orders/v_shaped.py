@@ -118,7 +118,7 @@ class _DualPipe:
         yield from self._drain()
 
     def _drain(self) -> Iterator[ComputeStep]:
-        """The second half of the backwards on both ways come in two halves, so that weight gradients fill the end."""
+        """Split the second half of the backwards on both ways, so that weight gradients fill the end."""
         half = self._rank + 1
         for place in range(2 * (self._rank + 1)):
             chunk = _DOWN if place % 2 else _UP

@@ -40,7 +40,7 @@ MINIMUM_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSettings:
-    """Which buckets are compressed, and how; the same on all ranks."""
+    """The codec of each bucket; the same on all ranks."""
 
     compression: GradientCompressionConfig
     minimum_bytes: int = MINIMUM_BYTES

@@ -1,4 +1,4 @@
-"""What a gradient hook keeps between steps: buckets, residuals, state of codecs, and its figures.
+"""The state of a gradient hook between steps: buckets, residuals, state of codecs, and its figures.
 
 All of the state but the buckets belongs to parameters.  DistributedDataParallel makes other buckets of them after its
 first step, and a program that continues from a checkpoint begins with the first buckets again.

@@ -39,6 +39,7 @@ from asyncpar.torch.rendezvous.credentials import read_rank_credentials
 from asyncpar.torch.rendezvous.messages import Participants, RankHello, found_world
 from asyncpar.torch.rendezvous.rendezvous import RendezvousAbandoned, StoreRendezvous
 from asyncpar.torch.rendezvous.store import share_server, store_lease
+from asyncpar.torch.signatures import CUDA_VARIABLE, cuda_path_name
 
 T = TypeVar("T")
 
@@ -80,8 +81,8 @@ def attach_store(
 
     Ranks prove themselves to each other with the secret, and the certificates, that `asyncpar launch` gave them, or
     else with the secret in the file that ``ASYNCPAR_SECRET_FILE`` names.  Without either rank 0 makes up a secret that
-    goes through the store: then the world is as secure as the store, and those of torch are open to whoever reaches
-    them.
+    goes through the store: then the world is as secure as the store, and those of torch are open to everybody who
+    reaches them.
 
     Servers are bound to ``ASYNCPAR_BIND``; without it to loopback if all ranks are on one host, else to the address by
     which this host reaches the one that holds the store.
@@ -204,6 +205,7 @@ class _RendezvousRank:
             "world_size": str(self.size),
             "version of asyncpar": asyncpar.__version__,
             "algorithms (ASYNCPAR_ALGORITHM)": self.environment.get(PIN) or "none",
+            f"path of CUDA tensors ({CUDA_VARIABLE})": cuda_path_name(self.environment),
             **settings,
         }
         return RankHello(

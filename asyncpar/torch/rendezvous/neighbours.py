@@ -1,8 +1,8 @@
 """Ranks of a rendezvous whose processes this one can see: it notices at once if one of them ends.
 
-A rank that dies before the world is complete has no connection to the others yet, only to the store, which tells
-nobody.  But processes of one PID namespace see each other end.  So each rank announces its process in the store, under
-its place, and those who wait look at the processes of theirs.
+A rank that dies before the world is complete has no connection to the others yet, only to the store, which does not
+tell them.  But processes of one PID namespace see each other end.  So each rank announces its process in the store,
+under its place, and those who wait look at the processes of theirs.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class SavedTensors:
 
     @contextmanager
     def reading_once(self, blocks: Blocks, later: Sequence[Any]) -> Iterator[None]:
-        """As ``reading``; the nodes ``later`` will read their tensors again (see ``needed_later``)."""
+        """Read as ``reading`` does; the nodes ``later`` will read their tensors again (see ``needed_later``)."""
         hooks = [
             hook for node in later for hook in (node.register_prehook(self._enter), node.register_hook(self._leave))
         ]

@@ -172,7 +172,7 @@ class ModuleStage(Stage[ModuleSaved]):
         return self._forward(x, is_again=False)
 
     def forward_again(self, x: Any) -> tuple[Array, ModuleSaved]:
-        """As ``forward``, and buffers, such as running averages, stay as they are."""
+        """Compute as ``forward`` does, and leave buffers, such as running averages, as they are."""
         return self._forward(x, is_again=True)
 
     def _forward(self, x: Any, *, is_again: bool) -> tuple[Array, ModuleSaved]:

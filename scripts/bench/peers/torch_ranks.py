@@ -1,4 +1,4 @@
-"""What ranks of torch have in common; they run where asyncpar is not installed, too."""
+"""Code that all ranks of torch share; they run where asyncpar is not installed, too."""
 
 from __future__ import annotations
 

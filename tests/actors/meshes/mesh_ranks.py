@@ -1,4 +1,4 @@
-"""What the rank processes of test_processes run: a driver on rank 0, and trainers that reduce among themselves."""
+"""Program of the rank processes of test_processes: a driver on rank 0, and trainers that reduce among themselves."""
 
 from __future__ import annotations
 

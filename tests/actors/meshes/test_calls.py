@@ -39,7 +39,7 @@ async def wait_for_ever(begun: list[int], ended: list[int], rank: int) -> str:
     return ""
 
 
-async def test_values_come_in_mesh_order_whoever_is_first() -> None:
+async def test_values_come_in_mesh_order_for_any_order_of_replies() -> None:
     first_is_done = asyncio.Event()
 
     async def release() -> str:

@@ -45,7 +45,7 @@ async def test_the_rank_in_a_group_is_the_place_along_its_axis() -> None:
         assert values.at(dp=0, tp=0)[2] == "dp of mesh m@0.1"
 
 
-async def test_meshes_over_the_same_ranks_do_not_meet_whoever_is_first() -> None:
+async def test_meshes_over_the_same_ranks_do_not_meet_in_any_order_of_ranks() -> None:
     async with ap.testing.local_world(2) as nodes:
         one, other = [await node.nodes.spawn(Member) for node in nodes]
         calls = [(one, 0, 1.0), (other, 0, 5.0), (other, 1, 5.0), (one, 1, 1.0)]

@@ -116,7 +116,7 @@ async def test_a_failure_comes_with_its_place_and_the_values_of_the_others() -> 
         (error,) = caught.value.exceptions
         assert isinstance(error, ap.RemoteError)
         assert (error.rank, error.type_name, error.message) == (2, "ValueError", "not on 2")
-        assert error.__notes__ == ["from rank 2 at dp=1, tp=0 of a mesh of dp 2 x tp 2"]
+        assert error.__notes__[-1:] == ["from rank 2 at dp=1, tp=0 of a mesh of dp 2 x tp 2"]
         assert caught.value.values.by_rank() == {0: 0, 1: 1, 3: 3}
 
 

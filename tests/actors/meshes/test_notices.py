@@ -1,4 +1,4 @@
-"""When the rest of a round is given up."""
+"""The rest of a round is given up at the right moment."""
 
 from __future__ import annotations
 

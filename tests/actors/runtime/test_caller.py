@@ -186,7 +186,7 @@ async def test_a_rank_that_cannot_be_reached_is_lost(open_ranks: Any) -> None:
         told = ranks.systems[0].ref("gate", rank=1).note.tell(1)
         with pytest.raises(PeerLost, match="rank 1 on localhost is lost"):
             await ranks.systems[0].ref("gate", rank=1).note(2)
-        await told  # it had left; what becomes of a told message is not known here
+        await told  # it had left; the fate of a told message is not known here
 
 
 async def test_the_calls_of_a_lost_rank_are_cancelled_and_its_tells_are_done(open_ranks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks the actors of a mesh form groups with."""
+"""Actors of a mesh form groups with the right ranks."""
 
 from __future__ import annotations
 

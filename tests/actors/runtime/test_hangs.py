@@ -1,4 +1,4 @@
-"""What comes in the same turn, or in the other order, neither hangs nor loses anything."""
+"""Events of the same turn, or in the other order, neither hang nor lose anything."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,21 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.fixture
+def gate(threads: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No array is copied before this is set: a thread may be done before its caller has looked."""
+    opened = threading.Event()
+
+    def write(array: AnyArray, memory: memoryview, offset: int) -> None:
+        assert opened.wait(30.0)
+        threads.append(threading.get_ident())
+        write_array(array, memory, offset)
+
+    monkeypatch.setattr(payload, "write_array", write)
+    yield opened
+    opened.set()
+
+
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 async def test_a_large_value_is_never_copied_on_the_loop(use: Use, threads: list[int]) -> None:
     async with ap.testing.local_world(2) as (here, there):
@@ -185,7 +200,7 @@ async def test_a_caller_that_goes_while_its_result_is_copied_disturbs_nobody(thr
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_messages_keep_their_order_behind_one_that_is_copied_in_a_thread(
-    is_cancelled: bool, threads: list[int]
+    is_cancelled: bool, gate: threading.Event, threads: list[int]
 ) -> None:
     async with ap.testing.local_world(1) as (node,):
         store = await node.spawn(Store)
@@ -194,17 +209,19 @@ async def test_messages_keep_their_order_behind_one_that_is_copied_in_a_thread(
         told = store.note.tell()
         if is_cancelled:
             put.cancel()
+        gate.set()
         await asyncio.wait({put})
         await told
         assert await store.seen() == (["note"] if is_cancelled else ["put", "note"])
     assert threads
 
 
-async def test_a_node_that_closes_while_an_argument_is_copied_ends_the_ask(threads: list[int]) -> None:
+async def test_a_node_that_closes_while_an_argument_is_copied_ends_the_ask(gate: threading.Event) -> None:
     async with ap.testing.local_world(1) as (node,):
         store = await node.spawn(Store)
         put = asyncio.ensure_future(store.put(_large()))
         await asyncio.sleep(0)
+    gate.set()
     with pytest.raises(ap.PeerError):
         await put
 

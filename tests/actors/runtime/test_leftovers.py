@@ -1,4 +1,4 @@
-"""What is there at the end of an actor, a watch, or a rank is neither lost nor kept."""
+"""Nothing that is there at the end of an actor, a watch, or a rank is lost or kept."""
 
 from __future__ import annotations
 

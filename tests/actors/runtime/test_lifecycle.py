@@ -74,7 +74,7 @@ async def test_an_actor_is_started_on_another_rank_with_copies_of_its_arguments(
 
 
 @pytest.mark.parametrize("how", ["construct", "start"])
-async def test_what_keeps_an_actor_from_starting_reaches_whoever_wanted_it(
+async def test_what_keeps_an_actor_from_starting_reaches_the_one_that_wanted_it(
     open_ranks: Any, home: int, how: str
 ) -> None:
     async with open_ranks(2) as ranks:
@@ -137,7 +137,7 @@ async def test_a_start_on_a_rank_that_leaves_fails(open_ranks: Any) -> None:
             await spawning
 
 
-async def test_what_on_stop_raises_reaches_whoever_stopped_the_actor(open_ranks: Any, home: int) -> None:
+async def test_what_on_stop_raises_reaches_the_one_that_stopped_the_actor(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         ref = await ranks.systems[0].spawn_on(home, Difficult, ("stop",), name="d")
         with pytest.raises((RemoteError, ValueError), match="not yet"):

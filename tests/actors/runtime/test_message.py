@@ -1,4 +1,4 @@
-"""What hostile or broken peers send harms nobody but themselves."""
+"""Messages of hostile or broken peers harm no other rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from asyncpar.actors.runtime.message import (
     Cancel,
     Credit,
     FailureMessage,
-    MessageDecoder,
     Reply,
     TellMessage,
 )
+from asyncpar.actors.runtime.routing import MessageDecoder
 from asyncpar.actors.runtime.window import WINDOW
 from asyncpar.errors import PeerLost, ProtocolError, RemoteError, UsageError
 from asyncpar.net.wire.payload import PayloadEncoder

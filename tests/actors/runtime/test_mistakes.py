@@ -1,4 +1,4 @@
-"""What people do wrong with references, and how they are told what to change."""
+"""Mistakes with references are refused with errors that say what to change."""
 
 from __future__ import annotations
 

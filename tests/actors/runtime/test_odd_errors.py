@@ -1,4 +1,4 @@
-"""What user code raises, however odd it is, reaches whom it concerns and never harms the node."""
+"""Odd errors of user code reach their receiver and never harm the node."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from asyncpar.net.wire.payload import PayloadDecoder, PayloadEncoder, encode_pay
 class Nobody(Messenger):
     """Carries nothing."""
 
+    is_closed = False
+
     async def ask(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         raise AssertionError("nothing is sent in these tests")
 

@@ -351,7 +351,6 @@ async def test_a_failing_input_raises_at_the_endpoint_and_comes_back_as_itself(o
         assert witness.events[:3] == ["read", "read", "input closed"]
         assert witness.events[3].startswith(f"rank {0}: ")
         assert "Boom: own" in witness.events[3]
-        assert 'raise Boom("own")' in witness.events[3]
         with pytest.raises(Boom):
             await ref.forgive(Input(witness, fail_at=2))
 

@@ -11,6 +11,7 @@ import pytest
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, endpoint
+from asyncpar.actors.runtime.routing import MessageDecoder
 from asyncpar.actors.runtime.window import ITEM_OVERHEAD, STREAM_WINDOW
 from asyncpar.errors import PeerLost
 from asyncpar.net.wire.payload import PayloadEncoder
@@ -147,7 +148,7 @@ async def answers_to(ranks: Any, *envelopes: object) -> list[Any]:
     received: list[Any] = []
 
     def receive(rank: int, payload: memoryview, release: Any) -> None:
-        received.append(message.MessageDecoder().decode(payload))
+        received.append(MessageDecoder().decode(payload))
         release()
 
     ranks.links[0].on_message = receive

@@ -1,4 +1,4 @@
-"""Which annotations mean a stream, and which endpoints cannot be."""
+"""Annotations of streams, and endpoints that cannot have them."""
 
 from __future__ import annotations
 

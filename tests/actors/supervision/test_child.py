@@ -1,4 +1,4 @@
-"""What a supervisor is told of its children."""
+"""Settings of the children of a supervisor."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from asyncpar.actors.supervision import events
 from asyncpar.actors.supervision.events import (
     BackoffElapsed,
     ChildEnded,
@@ -21,7 +22,7 @@ from asyncpar.actors.supervision.events import (
     StopRequest,
     WaitCommand,
 )
-from asyncpar.actors.supervision.machine import ChildPhase, SupervisorMachine
+from asyncpar.actors.supervision.machine import ChildPhase, PastRestarts, SupervisorMachine
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
 from asyncpar.errors import AsyncparError, UsageError
 
@@ -478,3 +479,30 @@ def test_a_child_cannot_be_restarted_by_hand_once_all_stops() -> None:
 def test_an_unknown_child_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"child: expected the name of a child \('a', 'b', 'c'\), got 'd'"):
         running().handle(StopRequest("d"), now=1.0)
+
+
+def test_restarts_before_the_machine_was_made_count() -> None:
+    intensity = Intensity(restarts=2, period=10.0)
+
+    def make(past: PastRestarts | None) -> SupervisorMachine:
+        machine = SupervisorMachine(
+            {"a": Restart.PERMANENT},
+            strategy=Strategy.ONE_FOR_ONE,
+            intensity=intensity,
+            backoff=Backoff(initial=1.0),
+            draw=lambda: 0.0,
+            past=past,
+        )
+        machine.handle(events.StartAll(), now=0.0)
+        machine.handle(events.ChildStarted("a"), now=0.0)
+        return machine
+
+    first = make(None)
+    assert first.handle(events.ChildEnded("a", ValueError()), now=1.0) == [events.WaitCommand(2.0)]
+    second = make(first.past)
+    assert second.handle(events.ChildEnded("a", ValueError()), now=3.0) == [events.WaitCommand(5.0)], "back-off grows"
+    third = make(second.past)
+    (command,) = third.handle(events.ChildEnded("a", ValueError()), now=6.0)
+    assert isinstance(command, events.GiveUp)
+    later = make(second.past)
+    assert isinstance(later.handle(events.ChildEnded("a", ValueError()), now=60.0)[0], events.WaitCommand)

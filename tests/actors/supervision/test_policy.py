@@ -1,4 +1,4 @@
-"""What a supervisor may be told."""
+"""Settings of a supervisor: accepted and refused values."""
 
 from __future__ import annotations
 

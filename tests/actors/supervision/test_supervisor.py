@@ -346,7 +346,7 @@ def test_a_child_is_restarted_by_hand_without_waiting(play: Play[None]) -> None:
     play(scene)
 
 
-def test_a_start_by_hand_that_fails_is_told_to_whoever_asked(play: Play[None]) -> None:
+def test_a_start_by_hand_that_fails_is_told_to_the_caller(play: Play[None]) -> None:
     async def scene(stage: Stage) -> None:
         supervisor = await supervise(stage, "a")
         await supervisor.terminate_child("a")
@@ -360,7 +360,7 @@ def test_a_start_by_hand_that_fails_is_told_to_whoever_asked(play: Play[None]) -
     play(scene)
 
 
-def test_whoever_asks_and_goes_before_it_begins_changes_nothing(play: Play[None]) -> None:
+def test_a_caller_that_asks_and_goes_before_it_begins_changes_nothing(play: Play[None]) -> None:
     async def scene(stage: Stage) -> None:
         supervisor = await supervise(stage, "ab")
         stage.journal.slow_start["a"] = 10.0
@@ -396,7 +396,7 @@ def test_an_unknown_child_is_refused_with_those_there_are(play: Play[None]) -> N
     play(scene)
 
 
-def test_whoever_asks_and_goes_leaves_no_child_half_started(play: Play[None]) -> None:
+def test_a_caller_that_asks_and_goes_leaves_no_child_half_started(play: Play[None]) -> None:
     async def scene(stage: Stage) -> None:
         supervisor = await supervise(stage, "a")
         stage.journal.slow_start["a"] = 10.0

@@ -17,7 +17,7 @@ from asyncpar.net.arena.directory import NOTHING
 from asyncpar.node import Node
 from asyncpar.testing import local_world
 from asyncpar.testing.collectives import CommunicatorConformance
-from tests.engines import engine_of
+from tests.collective_engines import engine_of
 
 PIN = "all_reduce:0-inf@hierarchical"
 LAYOUTS = ("aabb", "aaabb", "abab", "aab", "aabbbc", "aabbccc", "aaaa", "abc")
@@ -210,7 +210,7 @@ async def sent_more_than(node: Node, count: int) -> None:
 async def test_cancelling_on_one_rank_ends_it_on_all_and_leaves_the_group_usable(victim: int, count: int) -> None:
     """The second time everyone is there, and the payload half way.
 
-    Whoever has a cancelled rank's whole part may still get the result; everyone else learns who cancelled.
+    A rank that has a cancelled rank's whole part may still get the result; all others learn who cancelled.
     """
     async with world_on("aaabb") as nodes:
         await check(nodes)

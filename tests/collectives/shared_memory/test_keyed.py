@@ -19,7 +19,7 @@ from asyncpar.net.arena.run_queue import KeyedRunQueue
 from asyncpar.net.arena.sequencer import LeadingSequencer
 from asyncpar.node import Node
 from asyncpar.testing import local_world
-from tests.engines import engine_of
+from tests.collective_engines import engine_of
 
 SIZES = (1, 40_000, 700_000)
 """Elements of float64: at once, at once, and in chunks."""

@@ -1,4 +1,4 @@
-"""What is special about operations in the arena: turns, heap buffers, and how failures pass through shared memory."""
+"""Operations in the arena: turns, heap buffers, and failures that pass through shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.node import Node
 from asyncpar.testing import local_world
-from tests.engines import engine_of
+from tests.collective_engines import engine_of
 
 SIZES = (1, 40_000, 700_000)
 """Elements of float64: at once, at once, and in chunks."""
@@ -74,7 +74,7 @@ async def test_operations_may_be_awaited_in_any_order(count: int) -> None:
 
 @pytest.mark.parametrize("count", SIZES)
 async def test_after_a_cancelled_operation_the_group_goes_on(count: int) -> None:
-    """Whoever has a cancelled rank's whole part may still get the result; everyone else learns who cancelled."""
+    """A rank that has a cancelled rank's whole part may still get the result; all others learn who cancelled."""
     async with arena_of(3) as nodes:
         await _sum_everywhere(nodes)
         for victim in range(3):

@@ -1,4 +1,4 @@
-"""What a rank reads from its environment."""
+"""A rank reads its settings from its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reports on a program never fails, whatever it has to report: hostile values through every reporter."""
+"""Reports on a program never fail: hostile values through every reporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank tells its agent."""
+"""Reports of a rank to its agent."""
 
 from __future__ import annotations
 

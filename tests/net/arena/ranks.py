@@ -1,4 +1,4 @@
-"""What the rank processes of test_processes run: form an arena, obey commands, and print what happens as JSON."""
+"""Program of the rank processes of test_processes: form an arena, obey commands, and print events as JSON."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_message_arrives_with_what_was_stored_before_it(run: Run, settings: Ar
     run(main())
 
 
-def test_messages_wait_for_whoever_wants_to_hear_them(run: Run) -> None:
+def test_messages_wait_for_a_listener(run: Run) -> None:
     async def main() -> None:
         one, other = await Ranks(2, settings=DOORBELLS).form_all()
         for word in range(MANY):
@@ -99,7 +99,7 @@ def test_the_sleeping_word_is_seen_by_peers(run: Run) -> None:
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, DOORBELLS], ids=["poll", "doorbell"])
-def test_whoever_closes_is_seen_as_leaving_once_and_never_as_lost(run: Run, settings: ArenaSettings) -> None:
+def test_a_rank_that_closes_is_seen_as_leaving_once_and_never_as_lost(run: Run, settings: ArenaSettings) -> None:
     async def main() -> None:
         ranks = Ranks(3, settings=settings)
         arenas = await ranks.form_all()

@@ -1,4 +1,4 @@
-"""What the driver makes of the doorbell's messages."""
+"""The driver acts on the doorbell's messages."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_different_settings_are_quoted() -> None:
 
 
 @pytest.mark.parametrize("event", [Said(5, offer(7)), Said(5, offer(5)), Said(5, Ready())])
-def test_whoever_speaks_out_of_turn_ends_it_and_is_to_blame(event: Event) -> None:
+def test_a_rank_that_speaks_out_of_turn_ends_it_and_is_to_blame(event: Event) -> None:
     formation = Formation(RANKS)
     play(formation, Said(2, offer(2)), Came(5), Said(5, offer(5)), Came(7))
     finish = formation.handle(event)[-1]
@@ -165,7 +165,7 @@ def test_a_long_problem_is_cut_to_what_a_message_carries() -> None:
     assert len(finish.verdict.problem) == MAX_PROBLEM_CHARACTERS
 
 
-def test_a_roster_is_checked_by_whoever_gets_it() -> None:
+def test_a_roster_is_checked_by_every_rank_that_gets_it() -> None:
     offers = [offer(rank) for rank in RANKS]
     assert check_roster(offers, ranks=RANKS, own=offer(5)) == ""
     assert check_roster(offers[:2], ranks=RANKS, own=offer(5)) == "the roster names ranks [2, 5], expected [2, 5, 7]"

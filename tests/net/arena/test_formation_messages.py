@@ -1,4 +1,4 @@
-"""What ranks say while they form an arena survives the trip; anything else is refused."""
+"""Messages of a forming arena survive the trip; anything else is refused."""
 
 from __future__ import annotations
 

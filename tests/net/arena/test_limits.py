@@ -1,4 +1,4 @@
-"""What a process may use of its host, from the files of the kernel."""
+"""Limits of a process on its host, from the files of the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a host meet."""
+"""The ranks of a host meet at an address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users may set about the arena."""
+"""Settings of the arena: accepted and refused values."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from asyncpar.net.membership.host import ProcessMark, process_mark
+from asyncpar.net.membership.host import ProcessMark, process_mark, resolve
 
 
 class Child:
@@ -84,3 +84,9 @@ def test_what_cannot_be_seen_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_process_whose_proc_is_another_namespaces_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "readlink", lambda _: "1")
     assert process_mark() is None
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64, "."])
+def test_what_cannot_be_a_name_is_one_that_is_not_known(name: str) -> None:
+    with pytest.raises(OSError, match=r"."):
+        resolve(name)

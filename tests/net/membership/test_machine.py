@@ -21,7 +21,7 @@ from asyncpar.net.membership.machine import (
 
 
 def join(
-    seat: int,
+    call: int,
     rank: int,
     *,
     size: int = 3,
@@ -34,7 +34,7 @@ def join(
 ) -> Join:
     member = Member(rank=rank, host="here", address=address or f"here:{4000 + rank}")
     return Join(
-        seat=seat,
+        call=call,
         job=job,
         generation=generation,
         world_size=size,
@@ -46,7 +46,7 @@ def join(
 
 
 def kinds(commands: list[Command]) -> dict[int, RefusalKind]:
-    return {command.seat: command.refusal.kind for command in commands if isinstance(command, RefuseRank)}
+    return {command.call: command.refusal.kind for command in commands if isinstance(command, RefuseRank)}
 
 
 def message(commands: list[Command]) -> str:
@@ -63,7 +63,7 @@ def test_everyone_gets_the_same_world_when_the_last_rank_comes() -> None:
     assert rendezvous.handle(join(10, 2), now=0.0) == []
     assert rendezvous.handle(join(11, 0), now=0.1) == []
     commands = rendezvous.handle(join(12, 1), now=0.2)
-    assert [command.seat for command in commands] == [10, 11, 12]
+    assert [command.call for command in commands] == [10, 11, 12]
     worlds = {command.world for command in commands if isinstance(command, Welcome)}
     (world,) = worlds
     assert [member.rank for member in world.members] == [0, 1, 2]
@@ -73,8 +73,8 @@ def test_everyone_gets_the_same_world_when_the_last_rank_comes() -> None:
 
 def test_a_late_world_names_the_missing_ranks() -> None:
     rendezvous = machine(size=5)
-    for seat, rank in enumerate((0, 3)):
-        rendezvous.handle(join(seat, rank, size=5), now=0.0)
+    for call, rank in enumerate((0, 3)):
+        rendezvous.handle(join(call, rank, size=5), now=0.0)
     assert rendezvous.next_deadline == 30.0
     assert rendezvous.handle(DeadlineTick(), now=29.9) == []
     commands = rendezvous.handle(DeadlineTick(), now=30.0)
@@ -116,7 +116,7 @@ def test_a_rank_that_left_may_come_again() -> None:
     rendezvous.handle(join(0, 1, size=2), now=0.0)
     rendezvous.handle(Leave(0), now=0.5)
     rendezvous.handle(join(1, 1, size=2), now=1.0)
-    assert [command.seat for command in rendezvous.handle(join(2, 0, size=2), now=1.0)] == [1, 2]
+    assert [command.call for command in rendezvous.handle(join(2, 0, size=2), now=1.0)] == [1, 2]
 
 
 def test_another_world_size_ends_the_wait_of_all() -> None:
@@ -164,6 +164,16 @@ def test_an_exit_before_anyone_came_is_remembered() -> None:
     assert kinds(commands) == {0: RefusalKind.LOST}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_comes_late_hears_of_the_rank_that_went_first_and_not_of_those_that_it_ended(first: int) -> None:
+    rendezvous = machine(size=3)
+    rendezvous.handle(Exited(0, first, "exited with code 3"), now=0.1)
+    rendezvous.handle(join(0, 1 - first, size=3), now=0.2)  # it is told, fails, and goes
+    rendezvous.handle(Exited(0, 1 - first, "exited with code 1"), now=0.3)
+    commands = rendezvous.handle(join(1, 2, size=3), now=0.4)
+    assert message(commands) == f"rank {first} exited with code 3 before it joined the world"
+
+
 def test_an_exit_after_the_world_was_made_changes_nothing() -> None:
     rendezvous = machine(size=1)
     rendezvous.handle(join(0, 0, size=1), now=0.0)
@@ -187,6 +197,15 @@ def test_a_new_generation_fences_the_old_one() -> None:
     (welcome,) = rendezvous.handle(join(1, 0, size=1, generation=1), now=1.0)
     assert isinstance(welcome, Welcome)
     assert welcome.world.generation == 1
+
+
+def test_a_generation_of_another_job_is_for_its_ranks_only() -> None:
+    rendezvous = machine()
+    rendezvous.handle(Open(1, 1, "other"), now=1.0)
+    assert kinds(rendezvous.handle(join(0, 0, size=1, generation=1), now=1.0)) == {0: RefusalKind.USAGE}
+    (welcome,) = rendezvous.handle(join(1, 0, size=1, generation=1, job="other"), now=1.0)
+    assert isinstance(welcome, Welcome)
+    assert welcome.world.job == "other"
 
 
 def test_a_rank_that_comes_before_the_opening_waits_for_it() -> None:
@@ -215,7 +234,7 @@ def test_a_rank_that_asks_again_because_its_connection_broke_is_no_second_one() 
     assert rendezvous.handle(join(1, 0, size=2, session="a"), now=1.0) == []
     assert rendezvous.handle(Leave(0), now=1.1) == []
     welcomes = rendezvous.handle(join(2, 1, size=2, session="b"), now=2.0)
-    assert [command.seat for command in welcomes] == [1, 2]
+    assert [command.call for command in welcomes] == [1, 2]
     assert all(isinstance(command, Welcome) for command in welcomes)
     assert kinds(machine(2).handle(join(0, 0, size=2, session="a"), now=0.0)) == {}
 

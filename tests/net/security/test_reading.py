@@ -103,7 +103,7 @@ def test_files_that_are_missing_or_spoilt_are_named(home: Path, spoil: Callable[
         read_certificates(home, rank_role(0), now=NOW)
 
 
-def test_whoever_has_no_certificates_does_not_wait_for_the_library_that_reads_them() -> None:
+def test_a_party_without_certificates_does_not_wait_for_the_library_that_reads_them() -> None:
     program = "import sys, asyncpar; print('cryptography' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert shown.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""What stands around the pure halves of a link in their tests: a referee, waiters, and what was emitted."""
+"""Surroundings of the pure halves of a link in their tests: a referee, waiters, and what was emitted."""
 
 from __future__ import annotations
 

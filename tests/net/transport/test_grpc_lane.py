@@ -1,4 +1,4 @@
-"""What is special about the gRPC lane: chunks and their credit, over a stream that the test plays."""
+"""The gRPC lane: chunks and their credit, over a stream that the test plays."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class PlayedStream(ByteStream):
         self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.written: list[bytes] = []
         self.is_cancelled = False
+
+    async def agree(self) -> None: ...
 
     async def read(self) -> bytes:
         message = await self.incoming.get()

@@ -1,4 +1,4 @@
-"""One link over a lane that the test plays: what becomes of what waited, and of what does not fit."""
+"""One link over a lane that the test plays: waiting messages, and messages that do not fit."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ async def test_a_closed_node_refuses_everything_at_once() -> None:
         one.control(1, FrameKind.PROBE, Key(1, 0, 0))
 
 
-async def test_whoever_owns_the_operations_is_told_once_that_this_rank_leaves() -> None:
+async def test_the_owner_of_the_operations_is_told_once_that_this_rank_leaves() -> None:
     async with open_world(2) as (one, _):
         await one.close()
         await one.close()

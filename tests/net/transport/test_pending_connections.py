@@ -1,4 +1,4 @@
-"""Who waits at a door, and who must leave when there are too many."""
+"""Pending connections: the oldest leave when there are too many."""
 
 from __future__ import annotations
 

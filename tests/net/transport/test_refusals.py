@@ -1,4 +1,4 @@
-"""What the log says of refused connections."""
+"""Log messages about refused connections."""
 
 from __future__ import annotations
 

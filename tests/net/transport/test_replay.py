@@ -1,4 +1,4 @@
-"""What was overheard on a raw lane opens nothing, on real sockets."""
+"""Recorded bytes of a raw lane open nothing, on real sockets."""
 
 from __future__ import annotations
 

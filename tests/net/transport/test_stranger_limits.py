@@ -1,4 +1,4 @@
-"""What strangers may take of a gRPC server."""
+"""Limits of strangers on a gRPC server."""
 
 from __future__ import annotations
 

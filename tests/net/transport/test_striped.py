@@ -1,4 +1,4 @@
-"""What is special about a lane over several connections: parts that meet, order, and a common fate."""
+"""A lane over several connections: its parts meet, keep their order, and end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about the lane over Unix sockets: whom the kernel vouches for, and what becomes of its name."""
+"""The lane over Unix sockets: the kernel names its peer, and its own name goes with it."""
 
 from __future__ import annotations
 

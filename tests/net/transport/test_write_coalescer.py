@@ -50,7 +50,7 @@ async def test_large_messages_are_not_gathered() -> None:
     assert scene.add(bytes(GATHERED_BYTES - 1))
 
 
-async def test_whoever_sends_something_else_can_have_them_sent_before() -> None:
+async def test_a_caller_that_sends_something_else_can_have_them_sent_before() -> None:
     scene = Scene()
     scene.add(b"")
     scene.add(b"1")

@@ -189,7 +189,6 @@ def test_a_value_of_another_type_is_a_usage_error_that_names_the_argument(value:
     [
         (object(), "object"),
         ([{"a": lambda: 1}], "function"),
-        (1 + 2j, "complex"),
         (np.complex64(1), "complex64"),
         (np.array([object()]), "dtype object"),
         (np.array(["a"]), "dtype <U1"),
@@ -216,7 +215,7 @@ def test_a_value_that_contains_itself_is_a_usage_error() -> None:
 
 def test_the_limit_is_checked_before_memory_is_taken() -> None:
     huge = np.broadcast_to(np.float32(0), (1 << 40,))
-    with pytest.raises(UsageError, match=r"x: at most 1000 bytes fit into one message, got 4398\d+"):
+    with pytest.raises(UsageError, match=r"x: at most 1000 bytes fit into one message, got 4398\d+; send it in parts"):
         PayloadEncoder(limit=1000).finish(huge, what="x")
 
 

@@ -1,4 +1,4 @@
-"""What does not fit is refused on every rank, by name, before anything is exchanged."""
+"""Bad input is refused on every rank, by name, before anything is exchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer costs in communication, to the call and to the byte."""
+"""Communication of a layer, to the call and to the byte."""
 
 from __future__ import annotations
 

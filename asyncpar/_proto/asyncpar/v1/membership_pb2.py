@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61syncpar/v1/membership.proto\x12\x0b\x61syncpar.v1\"Z\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x12\n\nlocal_rank\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"\xa3\x01\n\x0bJoinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12#\n\x06member\x18\x04 \x01(\x0b\x32\x13.asyncpar.v1.Member\x12\x10\n\x08settings\x18\x05 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x0f\n\x07session\x18\x07 \x01(\t\"n\n\tJoinReply\x12)\n\x05world\x18\x01 \x01(\x0b\x32\x18.asyncpar.v1.JoinedWorldH\x00\x12+\n\x07refusal\x18\x02 \x01(\x0b\x32\x18.asyncpar.v1.JoinRefusalH\x00\x42\t\n\x07outcome\"T\n\x0bJoinedWorld\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12$\n\x07members\x18\x03 \x03(\x0b\x32\x13.asyncpar.v1.Member\"\xca\x01\n\x0bJoinRefusal\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.asyncpar.v1.JoinRefusal.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"n\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_USAGE\x10\x01\x12\x0e\n\nKIND_STALE\x10\x02\x12\x10\n\x0cKIND_TIMEOUT\x10\x03\x12\r\n\tKIND_LOST\x10\x04\x12\x0f\n\x0bKIND_CLOSED\x10\x05\"\x97\x02\n\nAgentEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.asyncpar.v1.HelloH\x00\x12,\n\nrank_ended\x18\x02 \x01(\x0b\x32\x16.asyncpar.v1.RankEndedH\x00\x12,\n\x07stopped\x18\x03 \x01(\x0b\x32\x19.asyncpar.v1.AgentStoppedH\x00\x12\x34\n\x0binterrupted\x18\x04 \x01(\x0b\x32\x1d.asyncpar.v1.AgentInterruptedH\x00\x12\'\n\x05state\x18\x05 \x01(\x0b\x32\x16.asyncpar.v1.RankStateH\x00\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x10\n\x08received\x18\x0b \x01(\x04\x42\x07\n\x05\x65vent\"x\n\x05Hello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06nnodes\x18\x02 \x01(\r\x12\r\n\x05nproc\x18\x03 \x01(\r\x12\x16\n\tnode_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0f\n\x07session\x18\x06 \x01(\x0c\x42\x0c\n\n_node_rank\"\xb8\x01\n\tRankEnded\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nlocal_rank\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x12\n\nreturncode\x18\x05 \x01(\x11\x12\x13\n\x0b\x61ge_seconds\x18\x06 \x01(\x01\x12*\n\x06report\x18\x07 \x01(\x0b\x32\x1a.asyncpar.v1.FailureReport\x12\x13\n\x0bstderr_tail\x18\x08 \x01(\t\"}\n\rFailureReport\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x15\n\ris_peer_error\x18\x04 \x01(\x08\x12\x13\n\x06\x62lames\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_blames\"\"\n\x0c\x41gentStopped\x12\x12\n\ngeneration\x18\x01 \x01(\r\")\n\x10\x41gentInterrupted\x12\x15\n\rsignal_number\x18\x01 \x01(\r\"\xa2\x02\n\tRankState\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12+\n\x05phase\x18\x03 \x01(\x0e\x32\x1c.asyncpar.v1.RankState.Phase\x12\x33\n\tcondition\x18\x04 \x01(\x0e\x32 .asyncpar.v1.RankState.Condition\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"A\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORMING\x10\x01\x12\n\n\x06MEMBER\x10\x02\x12\x08\n\x04LEFT\x10\x03\"=\n\tCondition\x12\x19\n\x15\x43ONDITION_UNSPECIFIED\x10\x00\x12\x0b\n\x07STOPPED\x10\x01\x12\x08\n\x04HUNG\x10\x02\"\xfe\x01\n\x0c\x41gentCommand\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.asyncpar.v1.WelcomeH\x00\x12%\n\x06\x61ssign\x18\x02 \x01(\x0b\x32\x13.asyncpar.v1.AssignH\x00\x12!\n\x04stop\x18\x03 \x01(\x0b\x32\x11.asyncpar.v1.StopH\x00\x12%\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x13.asyncpar.v1.FinishH\x00\x12\'\n\x07\x63ondemn\x18\x05 \x01(\x0b\x32\x14.asyncpar.v1.CondemnH\x00\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x10\n\x08received\x18\x0b \x01(\x04\x42\t\n\x07\x63ommand\"\x1a\n\x07Welcome\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\"\xb4\x01\n\x06\x41ssign\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x15\n\rrestart_count\x18\x02 \x01(\r\x12\x12\n\ngroup_rank\x18\x03 \x01(\r\x12\x18\n\x10group_world_size\x18\x04 \x01(\r\x12\x13\n\x0brank_offset\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x13\n\x0bmaster_addr\x18\x07 \x01(\t\x12\x13\n\x0bmaster_port\x18\x08 \x01(\r\"x\n\x04Stop\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x15\n\rsignal_number\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03how\x18\x06 \x01(\tB\x07\n\x05_rank\"F\n\x07\x43ondemn\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03how\x18\x04 \x01(\t\",\n\x06\x46inish\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t2F\n\nRendezvous\x12\x38\n\x04Join\x12\x18.asyncpar.v1.JoinRequest\x1a\x16.asyncpar.v1.JoinReply2O\n\x0b\x43oordinator\x12@\n\x06\x41ttend\x12\x17.asyncpar.v1.AgentEvent\x1a\x19.asyncpar.v1.AgentCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61syncpar/v1/membership.proto\x12\x0b\x61syncpar.v1\"Z\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x12\n\nlocal_rank\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"\xa3\x01\n\x0bJoinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12#\n\x06member\x18\x04 \x01(\x0b\x32\x13.asyncpar.v1.Member\x12\x10\n\x08settings\x18\x05 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x0f\n\x07session\x18\x07 \x01(\t\"n\n\tJoinReply\x12)\n\x05world\x18\x01 \x01(\x0b\x32\x18.asyncpar.v1.JoinedWorldH\x00\x12+\n\x07refusal\x18\x02 \x01(\x0b\x32\x18.asyncpar.v1.JoinRefusalH\x00\x42\t\n\x07outcome\"T\n\x0bJoinedWorld\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12$\n\x07members\x18\x03 \x03(\x0b\x32\x13.asyncpar.v1.Member\"\xca\x01\n\x0bJoinRefusal\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.asyncpar.v1.JoinRefusal.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"n\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_USAGE\x10\x01\x12\x0e\n\nKIND_STALE\x10\x02\x12\x10\n\x0cKIND_TIMEOUT\x10\x03\x12\r\n\tKIND_LOST\x10\x04\x12\x0f\n\x0bKIND_CLOSED\x10\x05\"\xad\x03\n\nAgentEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.asyncpar.v1.HelloH\x00\x12,\n\nrank_ended\x18\x02 \x01(\x0b\x32\x16.asyncpar.v1.RankEndedH\x00\x12,\n\x07stopped\x18\x03 \x01(\x0b\x32\x19.asyncpar.v1.AgentStoppedH\x00\x12\x34\n\x0binterrupted\x18\x04 \x01(\x0b\x32\x1d.asyncpar.v1.AgentInterruptedH\x00\x12\'\n\x05state\x18\x05 \x01(\x0b\x32\x16.asyncpar.v1.RankStateH\x00\x12%\n\x04told\x18\x08 \x01(\x0b\x32\x15.asyncpar.v1.RankToldH\x00\x12-\n\x08observed\x18\x06 \x01(\x0b\x32\x19.asyncpar.v1.HostObservedH\x00\x12/\n\tcollected\x18\x07 \x01(\x0b\x32\x1a.asyncpar.v1.HostCollectedH\x00\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x10\n\x08received\x18\x0b \x01(\x04\x12\r\n\x05\x63lock\x18\x0c \x01(\x01\x42\x07\n\x05\x65vent\"\xb5\x01\n\x05Hello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06nnodes\x18\x02 \x01(\r\x12\r\n\x05nproc\x18\x03 \x01(\r\x12\x16\n\tnode_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0f\n\x07session\x18\x06 \x01(\x0c\x12\x19\n\x0cleast_nnodes\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07version\x18\x08 \x01(\tB\x0c\n\n_node_rankB\x0f\n\r_least_nnodes\"\xaf\x01\n\tRankEnded\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nlocal_rank\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x12\n\nreturncode\x18\x05 \x01(\x11\x12\n\n\x02\x61t\x18\x06 \x01(\x01\x12*\n\x06report\x18\x07 \x01(\x0b\x32\x1a.asyncpar.v1.FailureReport\x12\x13\n\x0bstderr_tail\x18\x08 \x01(\t\"}\n\rFailureReport\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x15\n\ris_peer_error\x18\x04 \x01(\x08\x12\x13\n\x06\x62lames\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_blames\"\"\n\x0c\x41gentStopped\x12\x12\n\ngeneration\x18\x01 \x01(\r\")\n\x10\x41gentInterrupted\x12\x15\n\rsignal_number\x18\x01 \x01(\r\"\xa2\x02\n\tRankState\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12+\n\x05phase\x18\x03 \x01(\x0e\x32\x1c.asyncpar.v1.RankState.Phase\x12\x33\n\tcondition\x18\x04 \x01(\x0e\x32 .asyncpar.v1.RankState.Condition\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"A\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORMING\x10\x01\x12\n\n\x06MEMBER\x10\x02\x12\x08\n\x04LEFT\x10\x03\"=\n\tCondition\x12\x19\n\x15\x43ONDITION_UNSPECIFIED\x10\x00\x12\x0b\n\x07STOPPED\x10\x01\x12\x08\n\x04HUNG\x10\x02\"\x1f\n\x0cHostObserved\x12\x0f\n\x07summary\x18\x01 \x01(\x0c\"A\n\rHostCollected\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"a\n\x08RankTold\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06notice\x18\x03 \x01(\x0c\x12\x0f\n\x07\x62locked\x18\x04 \x01(\t\x12\x12\n\nhas_failed\x18\x05 \x01(\x08\"\xff\x02\n\x0c\x41gentCommand\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.asyncpar.v1.WelcomeH\x00\x12%\n\x06\x61ssign\x18\x02 \x01(\x0b\x32\x13.asyncpar.v1.AssignH\x00\x12!\n\x04stop\x18\x03 \x01(\x0b\x32\x11.asyncpar.v1.StopH\x00\x12%\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x13.asyncpar.v1.FinishH\x00\x12\'\n\x07\x63ondemn\x18\x05 \x01(\x0b\x32\x14.asyncpar.v1.CondemnH\x00\x12)\n\x08\x61nnounce\x18\x06 \x01(\x0b\x32\x15.asyncpar.v1.AnnounceH\x00\x12+\n\tcondition\x18\x08 \x01(\x0b\x32\x16.asyncpar.v1.ConditionH\x00\x12\'\n\x07\x63ollect\x18\x07 \x01(\x0b\x32\x14.asyncpar.v1.CollectH\x00\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x10\n\x08received\x18\x0b \x01(\x04\x42\t\n\x07\x63ommand\"\x1a\n\x07Welcome\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\"\xb4\x01\n\x06\x41ssign\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x15\n\rrestart_count\x18\x02 \x01(\r\x12\x12\n\ngroup_rank\x18\x03 \x01(\r\x12\x18\n\x10group_world_size\x18\x04 \x01(\r\x12\x13\n\x0brank_offset\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x13\n\x0bmaster_addr\x18\x07 \x01(\t\x12\x13\n\x0bmaster_port\x18\x08 \x01(\r\"x\n\x04Stop\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x15\n\rsignal_number\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03how\x18\x06 \x01(\tB\x07\n\x05_rank\"F\n\x07\x43ondemn\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03how\x18\x04 \x01(\t\":\n\tCondition\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03how\x18\x03 \x01(\t\"\x18\n\x08\x41nnounce\x12\x0c\n\x04text\x18\x01 \x01(\t\"7\n\x07\x43ollect\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\",\n\x06\x46inish\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t2F\n\nRendezvous\x12\x38\n\x04Join\x12\x18.asyncpar.v1.JoinRequest\x1a\x16.asyncpar.v1.JoinReply2O\n\x0b\x43oordinator\x12@\n\x06\x41ttend\x12\x17.asyncpar.v1.AgentEvent\x1a\x19.asyncpar.v1.AgentCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,37 +44,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREFUSAL_KIND']._serialized_start=594
   _globals['_JOINREFUSAL_KIND']._serialized_end=704
   _globals['_AGENTEVENT']._serialized_start=707
-  _globals['_AGENTEVENT']._serialized_end=986
-  _globals['_HELLO']._serialized_start=988
-  _globals['_HELLO']._serialized_end=1108
-  _globals['_RANKENDED']._serialized_start=1111
-  _globals['_RANKENDED']._serialized_end=1295
-  _globals['_FAILUREREPORT']._serialized_start=1297
-  _globals['_FAILUREREPORT']._serialized_end=1422
-  _globals['_AGENTSTOPPED']._serialized_start=1424
-  _globals['_AGENTSTOPPED']._serialized_end=1458
-  _globals['_AGENTINTERRUPTED']._serialized_start=1460
-  _globals['_AGENTINTERRUPTED']._serialized_end=1501
-  _globals['_RANKSTATE']._serialized_start=1504
-  _globals['_RANKSTATE']._serialized_end=1794
-  _globals['_RANKSTATE_PHASE']._serialized_start=1666
-  _globals['_RANKSTATE_PHASE']._serialized_end=1731
-  _globals['_RANKSTATE_CONDITION']._serialized_start=1733
-  _globals['_RANKSTATE_CONDITION']._serialized_end=1794
-  _globals['_AGENTCOMMAND']._serialized_start=1797
-  _globals['_AGENTCOMMAND']._serialized_end=2051
-  _globals['_WELCOME']._serialized_start=2053
-  _globals['_WELCOME']._serialized_end=2079
-  _globals['_ASSIGN']._serialized_start=2082
-  _globals['_ASSIGN']._serialized_end=2262
-  _globals['_STOP']._serialized_start=2264
-  _globals['_STOP']._serialized_end=2384
-  _globals['_CONDEMN']._serialized_start=2386
-  _globals['_CONDEMN']._serialized_end=2456
-  _globals['_FINISH']._serialized_start=2458
-  _globals['_FINISH']._serialized_end=2502
-  _globals['_RENDEZVOUS']._serialized_start=2504
-  _globals['_RENDEZVOUS']._serialized_end=2574
-  _globals['_COORDINATOR']._serialized_start=2576
-  _globals['_COORDINATOR']._serialized_end=2655
+  _globals['_AGENTEVENT']._serialized_end=1136
+  _globals['_HELLO']._serialized_start=1139
+  _globals['_HELLO']._serialized_end=1320
+  _globals['_RANKENDED']._serialized_start=1323
+  _globals['_RANKENDED']._serialized_end=1498
+  _globals['_FAILUREREPORT']._serialized_start=1500
+  _globals['_FAILUREREPORT']._serialized_end=1625
+  _globals['_AGENTSTOPPED']._serialized_start=1627
+  _globals['_AGENTSTOPPED']._serialized_end=1661
+  _globals['_AGENTINTERRUPTED']._serialized_start=1663
+  _globals['_AGENTINTERRUPTED']._serialized_end=1704
+  _globals['_RANKSTATE']._serialized_start=1707
+  _globals['_RANKSTATE']._serialized_end=1997
+  _globals['_RANKSTATE_PHASE']._serialized_start=1869
+  _globals['_RANKSTATE_PHASE']._serialized_end=1934
+  _globals['_RANKSTATE_CONDITION']._serialized_start=1936
+  _globals['_RANKSTATE_CONDITION']._serialized_end=1997
+  _globals['_HOSTOBSERVED']._serialized_start=1999
+  _globals['_HOSTOBSERVED']._serialized_end=2030
+  _globals['_HOSTCOLLECTED']._serialized_start=2032
+  _globals['_HOSTCOLLECTED']._serialized_end=2097
+  _globals['_RANKTOLD']._serialized_start=2099
+  _globals['_RANKTOLD']._serialized_end=2196
+  _globals['_AGENTCOMMAND']._serialized_start=2199
+  _globals['_AGENTCOMMAND']._serialized_end=2582
+  _globals['_WELCOME']._serialized_start=2584
+  _globals['_WELCOME']._serialized_end=2610
+  _globals['_ASSIGN']._serialized_start=2613
+  _globals['_ASSIGN']._serialized_end=2793
+  _globals['_STOP']._serialized_start=2795
+  _globals['_STOP']._serialized_end=2915
+  _globals['_CONDEMN']._serialized_start=2917
+  _globals['_CONDEMN']._serialized_end=2987
+  _globals['_CONDITION']._serialized_start=2989
+  _globals['_CONDITION']._serialized_end=3047
+  _globals['_ANNOUNCE']._serialized_start=3049
+  _globals['_ANNOUNCE']._serialized_end=3073
+  _globals['_COLLECT']._serialized_start=3075
+  _globals['_COLLECT']._serialized_end=3130
+  _globals['_FINISH']._serialized_start=3132
+  _globals['_FINISH']._serialized_end=3176
+  _globals['_RENDEZVOUS']._serialized_start=3178
+  _globals['_RENDEZVOUS']._serialized_end=3248
+  _globals['_COORDINATOR']._serialized_start=3250
+  _globals['_COORDINATOR']._serialized_end=3329
 # @@protoc_insertion_point(module_scope)

@@ -82,47 +82,59 @@ class JoinRefusal(_message.Message):
     def __init__(self, kind: _Optional[_Union[JoinRefusal.Kind, str]] = ..., message: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AgentEvent(_message.Message):
-    __slots__ = ("hello", "rank_ended", "stopped", "interrupted", "state", "number", "received")
+    __slots__ = ("hello", "rank_ended", "stopped", "interrupted", "state", "told", "observed", "collected", "number", "received", "clock")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RANK_ENDED_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     rank_ended: RankEnded
     stopped: AgentStopped
     interrupted: AgentInterrupted
     state: RankState
+    told: RankTold
+    observed: HostObserved
+    collected: HostCollected
     number: int
     received: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rank_ended: _Optional[_Union[RankEnded, _Mapping]] = ..., stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., interrupted: _Optional[_Union[AgentInterrupted, _Mapping]] = ..., state: _Optional[_Union[RankState, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    clock: float
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rank_ended: _Optional[_Union[RankEnded, _Mapping]] = ..., stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., interrupted: _Optional[_Union[AgentInterrupted, _Mapping]] = ..., state: _Optional[_Union[RankState, _Mapping]] = ..., told: _Optional[_Union[RankTold, _Mapping]] = ..., observed: _Optional[_Union[HostObserved, _Mapping]] = ..., collected: _Optional[_Union[HostCollected, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host", "session")
+    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host", "session", "least_nnodes", "version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEAST_NNODES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     nnodes: int
     nproc: int
     node_rank: int
     host: str
     session: bytes
-    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
+    least_nnodes: int
+    version: str
+    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., session: _Optional[bytes] = ..., least_nnodes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RankEnded(_message.Message):
-    __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "age_seconds", "report", "stderr_tail")
+    __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "at", "report", "stderr_tail")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     RETURNCODE_FIELD_NUMBER: _ClassVar[int]
-    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     STDERR_TAIL_FIELD_NUMBER: _ClassVar[int]
     generation: int
@@ -130,10 +142,10 @@ class RankEnded(_message.Message):
     local_rank: int
     pid: int
     returncode: int
-    age_seconds: float
+    at: float
     report: FailureReport
     stderr_tail: str
-    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., returncode: _Optional[int] = ..., age_seconds: _Optional[float] = ..., report: _Optional[_Union[FailureReport, _Mapping]] = ..., stderr_tail: _Optional[str] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., returncode: _Optional[int] = ..., at: _Optional[float] = ..., report: _Optional[_Union[FailureReport, _Mapping]] = ..., stderr_tail: _Optional[str] = ...) -> None: ...
 
 class FailureReport(_message.Message):
     __slots__ = ("type_name", "message", "traceback", "is_peer_error", "blames")
@@ -193,13 +205,46 @@ class RankState(_message.Message):
     seconds: float
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., phase: _Optional[_Union[RankState.Phase, str]] = ..., condition: _Optional[_Union[RankState.Condition, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class HostObserved(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: bytes
+    def __init__(self, summary: _Optional[bytes] = ...) -> None: ...
+
+class HostCollected(_message.Message):
+    __slots__ = ("request", "answer", "is_last")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    answer: bytes
+    is_last: bool
+    def __init__(self, request: _Optional[int] = ..., answer: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class RankTold(_message.Message):
+    __slots__ = ("generation", "rank", "notice", "blocked", "has_failed")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    HAS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    notice: bytes
+    blocked: str
+    has_failed: bool
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., notice: _Optional[bytes] = ..., blocked: _Optional[str] = ..., has_failed: _Optional[bool] = ...) -> None: ...
+
 class AgentCommand(_message.Message):
-    __slots__ = ("welcome", "assign", "stop", "finish", "condemn", "number", "received")
+    __slots__ = ("welcome", "assign", "stop", "finish", "condemn", "announce", "condition", "collect", "number", "received")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     CONDEMN_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -207,9 +252,12 @@ class AgentCommand(_message.Message):
     stop: Stop
     finish: Finish
     condemn: Condemn
+    announce: Announce
+    condition: Condition
+    collect: Collect
     number: int
     received: int
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., condemn: _Optional[_Union[Condemn, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., condemn: _Optional[_Union[Condemn, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("resumed",)
@@ -264,6 +312,32 @@ class Condemn(_message.Message):
     host: str
     how: str
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., how: _Optional[str] = ...) -> None: ...
+
+class Condition(_message.Message):
+    __slots__ = ("generation", "rank", "how")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    how: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., how: _Optional[str] = ...) -> None: ...
+
+class Announce(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class Collect(_message.Message):
+    __slots__ = ("request", "kind", "ranks")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    kind: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., kind: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("exit_code", "message")

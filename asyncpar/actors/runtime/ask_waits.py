@@ -1,0 +1,239 @@
+"""Tell of asks that wait for long: which actor they wait for, and what that does now, on whichever rank.
+
+Theory of operation.  A timer that runs while asks are pending notes the number of the next call; so the age of all
+calls is known without a clock reading per call.  When an ask has waited for ``warn_after`` seconds, its caller inquires
+at the actor's rank; the answer names the ask that the actor itself waits for, if it does, and the caller goes on to
+that one's rank (``WaitChase``).  It ends at an actor that waits for no other one, at a rank that does not answer, or
+where it has been before: that is a deadlock.  Every wait is told once, and of waits for one actor the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from asyncpar.actors.runtime.calls import PendingCall
+from asyncpar.actors.runtime.message import AskAnswer, AskInquiry, AskLink
+from asyncpar.actors.runtime.outbound import Outbound
+from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_cycle
+
+ANSWER_SECONDS: Final = 0.5
+"""How long a rank may take to say what its actor does."""
+
+_TICKS: Final = 8
+"""How often the age of calls is looked at, within the time after which they are told."""
+
+_MOST_STEPS: Final = 64
+_MOST_CHASES: Final = 8
+"""Waits that are looked into at one moment; others wait for other actors, perhaps, and are not told."""
+
+
+CallIdentity = tuple[int, int]
+"""The rank of a caller, and the number that the call has there."""
+
+
+class WaitChase:
+    """Follow one ask over the actors that wait for each other.  Pure.
+
+    ``where`` says what the last actor does, and ``cycle`` are the waits of a deadlock, if it leads into one.
+    """
+
+    def __init__(self, rank: int, actor: str, link: AskLink) -> None:
+        self.first = _edge(rank, actor, link)
+        self.where = ""
+        self.cycle: list[WaitEdge] = []
+        self._caller, self._link = rank, link
+        self._path: list[tuple[CallIdentity, WaitEdge | None]] = [((rank, link.call), self.first)]
+
+    @property
+    def culprit(self) -> tuple[int, str]:
+        """The rank and the name of the actor at the end."""
+        return self._link.rank, self._link.actor
+
+    @property
+    def steps(self) -> int:
+        """How far it has come."""
+        return len(self._path)
+
+    def inquiry(self, number: int) -> AskInquiry:
+        """Return what to ask the rank of the ``culprit`` next."""
+        return AskInquiry(number, self._caller, self._link.call, self._link.actor)
+
+    def hear(self, answer: AskAnswer) -> bool:
+        """Take the answer of the culprit's rank; return whether the rank of another culprit is to be asked now."""
+        self.where = answer.text
+        rank, actor = self.culprit
+        if answer.caller is not None and answer.call is not None:
+            works_for = (answer.caller, answer.call)
+            if works_for != self._path[-1][0]:  # the call waits until the actor has answered that one
+                if self._ends_at(works_for, after=1):
+                    return False
+                self._path.append((works_for, None))
+        link = answer.waits_for
+        if link is None or self._ends_at((rank, link.call), after=0) or self.steps >= _MOST_STEPS:
+            return False
+        self._caller, self._link = rank, link
+        self._path.append(((rank, link.call), _edge(rank, actor, link)))
+        return True
+
+    def silent(self, seconds: float) -> None:
+        """Take that the culprit's rank has not answered."""
+        self.where = f"has not answered for {seconds:.3g} s"
+
+    def _ends_at(self, call: CallIdentity, *, after: int) -> bool:
+        """Has it been at ``call`` before?  Then it is in a circle, which begins so many steps after that."""
+        place = next((place for place, (known, _) in enumerate(self._path) if known == call), None)
+        if place is None:
+            return False
+        self.cycle = [edge for _, edge in self._path[place + after :] if edge is not None]
+        return True
+
+
+def _edge(rank: int, actor: str, link: AskLink) -> WaitEdge:
+    return WaitEdge(
+        rank, link.rank, f"{link.endpoint}()", (rank, link.call), link.site, actor=actor, awaited_actor=link.actor
+    )
+
+
+@dataclass(slots=True)
+class _Chasing:
+    pending: PendingCall
+    since: float
+    chase: WaitChase
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+
+class AskWaits:
+    """Tells of the calls in ``pending`` that wait for long.  Once per caller; ``close`` it."""
+
+    def __init__(
+        self, rank: int, pending: Mapping[int, PendingCall], outbound: Outbound, next_call: Callable[[], int]
+    ) -> None:
+        self.is_ticking = False
+        """Is the age of calls being looked at?"""
+        self.told: dict[int, PendingCall] = {}
+        """By call: what was told to wait, and is not over."""
+        self._rank = rank
+        self._pending = pending
+        self._outbound = outbound
+        self._marks: deque[tuple[float, int]] = deque()
+        """Times, and the number that the next call had then."""
+        self._next_call = next_call
+        self._looked = 0
+        """The calls before this one were looked at."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._chasing: dict[int, _Chasing] = {}
+
+    def begin(self, call: int) -> None:
+        """Look at the age of calls from ``call`` on, until none is left that was not looked at."""
+        after = self._outbound.observer.warn_after
+        if after is not None:
+            self.is_ticking = True
+            self._looked = call
+            loop = asyncio.get_running_loop()
+            self._marks = deque([(loop.time(), call + 1)])
+            self._timer = loop.call_later(after / _TICKS, self._tick)
+
+    def over(self, pending: PendingCall) -> None:
+        """Tell the end of a wait that was told."""
+        if self.told.pop(pending.call, None) is not None:
+            future = pending.future
+            has_failed = future.done() and (future.cancelled() or future.exception() is not None)
+            self._outbound.observer.tell_over(pending, has_failed=has_failed or not future.done())
+
+    def close(self) -> None:
+        """Look no more.  Idempotent."""
+        for timer in (self._timer, *(chasing.timer for chasing in self._chasing.values())):
+            if timer is not None:
+                timer.cancel()
+        self._chasing.clear()
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        after, now = self._outbound.observer.warn_after, asyncio.get_running_loop().time()
+        self._timer = None
+        if after is None:
+            self.is_ticking = False
+            return
+        since, limit = 0.0, 0
+        while self._marks and self._marks[0][0] <= now - after + 1e-6:
+            since, limit = self._marks.popleft()
+        if limit > self._looked:
+            self._look(since, range(self._looked, limit))
+            self._looked = limit
+        self._marks.append((now, self._next_call()))
+        if any(call >= self._looked for call in self._pending):
+            self._timer = asyncio.get_running_loop().call_later(after / _TICKS, self._tick)
+        else:
+            self.is_ticking = False
+
+    def _look(self, since: float, calls: range) -> None:
+        """Look into the ``calls`` that are still pending, which began before ``since``."""
+        known = {(told.ref.rank, told.ref.name) for told in self.told.values()}
+        known |= {(each.pending.ref.rank, each.pending.ref.name) for each in self._chasing.values()}
+        for call in [call for call in self._pending if call in calls]:
+            pending = self._pending[call]
+            place = (pending.ref.rank, pending.ref.name)
+            if (
+                pending.future.done()
+                or pending.inlet is not None
+                or place in known
+                or len(self._chasing) >= _MOST_CHASES
+            ):
+                continue
+            known.add(place)
+            actor = "" if pending.origin is None else pending.origin.actor
+            self._chasing[call] = _Chasing(pending, since, WaitChase(self._rank, actor, self.link_of(pending)))
+            self._inquire(call)
+
+    def link_of(self, pending: PendingCall) -> AskLink:
+        """Return what is said of a call to others."""
+        site = self._outbound.recorder.site_of(pending.ticket)
+        return AskLink(pending.ref.rank, pending.call, pending.ref.name, pending.endpoint, site)
+
+    def _inquire(self, call: int) -> None:
+        chasing = self._chasing[call]
+        loop = asyncio.get_running_loop()
+        chasing.timer = loop.call_later(ANSWER_SECONDS, self._silent, call, chasing.chase.steps)
+        self._outbound.say(chasing.chase.culprit[0], chasing.chase.inquiry(call))
+
+    def hear(self, rank: int, answer: AskAnswer) -> None:
+        """Take an answer of ``rank``."""
+        chasing = self._chasing.get(answer.number)
+        if chasing is None or chasing.chase.culprit[0] != rank:
+            return
+        if chasing.timer is not None:
+            chasing.timer.cancel()
+        if chasing.chase.hear(answer):
+            self._inquire(answer.number)
+        else:
+            self._tell(answer.number)
+
+    def _silent(self, call: int, steps: int) -> None:
+        chasing = self._chasing.get(call)
+        if chasing is not None and chasing.chase.steps == steps:
+            chasing.chase.silent(ANSWER_SECONDS)
+            self._tell(call)
+
+    def _tell(self, call: int) -> None:
+        chasing = self._chasing.pop(call)
+        pending, chase = chasing.pending, chasing.chase
+        if pending.future.done() or call not in self._pending:
+            return
+        rank, actor = chase.culprit
+        notice = WaitNotice(
+            operation=f"{pending.endpoint}() of actor {pending.ref.name!r}",
+            seconds=asyncio.get_running_loop().time() - chasing.since,
+            site=chase.first.site,
+            culprit=rank,
+            host=self._outbound.host_of(rank),
+            where=chase.where,
+            cycle=describe_cycle(chase.cycle) if chase.cycle else "",
+            actor=actor,
+        )
+        self.told[call] = pending
+        self._outbound.observer.tell_waiting(pending, notice)

@@ -1,0 +1,1 @@
+"""Agreement of the ranks of a group that are left when others are lost."""

@@ -1,0 +1,374 @@
+"""Decide what the survivors of a group agree on, although ranks die while they do.  Pure.
+
+Theory of operation.  A leader, the first rank of the group that is not known to be lost, collects a contribution from
+every rank that is left, proposes an outcome, and decides it when every rank that is left has accepted it.  When the
+leader is lost, the next one takes over: contributions to it say which proposal a rank has accepted last, and it
+proposes the one with the highest ballot again, if there is one.  This is the consensus of Buntinas ("Scalable
+distributed consensus to support MPI fault tolerance", IPDPS 2012), with a star for its tree, and ballots as in Paxos.
+
+*All survivors get the same outcome, and one that was returned by a rank that died later is it, too.*  An outcome is
+decided only when all ranks that are left have accepted it.  A later leader is one of them, and hears of it before it
+proposes.  It hears from all that are left, and none of them accepts anything of an earlier leader any more: a rank that
+contributes to a leader holds all ranks before it for lost, and drops what they send.  A leader may propose another
+outcome while not all have accepted the last one (a rank that was to accept is lost, say): nothing was decided then, and
+the later one has the higher ballot.
+
+*It ends.*  A rank that is lost is not waited for.  One that does not answer for as long as the group's timeout is held
+for lost.  One that answers, but does not call, ends the agreement with a ``timeout`` for all.
+
+Losses are contagious: who hears in a message of this agreement that a rank is lost holds it for lost itself.  A rank
+that the others hold for lost, and lives, is told so, and gets no outcome.  Ranks on two sides of a broken network that
+hold each other for lost agree on each side for itself; where that must not be, a quorum decides who goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from asyncpar.collectives.fault_tolerance.messages import (
+    AcceptedOutcome,
+    AcceptOutcome,
+    AgreementKind,
+    AgreementMessage,
+    AskMember,
+    Contribution,
+    DecideOutcome,
+    Outcome,
+    ProposeOutcome,
+)
+
+_NO_BITS_MISSING: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementCalled:
+    """This rank takes part with ``flag``, and waits for ``timeout`` seconds (None: for ever)."""
+
+    kind: AgreementKind
+    flag: int
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSaid:
+    """A message of ``rank`` has come."""
+
+    rank: int
+    message: AgreementMessage
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """``rank`` is lost, for good."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberExpelled:
+    """Others hold this rank for lost; ``text`` says who, and why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementTick:
+    """Time has passed."""
+
+
+AgreementEvent: TypeAlias = AgreementCalled | MemberSaid | MemberLost | MemberExpelled | AgreementTick
+
+
+@dataclass(frozen=True, slots=True)
+class TellMember:
+    """Send ``message`` to ``rank``."""
+
+    rank: int
+    message: AgreementMessage
+
+
+@dataclass(frozen=True, slots=True)
+class HoldForLost:
+    """Hold ``rank`` for lost from now on, because of ``cause``."""
+
+    rank: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOutcome:
+    """The agreement is over."""
+
+    outcome: Outcome
+
+
+AgreementCommand: TypeAlias = TellMember | HoldForLost | ReturnOutcome
+
+
+class SurvivorAgreement:
+    """One agreement of ``ranks`` (of the world, in the order of the group), as ``me`` takes part in it.
+
+    It goes on after its outcome was returned: others may need to hear of it.
+    """
+
+    def __init__(
+        self, *, me: int, ranks: tuple[int, ...], lost: Iterable[int], timeout: float | None, now: float
+    ) -> None:
+        assert me in ranks
+        self.me = me
+        self.ranks = ranks
+        self.outcome: Outcome | None = None
+        self._lost = set(lost) & set(ranks)
+        self._call: AgreementCalled | None = None
+        self._contributions: dict[int, Contribution] = {}
+        self._accepted: AcceptedOutcome | None = None
+        self._proposal: AcceptedOutcome | None = None
+        """What this rank, the leader, has proposed last."""
+        self._inherited: AcceptedOutcome | None = None
+        """What an earlier leader has proposed, and may have decided."""
+        self._acceptors: set[int] = set()
+        self._fault: Outcome | None = None
+        """What the leader proposes instead of a result."""
+        self._begun_at = now
+        self.timeout = timeout
+        """Seconds that this rank waits, None for ever: those of the first that has called it, until this one has."""
+        self._heard_at: dict[int, float] = {}
+        """When each rank that is waited for was heard of last, or began to be waited for."""
+        self._commands: list[AgreementCommand] = []
+
+    @property
+    def leader(self) -> int:
+        """The first rank that is not lost; this one at the latest."""
+        return next(rank for rank in self.ranks if rank not in self._lost or rank == self.me)
+
+    @property
+    def left(self) -> list[int]:
+        """The ranks that are not lost."""
+        return [rank for rank in self.ranks if rank not in self._lost]
+
+    def awaited(self) -> list[int]:
+        """Return the other ranks that this one waits for."""
+        if self.outcome is not None:
+            return []
+        if self.leader != self.me:
+            return [] if self._call is None else [self.leader]
+        others = [rank for rank in self.left if rank != self.me]
+        if self._proposal is not None:
+            return [rank for rank in others if rank not in self._acceptors]
+        return [rank for rank in others if not self._has_called(rank)] if self.is_under_way else []
+
+    @property
+    def is_under_way(self) -> bool:
+        """Does this rank, or one that this rank leads, wait for the outcome?"""
+        if self.outcome is not None:
+            return False
+        return self._call is not None or (self.leader == self.me and bool(self._contributions))
+
+    def handle(self, event: AgreementEvent, *, now: float) -> list[AgreementCommand]:
+        """Take in ``event``; return what is to be done, in this order."""
+        match event:
+            case AgreementCalled():
+                self._called(event, now)
+            case MemberSaid(rank, message) if rank in self.ranks and rank not in self._lost:
+                self._heard_at[rank] = now
+                self._said(rank, message)
+            case MemberLost(rank):
+                self._lose([rank])
+            case MemberExpelled(text) if self.outcome is None:
+                self._expel(text)
+            case AgreementTick():
+                self._tick(now)
+        awaited = self.awaited()
+        self._heard_at = {rank: self._heard_at.get(rank, now) for rank in awaited}
+        commands, self._commands = self._commands, []
+        return commands
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _called(self, call: AgreementCalled, now: float) -> None:
+        self._call, self.timeout, self._begun_at = call, call.timeout, now
+        if self.outcome is None:
+            self._contribute()
+
+    def _said(self, rank: int, message: AgreementMessage) -> None:
+        match message:
+            case DecideOutcome(outcome) if self.me in outcome.lost:
+                self._expel(f"rank {rank} holds this rank, {self.me}, for lost")
+            case DecideOutcome(outcome):
+                self._lose_reported(outcome.lost, rank)
+                waiting = [] if self.outcome is not None else [other for other in self.left if other != rank]
+                self._return(outcome)
+                for other in waiting:
+                    if other in self._contributions:  # it waits for this rank, its leader
+                        self._answer_decided(other)
+            case Contribution():
+                self._contributed(rank, message)
+            case AskMember(lost=lost):
+                self._lose_reported(lost, rank)
+                if not self._answer_decided(rank):
+                    self._tell(rank, self._contribution())
+            case ProposeOutcome(ballot=ballot, outcome=outcome):
+                self._proposed(rank, AcceptedOutcome(ballot, outcome))
+            case AcceptOutcome(ballot, lost):
+                if self._proposal is not None and ballot == self._proposal.ballot:
+                    self._acceptors.add(rank)
+                self._lose_reported(lost, rank)
+                self._lead()
+
+    def _contributed(self, rank: int, contribution: Contribution) -> None:
+        self._contributions[rank] = contribution
+        timeout = contribution.timeout
+        if self._call is None and timeout is not None:
+            self.timeout = timeout if self.timeout is None else min(timeout, self.timeout)
+        self._lose_reported(contribution.lost, rank)
+        if not self._answer_decided(rank):
+            self._lead()
+
+    def _proposed(self, rank: int, proposal: AcceptedOutcome) -> None:
+        """Take the proposal of the leader ``rank``: a rank that accepts it holds all ranks before it for lost."""
+        place = self.ranks.index(rank)
+        if self._answer_decided(rank):
+            return
+        if proposal.ballot[0] != place or place > self.ranks.index(self.me):
+            return
+        self._lose_reported((*self.ranks[:place], *proposal.outcome.lost), rank)
+        if self.leader != rank:
+            return
+        if self._accepted is None or proposal.ballot >= self._accepted.ballot:
+            self._accepted = proposal
+            self._tell(rank, AcceptOutcome(proposal.ballot, self._known()))
+
+    def _tick(self, now: float) -> None:
+        timeout = self.timeout
+        if timeout is None or not self.is_under_way:
+            return
+        silent = [rank for rank in self.awaited() if now - self._heard_at.get(rank, now) >= timeout]
+        for rank in silent:
+            self._commands.append(HoldForLost(rank, f"it has not answered for {timeout:.1f} s in an agreement"))
+        self._lose(silent)
+        if self.outcome is None and self.leader == self.me and now >= self._begun_at + timeout:
+            answered = [rank for rank in self.left if rank == self.me or rank in self._contributions]
+            absent = [rank for rank in answered if not self._has_called(rank)]
+            if absent and self._fault is None:
+                text = f"it has not called it within {timeout:.1f} s"
+                self._fault = Outcome(0, (), "timeout", absent[0], text)
+                self._lead()
+        for rank in self.awaited():
+            self._tell(rank, AskMember(self.ranks, self._known()))
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def _lose_reported(self, ranks: Iterable[int], by: int) -> None:
+        """Hold for lost whom ``by`` does; this rank itself is told in another way."""
+        news = [rank for rank in dict.fromkeys(ranks) if rank in self.ranks and rank not in self._lost]
+        news = [rank for rank in news if rank not in (self.me, by)]
+        self._commands += [HoldForLost(rank, f"it is lost (reported by rank {by})") for rank in news]
+        self._lose(news)
+
+    def _lose(self, ranks: Iterable[int]) -> None:
+        before = self.leader
+        lost = {rank for rank in ranks if rank in self.ranks and rank != self.me} - self._lost
+        if not lost:
+            return
+        self._lost |= lost
+        if self.leader == before:
+            self._lead()
+        elif self.outcome is not None:
+            if self.leader != self.me:
+                self._answer_decided(self.leader)
+        elif self._call is not None or self._accepted is not None:
+            self._contribute()
+        else:
+            self._lead()
+
+    # -- contributing --------------------------------------------------------------------------------------------------
+
+    def _contribute(self) -> None:
+        if self.leader == self.me:
+            self._lead()
+        else:
+            self._tell(self.leader, self._contribution())
+
+    def _contribution(self) -> Contribution:
+        call = self._call
+        kind, flag = (None, _NO_BITS_MISSING) if call is None else (call.kind, call.flag)
+        timeout = None if call is None else call.timeout
+        return Contribution(self.ranks, kind, flag, self._known(), self._accepted, timeout)
+
+    def _answer_decided(self, rank: int) -> bool:
+        """Tell ``rank`` the decision, if there is one; a rank that others hold for lost has none to tell."""
+        if self.outcome is not None and self.outcome.fault != "expelled":
+            self._tell(rank, DecideOutcome(self.outcome))
+        return self.outcome is not None
+
+    # -- leading -------------------------------------------------------------------------------------------------------
+
+    def _has_called(self, rank: int) -> bool:
+        if rank == self.me:
+            return self._call is not None
+        contribution = self._contributions.get(rank)
+        return contribution is not None and contribution.kind is not None
+
+    def _lead(self) -> None:
+        """Propose, and decide, as far as this rank can, if it is the leader."""
+        if self.outcome is not None or self.leader != self.me:
+            return
+        others = [rank for rank in self.left if rank != self.me]
+        outcome = self._choose(others)
+        if outcome is None:
+            return
+        if self._proposal is None or self._proposal.outcome != outcome:
+            number = 0 if self._proposal is None else self._proposal.ballot[1] + 1
+            self._proposal = self._accepted = AcceptedOutcome((self.ranks.index(self.me), number), outcome)
+            self._acceptors.clear()
+            for rank in others:
+                self._tell(rank, ProposeOutcome(self.ranks, self._proposal.ballot, outcome))
+        if self._acceptors.issuperset(others):
+            for rank in others:
+                self._tell(rank, DecideOutcome(outcome))
+            self._return(outcome)
+
+    def _choose(self, others: list[int]) -> Outcome | None:
+        """Return what to propose; None while something is missing for that."""
+        contributions = [self._contributions[rank] for rank in others if rank in self._contributions]
+        if len(contributions) < len(others):
+            return None
+        place = self.ranks.index(self.me)
+        accepted = [given.accepted for given in (*contributions, self._contribution()) if given.accepted is not None]
+        accepted += [] if self._inherited is None else [self._inherited]
+        earlier = [one for one in accepted if one.ballot[0] < place]
+        if earlier:  # who said so may be lost by the next look, and this rank accepts its own proposal instead
+            self._inherited = max(earlier, key=lambda one: one.ballot)
+            return self._inherited.outcome
+        if self._fault is not None:
+            return self._fault
+        if not all(map(self._has_called, self.left)):
+            return None
+        given = [self._contribution(), *contributions]
+        first = given[0]
+        for rank, one in zip((self.me, *others), given, strict=True):
+            if one.kind != first.kind:
+                text = f"rank {rank} calls {one.kind} where rank {self.me} calls {first.kind}"
+                return Outcome(0, (), "mismatch", rank, text)
+        flag = _NO_BITS_MISSING
+        for one in given:
+            flag &= one.flag
+        return Outcome(flag, self._known())
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _return(self, outcome: Outcome) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            self._commands.append(ReturnOutcome(outcome))
+
+    def _expel(self, text: str) -> None:
+        self._return(Outcome(0, (), "expelled", self.me, text[:2048]))
+
+    def _known(self) -> tuple[int, ...]:
+        return tuple(sorted(self._lost))
+
+    def _tell(self, rank: int, message: AgreementMessage) -> None:
+        self._commands.append(TellMember(rank, message))

@@ -1,0 +1,34 @@
+"""Record in the event ring what blocks the event loop, for as long as it does."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from asyncpar.core.observe.loop_watch import Blocked
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
+from asyncpar.core.observe.records import EventKind
+
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class BlockedEvents:
+    """Takes the reports of a loop watch (``tell``) into ``recorder``."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._ticket = NO_TICKET
+
+    def tell(self, blocked: Blocked) -> None:
+        """Begin an event when the loop is blocked, and end it when that goes on.  In the watching thread."""
+        if blocked.is_over:
+            self._recorder.end(self._ticket)
+            return
+        frames = _FRAME.findall(blocked.stack)
+        site = 0
+        if frames:
+            file, line, function = frames[-1]
+            site = self._recorder.place(file, int(line), function)
+        self._ticket = self._recorder.begin(
+            EventKind.BLOCKED, self._recorder.name("blocked loop", {"by": blocked.what}), site=site
+        )

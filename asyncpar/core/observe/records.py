@@ -1,0 +1,315 @@
+"""The layout of an event ring: what a rank did lately, in memory that another process can read at any time.  Pure.
+
+Theory of operation.  One event, of an operation or of a span, is one record of 64 bytes.  It is written when the event
+begins and completed in place when that ends, so that what is under way is always there; a writer goes around records
+of events that are not over.  Nothing locks: a record has the number of its lap in its first and in its last bytes, and
+a reader drops one where they differ.  Names, call sites and groups are entries of a table that only grows; records have
+their numbers.  When the table is full, new names are no longer told apart, and that is counted.
+
+The image begins with a page of the rank's identity and a page for a note (what it did at the last look), then come
+records, then entries.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from asyncpar.errors import ProtocolError
+
+CAPACITY: Final = 4096
+"""Records of a ring; a power of two."""
+
+RECORD: Final = struct.Struct("<IHBBddIIQQQII")
+"""Lap, peer, kind, state, time of the end, time of the begin, fingerprint, name, group, sequence, bytes, site, lap."""
+
+BEGINNING: Final = struct.Struct("<IIddQQQQII")
+"""The same bytes in fewer parts: lap, ``head_of``, times, ``word_of``, group, sequence, bytes, site, lap."""
+
+ENDING: Final = struct.Struct("<Bd")
+"""State and time of the end, at ``STATE_OFFSET`` of a record."""
+
+RECORD_BYTES: Final = RECORD.size
+STATE_OFFSET: Final = 7
+NO_PEER: Final = 0xFFFF
+UNBOUND: Final = (1 << 64) - 1
+"""The sequence of a receive that does not know its message yet."""
+
+PEER: Final = struct.Struct("<H")
+PEER_OFFSET: Final = 4
+MESSAGE: Final = struct.Struct("<QQQ")
+"""Group, sequence and bytes, at ``MESSAGE_OFFSET`` of a record."""
+
+MESSAGE_OFFSET: Final = 32
+
+HEADER: Final = struct.Struct("<8sIII")
+"""Magic, capacity in records, where entries begin, and where the image ends."""
+
+COUNTS_OFFSET: Final = 32
+COUNTS: Final = struct.Struct("<III")
+"""Bytes of entries, names that found no room, and records that overwrote events that were not over."""
+
+IDENTITY_OFFSET: Final = 64
+NOTE_OFFSET: Final = 4096
+RECORDS_OFFSET: Final = 8192
+NOTE_BYTES: Final = RECORDS_OFFSET - NOTE_OFFSET - 8
+ENTRIES_BYTES: Final = 1 << 20
+
+_MAGIC: Final = b"apring01"
+_ENTRY: Final = struct.Struct("<BxH")
+_LENGTH: Final = struct.Struct("<I")
+_NOTE: Final = struct.Struct("<II")
+ENTRY_BYTES_MOST: Final = 0xFFFF
+
+
+class EventKind(IntEnum):
+    """What an event is."""
+
+    COLLECTIVE = 1
+    SEND = 2
+    RECEIVE = 3
+    ASK = 4
+    """A call of an actor, seen by the caller, until its reply."""
+    HANDLE = 5
+    """An endpoint that runs for a caller."""
+    BUCKET = 6
+    """A bucket of gradients, from its first to its last byte."""
+    PIPELINE = 7
+    CHECKPOINT = 8
+    WORLD = 9
+    """A change of the world, or of this rank's part in it."""
+    SPAN = 10
+    """A span of the user: ``ap.span``."""
+    BLOCKED = 11
+    """Code that keeps the event loop from going on."""
+    STEP = 12
+
+
+class EventState(IntEnum):
+    """How far an event is.  From ``COMPLETED`` on it is over."""
+
+    CALLED = 1
+    """It has its place in the order of its group, but nobody awaits it yet."""
+    STARTED = 2
+    COMPLETED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+_OVER: Final = int(EventState.COMPLETED)  # a look at a member of an enumeration takes longer than a comparison
+
+
+class EntryKind(IntEnum):
+    """What an entry of the table names."""
+
+    NAME = 1
+    """``name``, or ``text@algorithm`` of an operation, or ``name\\nfields`` of a span."""
+    SITE = 2
+    """``file:line function``."""
+    GROUP = 3
+    """A ``GroupIdentity`` as JSON."""
+
+
+class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose ring it is.  ``clock`` and ``wall`` are one moment, by the clock of the records and by that of the day.
+
+    Records of ranks with one ``clock_domain`` have their times by the same clock.
+    """
+
+    rank: int
+    size: int
+    host: str = ""
+    host_id: str = ""
+    job: str = ""
+    generation: int = 0
+    pid: int = 0
+    clock: float = 0.0
+    wall: float = 0.0
+    clock_domain: str = ""
+
+
+class GroupIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of ranks (of the world) under its ``number``.  ``parent`` is the group whose messages it numbers."""
+
+    number: int
+    name: str
+    ranks: tuple[int, ...]
+    parent: int | None = None
+
+
+class RawRecord(NamedTuple):
+    """One record as it is stored; ``ticket`` is how many events have begun before it."""
+
+    ticket: int
+    peer: int
+    kind: int
+    state: int
+    ended: float
+    created: float
+    fingerprint: int
+    name: int
+    group: int
+    sequence: int
+    nbytes: int
+    site: int
+
+
+class RawImage(NamedTuple):
+    """The parts of an image: records in the order of their begins, entries by number (from 1)."""
+
+    identity: RankIdentity
+    records: list[RawRecord]
+    entries: dict[int, tuple[int, bytes]]
+    note: bytes
+    torn: int
+    begun: int
+    """Events that have begun in all."""
+    unnamed: int
+    """Names that found no room."""
+    evicted: int
+    """Events that were overwritten although they were not over."""
+
+
+def head_of(peer: int, kind: int, state: int) -> int:
+    """Return peer, kind and state of a record in one number."""
+    return peer | kind << 16 | state << 24
+
+
+def word_of(name: int, fingerprint: int = 0) -> int:
+    """Return fingerprint and name of a record in one number."""
+    return fingerprint | name << 32
+
+
+CALLS: Final = 0xCA11 << 48
+"""With a rank: the group under which the calls of actors that it makes are numbered, on both ends."""
+
+
+def image_bytes(capacity: int = CAPACITY) -> int:
+    """Return the bytes of an image with so many records."""
+    return RECORDS_OFFSET + capacity * RECORD_BYTES + ENTRIES_BYTES
+
+
+def write_header(image: Any, capacity: int, identity: RankIdentity) -> None:
+    """Make ``image``, a writable buffer, that of a rank; what it has of another one stays."""
+    encoded = msgspec.json.encode(identity)
+    if len(encoded) > NOTE_OFFSET - IDENTITY_OFFSET - 4:
+        raise ProtocolError(f"the identity of a rank is too long: {len(encoded)} bytes")
+    entries = RECORDS_OFFSET + capacity * RECORD_BYTES
+    _LENGTH.pack_into(image, IDENTITY_OFFSET, len(encoded))
+    image[IDENTITY_OFFSET + 4 : IDENTITY_OFFSET + 4 + len(encoded)] = encoded
+    HEADER.pack_into(image, 0, _MAGIC, capacity, entries, entries + ENTRIES_BYTES)
+
+
+def write_note(image: Any, note: bytes) -> None:
+    """Put ``note`` in place of the note that was there; one that is too long is cut."""
+    note = note[:NOTE_BYTES]
+    version, _ = _NOTE.unpack_from(image, NOTE_OFFSET)
+    begun = (version | 1) & 0xFFFF_FFFF
+    _NOTE.pack_into(image, NOTE_OFFSET, begun, 0)
+    image[NOTE_OFFSET + 8 : NOTE_OFFSET + 8 + len(note)] = note
+    _NOTE.pack_into(image, NOTE_OFFSET, (begun + 1) & 0xFFFF_FFFF, len(note))
+
+
+def write_entry(image: Any, start: int, used: int, kind: EntryKind, content: bytes) -> int:
+    """Append an entry; return how many bytes are used then, or 0 if there is no room."""
+    size = _ENTRY.size + len(content)
+    place = start + used
+    if used + size > ENTRIES_BYTES or len(content) > ENTRY_BYTES_MOST:
+        return 0
+    image[place + _ENTRY.size : place + size] = content
+    _ENTRY.pack_into(image, place, kind, len(content))
+    _LENGTH.pack_into(image, COUNTS_OFFSET, used + size)
+    return used + size
+
+
+def parse_image(image: bytes, *, latest: int | None = None) -> RawImage:
+    """Return the parts of ``image``; what is cut off or torn is missing.  Raises ``ProtocolError`` if it is none.
+
+    With ``latest`` only records of events that are not over, and of the last so many: a tenth of the time.
+    """
+    if len(image) < NOTE_OFFSET or image[:8] != _MAGIC:
+        raise ProtocolError("this is no image of an event ring (its first bytes are others)")
+    _, capacity, entries_start, end = HEADER.unpack_from(image, 0)
+    if (
+        not 0 < capacity <= 1 << 20
+        or entries_start != RECORDS_OFFSET + capacity * RECORD_BYTES
+        or end != entries_start + ENTRIES_BYTES
+    ):
+        raise ProtocolError("the header of the image of an event ring is damaged")
+    used, unnamed, evicted = COUNTS.unpack_from(image, COUNTS_OFFSET)
+    records, torn = _parse_records(image[RECORDS_OFFSET:entries_start], capacity, latest)
+    return RawImage(
+        identity=_parse_identity(image),
+        records=records,
+        entries=_parse_entries(image[entries_start : entries_start + min(used, ENTRIES_BYTES)]),
+        note=_parse_note(image),
+        torn=torn,
+        begun=records[-1].ticket + 1 if records else 0,
+        unnamed=unnamed,
+        evicted=evicted,
+    )
+
+
+def _parse_identity(image: bytes) -> RankIdentity:
+    (length,) = _LENGTH.unpack_from(image, IDENTITY_OFFSET)
+    start = IDENTITY_OFFSET + _LENGTH.size
+    try:
+        return msgspec.json.decode(image[start : min(start + length, NOTE_OFFSET)], type=RankIdentity)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the identity in the image of an event ring is damaged: {error}") from error
+
+
+def _parse_note(image: bytes) -> bytes:
+    if len(image) < RECORDS_OFFSET:
+        return b""
+    version, length = _NOTE.unpack_from(image, NOTE_OFFSET)
+    return b"" if version & 1 or length > NOTE_BYTES else image[NOTE_OFFSET + 8 : NOTE_OFFSET + 8 + length]
+
+
+def _parse_records(part: bytes, capacity: int, latest: int | None) -> tuple[list[RawRecord], int]:
+    """Return the records that are whole, in the order of their begins, and how many are torn.
+
+    What decides which are wanted is read by columns: rows are made of those alone.
+    """
+    whole = memoryview(part)[: len(part) - len(part) % RECORD_BYTES]
+    words = whole.cast("I")
+    first, last = words[:: RECORD_BYTES // 4].tolist(), words[RECORD_BYTES // 4 - 1 :: RECORD_BYTES // 4].tolist()
+    slots: Iterable[int] = range(len(first))
+    if latest is not None and any(first) and first == last:  # where some are torn, the newest is not that easily told
+        newest = max(first)
+        slot = len(first) - 1 - first[::-1].index(newest)
+        states = bytes(whole[STATE_OFFSET::RECORD_BYTES])
+        slots = {(slot - back) % capacity for back in range(min(latest, capacity))}
+        slots |= {slot for slot, state in enumerate(states) if state < _OVER}
+    tickets = [
+        ((first[slot] - 1) * capacity + slot, slot)
+        for slot in slots
+        if slot < len(first) and first[slot] and first[slot] == last[slot]
+    ]
+    if latest is not None:
+        since = max(tickets, default=(0, 0))[0] - latest + 1
+        tickets = [
+            found for found in tickets if found[0] >= since or whole[found[1] * RECORD_BYTES + STATE_OFFSET] < _OVER
+        ]
+    tickets.sort()
+    unpack = RECORD.unpack_from
+    records = [RawRecord(ticket, *unpack(part, slot * RECORD_BYTES)[1:-1]) for ticket, slot in tickets]
+    return records, sum(map(operator.ne, first, last))
+
+
+def _parse_entries(part: bytes) -> dict[int, tuple[int, bytes]]:
+    entries: dict[int, tuple[int, bytes]] = {}
+    place = 0
+    while place + _ENTRY.size <= len(part):
+        kind, length = _ENTRY.unpack_from(part, place)
+        content = part[place + _ENTRY.size : place + _ENTRY.size + length]
+        if kind == 0 or len(content) < length:
+            break
+        entries[len(entries) + 1] = (kind, content)
+        place += _ENTRY.size + length
+    return entries

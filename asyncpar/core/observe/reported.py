@@ -1,0 +1,66 @@
+"""Figures that a program reports of itself, such as its loss, and how far it is: the latest ones of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, SupportsFloat
+
+from asyncpar.errors import UsageError
+
+MOST_VALUES: Final = 32
+LONGEST_NAME: Final = 60
+
+
+class ReportedValues:
+    """The latest of each value, and the progress.  Usable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+        self._progress: tuple[str, float, float | None] | None = None
+        self._calls = 0
+
+    def take(self, values: Mapping[str, SupportsFloat]) -> None:
+        """Replace the values that are named.  Raises ``UsageError`` for what is no number, and for too many names."""
+        numbers = {_check_name(name): _number(name, value) for name, value in values.items()}
+        with self._lock:
+            together = self._values | numbers
+            if len(together) > MOST_VALUES:
+                raise UsageError(f"report: expected at most {MOST_VALUES} names in a process, got {len(together)}")
+            self._values = together
+            self._calls += 1
+
+    def note_progress(self, description: str, completed: float, total: float | None) -> None:
+        """Take the progress of the program."""
+        with self._lock:
+            self._progress = description, completed, total
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The latest values; not to be changed."""
+        return self._values
+
+    @property
+    def progress(self) -> tuple[str, float, float | None] | None:
+        """Description, steps done and their total.  Without other progress, each report counts as a step."""
+        if self._progress is not None:
+            return self._progress
+        return ("reports", float(self._calls), None) if self._calls else None
+
+
+def _check_name(name: str) -> str:
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise UsageError(f"report: expected names of 1 to {LONGEST_NAME} printable characters, got {name[:80]!r}")
+    return name
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"report: {name}: expected a number, got {type(value).__name__}") from error
+
+
+reported: Final = ReportedValues()
+"""Those of this process: programs report without a node in their hands, as they print."""

@@ -1,0 +1,60 @@
+"""Stacks of a rank whose interpreter does not come to answer: written by a signal handler in C (``faulthandler``).
+
+The agent hands down a file (``ASYNCPAR_STACKS_FD``).  The rank says in it that the handler is there; then the agent may
+send ``STACK_SIGNAL``, and reads what was written.  It needs neither the interpreter lock nor a debugger.  A crash
+(SIGSEGV, SIGABRT and the like) leaves its stack there, too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+STACKS_FD: Final = "ASYNCPAR_STACKS_FD"
+"""The variable with the number of the inherited descriptor of the file for stacks."""
+
+STACK_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - 3
+"""A signal that no program uses: SIGUSR2, the usual one, is passed on from batch systems to programs."""
+
+_READY: Final = b"ready\n"
+_MOST_BYTES: Final = 256 << 10
+
+
+def open_stack_dump(environment: Mapping[str, str]) -> None:
+    """Let the agent that has started this process have its stacks, if it has given a file for that."""
+    text = environment.get(STACKS_FD, "")
+    if not (text.isascii() and text.isdecimal()) or signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL:
+        return
+    descriptor = int(text)
+    try:
+        os.set_inheritable(descriptor, False)
+        if os.fstat(descriptor).st_size:  # a program that a rank has started has its variables
+            return
+        os.write(descriptor, _READY)
+    except OSError:
+        return
+    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=descriptor)
+
+
+def read_stack_dump(descriptor: int, start: int = 0) -> str:
+    """Return what was written into the file from byte ``start`` on, without what says that it is there."""
+    content = os.pread(descriptor, _MOST_BYTES, start)
+    return content.removeprefix(_READY).decode("utf-8", "replace").strip("\n")
+
+
+def is_ready(descriptor: int, pid: int) -> bool:
+    """Would the process write its stacks now, instead of ending by the signal?"""
+    if os.pread(descriptor, len(_READY), 0) != _READY:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (STACK_SIGNAL - 1) & 1)

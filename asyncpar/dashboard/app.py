@@ -1,0 +1,187 @@
+"""The dashboard as an aiohttp application: the page, a stream of pictures, lines of output, and the report as a file.
+
+Only readers with the token are served, and nothing can be changed.  The token comes in a header: no proxy logs it.
+``Host`` and ``Origin`` are checked first: a page of somebody else that a browser of this machine shows can ask nothing
+here, whatever name it has made of this address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from asyncpar.dashboard.page_file import live_page, report_page
+
+MOST_BROWSERS: Final = 32
+SEND_PATIENCE: Final = 15.0
+"""Seconds within which a browser must take a picture; else its stream ends, and it asks again."""
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]@/\\\s]+)(?::\d{1,5})?")
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+Lines = Callable[[int], Sequence[dict[str, Any]]]
+FlightLook = Callable[[], Awaitable[dict[str, Any]]]
+"""Asks all ranks for their recorded events, and returns what holds the job up, and the events, as plain values."""
+
+
+class Dashboard:
+    """Hands the latest picture to all browsers.
+
+    ``lines(after)`` returns the lines of output with greater numbers, ``flight()`` looks at what ranks have recorded.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        names: Collection[str] = (),
+        lines: Lines = lambda _: (),
+        flight: FlightLook | None = None,
+    ) -> None:
+        """``names`` are those of this machine and of proxies, beside loopback, by which browsers may ask."""
+        self._token = token.encode()
+        self._proxies = frozenset(name.lower().strip("[]") for name in names)
+        self._names = self._proxies.union(_LOOPBACK)
+        self._lines = lines
+        self._flight = flight
+        self._looking: asyncio.Task[dict[str, Any]] | None = None
+        self._picture: dict[str, Any] | None = None
+        self._event = b""
+        self._number = 0
+        self._has_ended = False
+        self._news = asyncio.Condition()
+        self.browsers = 0
+        self.application = web.Application(middlewares=[self._check], client_max_size=1024)
+        self.application.router.add_get("/", self._page)
+        self.application.router.add_get("/events", self._events)
+        self.application.router.add_get("/lines", self._new_lines)
+        self.application.router.add_get("/report", self._report)
+        self.application.router.add_get("/flight", self._look_at_flight)
+
+    async def show(self, picture: dict[str, Any]) -> None:
+        """Make ``picture`` the latest.  A browser that is slow gets the latest when it has taken an earlier one."""
+        async with self._news:
+            self._picture, self._event = picture, b"data: " + msgspec.json.encode(picture) + b"\n\n"
+            self._has_ended = bool(picture.get("ended"))
+            self._number += 1
+            self._news.notify_all()
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self._check_names(request)
+        if request.path != "/":
+            self._check_token(request)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    def _check_names(self, request: web.Request) -> None:
+        asked = request.headers.get("Host", "")
+        host = _name_of(asked)
+        if host not in self._names:
+            raise web.HTTPForbidden(
+                text=f"not served under the name {host!r}; --dashboard-names takes the names of proxies\n",
+                headers=_HEADERS,
+            )
+        origin = request.headers.get("Origin")
+        if origin is not None and not self._is_ours(origin, asked):
+            raise web.HTTPForbidden(text=f"not for pages of {origin!r}\n", headers=_HEADERS)
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and request.path != "/":
+            raise web.HTTPForbidden(text="not for pages of other sites\n", headers=_HEADERS)
+
+    def _is_ours(self, origin: str, asked: str) -> bool:
+        """Does ``origin`` name this server as the browser has asked for it, or a proxy?"""
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
+        is_web = parts.scheme in ("http", "https")
+        return is_web and (parts.netloc.lower() == asked.lower() or _name_of(parts.netloc) in self._proxies)
+
+    def _check_token(self, request: web.Request) -> None:
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
+            raise web.HTTPUnauthorized(
+                text="the token is missing or wrong; it is in the address that the launcher printed\n",
+                headers={"WWW-Authenticate": "Bearer", **_HEADERS},
+            )
+
+    async def _page(self, _: web.Request) -> web.Response:
+        page = live_page()
+        headers = {"Content-Security-Policy": page.policy, **_HEADERS}
+        return web.Response(text=page.html, content_type="text/html", headers=headers)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self.browsers >= MOST_BROWSERS:
+            raise web.HTTPServiceUnavailable(text=f"{MOST_BROWSERS} browsers look already\n", headers=_HEADERS)
+        response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **_HEADERS})
+        response.content_type = "text/event-stream"
+        response.charset = "utf-8"
+        self.browsers += 1
+        try:
+            with contextlib.suppress(ConnectionError, TimeoutError):  # the browser has left, or takes nothing
+                await response.prepare(request)
+                await self._stream(response)
+        finally:
+            self.browsers -= 1
+        return response
+
+    async def _stream(self, response: web.StreamResponse) -> None:
+        number = 0
+        while True:
+            async with self._news:
+                while self._number <= number:
+                    await self._news.wait()
+                number, event, is_last = self._number, self._event, self._has_ended
+            async with asyncio.timeout(SEND_PATIENCE):
+                await response.write(event)
+            if is_last:
+                return
+
+    async def _new_lines(self, request: web.Request) -> web.Response:
+        after = request.query.get("after", "0")
+        if not (after.isascii() and after.isdecimal() and len(after) < 16):
+            raise web.HTTPBadRequest(text=f"after: expected a whole number, got {after[:40]!r}\n", headers=_HEADERS)
+        body = msgspec.json.encode(list(self._lines(int(after))))
+        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
+    async def _look_at_flight(self, _: web.Request) -> web.Response:
+        """Look at the recorded events once for all browsers that ask meanwhile."""
+        if self._flight is None:
+            raise web.HTTPNotFound(text="nothing is recorded here\n", headers=_HEADERS)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._flight())
+        body = msgspec.json.encode(await asyncio.shield(self._looking))
+        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
+    async def _report(self, _: web.Request) -> web.Response:
+        if self._picture is None:
+            raise web.HTTPNotFound(text="no rank has told anything yet\n", headers=_HEADERS)
+        html = report_page({"picture": self._picture, "lines": list(self._lines(0))})
+        headers = {"Content-Disposition": 'attachment; filename="run.html"', **_HEADERS}
+        return web.Response(text=html, content_type="text/html", headers=headers)
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a ``Host`` header, "" if there is none."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return ""
+    name = found[1].strip("[]").lower().rstrip(".")
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(name))
+    return name

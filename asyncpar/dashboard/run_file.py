@@ -1,0 +1,49 @@
+"""The file of a run, ``run.json``: the last picture and lines of output, which ``asyncpar report`` makes a page of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from asyncpar.errors import UsageError
+
+RUN_FILE: Final = "run.json"
+MOST_BYTES: Final = 16 << 20
+_NEEDED: Final = ("heat", "ranks", "counts", "series", "links", "operations", "actors", "values", "hosts", "sentence")
+
+
+def write_run(directory: Path, document: dict[str, Any]) -> None:
+    """Replace the file of the run in ``directory`` as a whole.  Raises ``OSError``."""
+    target = directory / RUN_FILE
+    partial = directory / f".{RUN_FILE}.{os.getpid()}"
+    try:
+        partial.write_bytes(msgspec.json.encode(document))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return the document of a run: ``path`` is the file, or the folder that has it.  Raises ``UsageError``."""
+    file = path / RUN_FILE if path.is_dir() else path
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{file}: expected the file of a run, of at most {MOST_BYTES >> 20} MiB")
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{file}: there is no such file; `asyncpar launch --log-dir DIR` writes DIR/{RUN_FILE}"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    try:
+        document = msgspec.json.decode(content)
+        picture = document["picture"]
+        if not isinstance(document["lines"], list) or any(name not in picture for name in _NEEDED):
+            raise UsageError(f"{file}: this is no file of a run, or one of another version")
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise UsageError(f"{file}: this is no file of a run, or it is torn") from error
+    return {"picture": picture, "lines": document["lines"]}

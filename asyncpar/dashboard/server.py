@@ -1,0 +1,77 @@
+"""Serve a dashboard from the launcher's process: one address, one token."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection
+from typing import Any, Final
+
+from aiohttp import web
+
+from asyncpar.dashboard.app import Dashboard, FlightLook
+from asyncpar.dashboard.log_tail import LogTail
+from asyncpar.errors import UsageError
+
+_SHUTDOWN_PATIENCE: Final = 0.5
+_FAREWELL_SECONDS: Final = 0.3
+
+
+class DashboardServer:
+    """Serves inside ``async with``; ``address`` is where, ``url`` what a person opens.
+
+    ``host`` is an address of this machine, ``port`` 0 any free one; ``names`` are those of proxies, ``token`` None a
+    new one; ``flight`` looks at what ranks have recorded.  Entering raises ``UsageError`` when the
+    address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        names: Collection[str] = (),
+        token: str | None = None,
+        tail: LogTail | None = None,
+        flight: FlightLook | None = None,
+    ) -> None:
+        self._host, self._port = host, port
+        self.token = secrets.token_urlsafe(24) if token is None else token
+        self.tail = LogTail() if tail is None else tail
+        self.dashboard = Dashboard(self.token, names=[host, *names], lines=self.tail.after, flight=flight)
+        self._runner = web.AppRunner(
+            self.dashboard.application, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_PATIENCE
+        )
+        self.latest: dict[str, Any] | None = None
+
+    async def __aenter__(self) -> DashboardServer:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UsageError(
+                f"--dashboard: {self._host}:{self._port} cannot be bound ({error.strerror or error}); give another port"
+            ) from error
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    @property
+    def address(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}/#token={self.token}"
+
+    async def show(self, picture: dict[str, Any]) -> None:
+        """Show ``picture``; the one of the job's end is given a moment to reach browsers."""
+        self.latest = picture
+        await self.dashboard.show(picture)
+        if picture["ended"] and self.dashboard.browsers:
+            await asyncio.sleep(_FAREWELL_SECONDS)

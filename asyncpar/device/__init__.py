@@ -1,0 +1,1 @@
+"""Arrays that live on devices, and what moves and encodes them there."""

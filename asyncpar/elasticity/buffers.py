@@ -1,0 +1,129 @@
+"""Arrays of a state with a second buffer each, so that a step that is not committed leaves no trace.
+
+An array of an optimizer is *swapped*: an update goes into the second buffer, block by block, while a block is in the
+cache; the program sees that buffer from then on, and an abort shows the first one again.  What the program changes by
+itself is *kept* instead: the array is always the same object, its second buffer holds what was committed, and an abort
+copies it back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.elasticity.lineage import ArrayShape
+from asyncpar.errors import UsageError
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Buffered(ABC):
+    """One array of a state, with its second buffer."""
+
+    def __init__(self, name: str, array: object) -> None:
+        if not isinstance(array, np.ndarray):
+            raise UsageError(f"{name}: expected an array of numbers, got {type(array).__name__}")
+        if array.dtype.hasobject or not array.flags.c_contiguous:
+            raise UsageError(
+                f"{name}: expected a C-contiguous array of numbers, got {array.dtype}, strides {array.strides}"
+            )
+        self.shape = ArrayShape.of(name, array)
+        self.committed: Array = array
+        """What is committed; of a kept array, what the program sees: that may have changed since."""
+
+    @property
+    def name(self) -> str:
+        return self.shape.name
+
+    @property
+    @abstractmethod
+    def latest(self) -> Array:
+        """What would be committed now."""
+
+    @property
+    @abstractmethod
+    def is_changed(self) -> bool:
+        """May ``latest`` differ from what was committed?"""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep what has changed."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Undo what has changed."""
+
+
+class SwappedArray(Buffered):
+    """An array that is updated in its second buffer; ``show`` makes the program see one of the two."""
+
+    def __init__(self, name: str, array: Array, show: Callable[[Array], None]) -> None:
+        super().__init__(name, array)
+        self._show = show
+        self._spare = np.empty_like(array)
+        self._is_open = False
+
+    @property
+    def latest(self) -> Array:
+        return self._spare if self._is_open else self.committed
+
+    @property
+    def is_changed(self) -> bool:
+        return self._is_open
+
+    def open(self) -> None:
+        """Let the program see the second buffer, which has to be filled."""
+        self._is_open = True
+        self._show(self._spare)
+
+    def fill(self, part: slice) -> None:
+        """Copy what is committed of this part of the flat array into the second buffer."""
+        self._spare.reshape(-1)[part] = self.committed.reshape(-1)[part]
+
+    def withdraw(self) -> None:
+        """Let the program see what is committed: nothing was changed."""
+        self._is_open = False
+        self._show(self.committed)
+
+    def commit(self) -> None:
+        if self._is_open:
+            self.committed, self._spare = self._spare, self.committed
+            self._is_open = False
+
+    def abort(self) -> None:
+        if self._is_open:
+            self._show(self.committed)
+            self._spare = np.empty_like(self.committed)  # a thread that was left behind may still write the other
+            self._is_open = False
+
+
+class KeptArray(Buffered):
+    """An array that the program changes in place whenever it likes within a step."""
+
+    def __init__(self, name: str, array: Array) -> None:
+        super().__init__(name, array)
+        if not array.flags.writeable:
+            raise UsageError(f"{name}: expected an array that can be written, so that it can be restored")
+        self._backup = array.copy()
+
+    @property
+    def latest(self) -> Array:
+        return self.committed
+
+    @property
+    def is_changed(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Note what is committed, before the program changes it; may run in any thread."""
+        np.copyto(self._backup, self.committed)
+
+    def commit(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        np.copyto(self.committed, self._backup)

@@ -1,0 +1,312 @@
+"""Healing: a newcomer gets the state from the memory of those who train, while they go on.
+
+Theory of operation.  The newcomer asks several *donors* to pin the state of one step that is not committed yet; each
+copies it when it commits that step, beside the training.  The newcomer fetches the copy in blocks from all of them, and
+checks each block's checksum and, in the end, the digest.  From the pinned step on donors also keep what the result of
+each step's reduction: with these the newcomer runs the steps that it has missed itself, the program's own block with no
+portions of its own, and so comes to the state that the others have.  A donor that goes takes nothing with it; a
+newcomer that goes is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.elasticity.lineage import ArrayShape, block_of
+from asyncpar.elasticity.memory import check_room
+from asyncpar.elasticity.reduction import Description, GradientLayout
+from asyncpar.elasticity.state import ElasticState, StateIdentity
+from asyncpar.errors import NotFound, StaleGeneration
+from asyncpar.net.membership.lineage import Lineage
+
+Array: TypeAlias = NDArray[Any]
+
+PIN_SECONDS = 30.0
+"""A pin that was not used for so long is dropped: its newcomer is gone."""
+
+MOST_UPDATES = 64
+"""A newcomer that is so many steps behind begins anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDescription:
+    """Description of a pinned state; ``digest`` is that of the state alone, ``settings`` are those of the run."""
+
+    pin: int
+    lineage: Lineage
+    digest: bytes
+    shapes: tuple[ArrayShape, ...]
+    sums: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, bytes]
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUpdate:
+    """The result of the reduction of step ``number``: the flat sums, their layout, and the sum of the losses.
+
+    Of a sharded state there are the checksums of its parts after the step, too; ``is_updated`` says whether its
+    optimizer was updated, and ``values`` are then those of all parameters, unless they are sharded as well.
+    """
+
+    number: int
+    layout: Description
+    flats: Sequence[Array]
+    loss: float
+    part_sums: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    is_updated: bool = False
+    values: Array | None = None
+
+
+class Donor(Protocol):
+    """A member that has the state.  All calls raise ``PeerError`` when it is gone, ``NotFound`` for a forgotten pin."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def position(self) -> int:
+        """Return how many steps it has committed."""
+        ...
+
+    async def pin(self, step: int) -> SnapshotDescription:
+        """Return what it has pinned when it had committed ``step`` steps.
+
+        Raises ``StaleGeneration`` if it has more, and ``SnapshotTooLarge`` if it has no memory for a copy.
+        """
+        ...
+
+    async def block(self, pin: int, name: str, number: int) -> bytes | memoryview:
+        """Return a block of the array ``name`` of a pinned state."""
+        ...
+
+    async def update(self, pin: int, number: int) -> StepUpdate:
+        """Return the update of step ``number``, once that is reduced."""
+        ...
+
+    async def unpin(self, pin: int) -> None:
+        """Forget a pin."""
+        ...
+
+
+@dataclass
+class _Pin:
+    step: int
+    used: float
+    taken: asyncio.Future[SnapshotDescription]
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+
+class SnapshotShelf:
+    """The snapshots and updates that one process keeps for newcomers: the donor's side.  It outlives worlds."""
+
+    def __init__(self) -> None:
+        self._pins: dict[int, _Pin] = {}
+        self._numbers = itertools.count(1)
+        self._updates: dict[int, StepUpdate] = {}
+        self._news = asyncio.Event()
+        self._state: ElasticState | None = None
+        self._copying: set[asyncio.Task[None]] = set()
+        self._end: str | None = None
+
+    # -- the owner's side ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Does a newcomer need the updates of steps?"""
+        return bool(self._pins)
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings of the run whose state this is."""
+        return {} if self._state is None else self._state.settings
+
+    def attach(self, state: ElasticState) -> None:
+        """Serve ``state`` to newcomers."""
+        self._state = state
+        self._tell()
+
+    def detach(self) -> None:
+        """Give nothing until ``attach``: this process fetches the state anew, and nobody may wait for its next step."""
+        self._state = None
+        self._pins.clear()
+        self._updates.clear()
+        self._tell()
+
+    async def copy(self, number: int, layout: GradientLayout, flats: Sequence[Array], loss: float) -> StepUpdate | None:
+        """Return a copy of what step ``number`` is about to use.
+
+        Without memory for it newcomers are forgotten, and there is none.
+        """
+        flats = layout.trimmed(flats)
+        try:
+            check_room(sum(flat.nbytes for flat in flats), "an update that newcomers need")
+        except MemoryError:
+            self._pins.clear()
+            self._updates.clear()
+            self._tell()
+            return None
+        copies = await off_loop(lambda: [flat.copy() for flat in flats], nbytes=sum(flat.nbytes for flat in flats))
+        return StepUpdate(number=number, layout=layout.description, flats=copies, loss=loss)
+
+    def keep(self, update: StepUpdate) -> None:
+        """Give newcomers what a step is about to use, before it is committed.
+
+        If the step is aborted it comes again with the same sums.
+        """
+        self._updates[update.number] = update
+        self._tell()
+
+    def committed(self) -> None:
+        """Note a committed step."""
+        assert self._state is not None
+        now = asyncio.get_running_loop().time()
+        for number, pin in list(self._pins.items()):
+            if now - pin.used > PIN_SECONDS or self._state.step - pin.step > MOST_UPDATES:
+                del self._pins[number]
+            elif pin.step == self._state.step:
+                self._start_copy(number, pin)
+            elif pin.step < self._state.step and not pin.taken.done() and not pin.arrays:
+                pin.taken.set_exception(StaleGeneration(f"step {pin.step} has gone by"))
+        least = min((pin.step for pin in self._pins.values()), default=self._state.step + 1)
+        self._updates = {number: kept for number, kept in self._updates.items() if number >= least}
+        self._tell()
+
+    async def close(self, reason: str) -> None:
+        """Give nothing any more."""
+        self._end = reason
+        self._pins.clear()
+        self._tell()
+        if self._copying:
+            await asyncio.wait(self._copying)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _start_copy(self, number: int, pin: _Pin) -> None:
+        assert self._state is not None
+        if pin.arrays or pin.taken.done():
+            return
+        state = self._state
+        try:
+            check_room(state.nbytes, "a snapshot for a newcomer")
+        except MemoryError as error:
+            del self._pins[number]
+            pin.taken.set_exception(error)
+            return
+        pin.arrays = {
+            shape.name: np.empty(shape.shape, state.committed_array(shape.name).dtype) for shape in state.shapes
+        }
+        sources = {name: state.committed_array(name) for name in pin.arrays}
+        copying = asyncio.create_task(
+            self._copy(number, pin, sources, dict(state.values), state.settings, state.identity()),
+            name="asyncpar snapshot",
+        )
+        self._copying.add(copying)
+        copying.add_done_callback(self._copying.discard)
+        state.add_reader(copying)
+
+    async def _copy(
+        self,
+        number: int,
+        pin: _Pin,
+        sources: Mapping[str, Array],
+        values: dict[str, bytes],
+        settings: Mapping[str, str],
+        identity: Awaitable[StateIdentity],
+    ) -> None:
+        def copy() -> None:
+            for name, source in sources.items():
+                np.copyto(pin.arrays[name], source)
+
+        try:
+            copying = off_loop(copy, nbytes=sum(source.nbytes for source in sources.values()))
+            _, known = await asyncio.gather(copying, identity)
+        except Exception as error:  # noqa: BLE001  # raised in the newcomer that waits for the pin
+            failure = NotFound(f"snapshot: step {pin.step} could not be copied: {error}")
+            failure.__cause__ = error
+            if not pin.taken.done():
+                pin.taken.set_exception(failure)
+            return
+        if not pin.taken.done():
+            pin.taken.set_result(
+                SnapshotDescription(
+                    pin=number,
+                    lineage=known.lineage,
+                    digest=known.digest,
+                    shapes=tuple(ArrayShape.of(name, array) for name, array in sources.items()),
+                    sums=known.sums,
+                    values=values,
+                    settings=settings,
+                )
+            )
+
+    # -- the newcomer's side -------------------------------------------------------------------------------------------
+
+    def _check(self) -> ElasticState:
+        if self._end is not None or self._state is None:
+            raise NotFound(f"snapshot: there is none: {self._end or 'this rank has no state yet'}")
+        return self._state
+
+    def _find(self, pin: int) -> _Pin:
+        self._check()
+        found = self._pins.get(pin)
+        if found is None:
+            raise NotFound(f"snapshot: pin {pin} is forgotten; begin anew")
+        found.used = asyncio.get_running_loop().time()
+        return found
+
+    async def position(self) -> int:
+        """See ``Donor``."""
+        return self._check().step
+
+    async def pin(self, step: int) -> SnapshotDescription:
+        """See ``Donor``."""
+        state = self._check()
+        if state.step >= step:
+            raise StaleGeneration(f"snapshot: step {step} has gone by; {state.step} steps are committed")
+        number = next(self._numbers)
+        pin = self._pins[number] = _Pin(
+            step, asyncio.get_running_loop().time(), asyncio.get_running_loop().create_future()
+        )
+        try:
+            while not pin.taken.done():
+                self._find(number)
+                news = asyncio.ensure_future(self._news.wait())
+                try:
+                    waited: set[asyncio.Future[Any]] = {pin.taken, news}
+                    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+        except BaseException:
+            self._pins.pop(number, None)
+            raise
+        return pin.taken.result()
+
+    async def block(self, pin: int, name: str, number: int) -> memoryview:
+        """See ``Donor``."""
+        array = self._find(pin).arrays.get(name)
+        if array is None or not 0 <= number < max(1, ArrayShape.of(name, array).blocks):
+            raise NotFound(f"snapshot: there is no block {number} of {name!r}")
+        return block_of(array, number)
+
+    async def update(self, pin: int, number: int) -> StepUpdate:
+        """See ``Donor``."""
+        while (update := self._updates.get(number)) is None:
+            if self._find(pin).step > number or self._check().step > number:
+                raise NotFound(f"snapshot: the update of step {number} was not kept; begin anew")
+            await self._news.wait()
+        self._find(pin)
+        return update
+
+    async def unpin(self, pin: int) -> None:
+        """See ``Donor``."""
+        self._pins.pop(pin, None)

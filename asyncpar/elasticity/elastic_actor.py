@@ -1,0 +1,155 @@
+"""The base of actors that outlive the world, and what goes with one over all worlds."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from asyncpar.actors.runtime.actor import Actor
+from asyncpar.actors.runtime.calls import CURRENT
+from asyncpar.actors.supervision.machine import PastRestarts, SupervisorMachine
+from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
+from asyncpar.elasticity.actor_places import DeclaredActor
+from asyncpar.elasticity.actor_refs import ElasticMesh, ElasticRef
+from asyncpar.elasticity.actor_snapshots import ActorSnapshots
+from asyncpar.elasticity.plain import encode_plain
+from asyncpar.errors import PeerError, StaleGeneration, UsageError
+from asyncpar.net.membership.world_messages import WorldChange
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class ElasticActor(Actor):
+    """Base of actors that outlive the world: declare them with ``job.actors.declare``.
+
+    A subclass that keeps something overrides ``state`` and ``restore``, and awaits ``save`` wherever other ranks are to
+    have what it knows now, or is declared with ``save_every``: when this rank is lost, the actor goes on elsewhere from
+    what was saved last.
+    """
+
+    _home: LivingActor | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not inspect.iscoroutinefunction(cls.on_world):
+            raise UsageError(f"on_world: expected async def, {cls.__qualname__}.on_world is none")
+        for name in ("state", "restore"):
+            if inspect.iscoroutinefunction(getattr(cls, name)):
+                raise UsageError(f"{name}: expected def, {cls.__qualname__}.{name} is async")
+
+    def state(self) -> object:
+        """Return what the actor is to go on from elsewhere: plain data, see ``ElasticJob.state``."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take over ``state`` of an earlier life.  Runs after the constructor, before ``on_start``."""
+
+    async def on_world(self, change: WorldChange) -> None:
+        """Run in each world, before its first message; ``group`` is the one of that world.
+
+        Messages wait for it, as for every hook; those to concurrent endpoints do not.
+        """
+
+    async def save(self) -> None:
+        """Return when the mirrors keep ``state()`` as it is now; on the only rank, at once.
+
+        An endpoint that saves before it returns has answered nothing that could be forgotten.  Raises ``PeerError``
+        when a mirror is lost: the next world has the state nevertheless if this actor lives on.
+        """
+        await self._require_home().save()
+
+    def named(self, name: str) -> ElasticRef:
+        """Return the reference to another actor of the job, by its name."""
+        return self._require_home().find(name)
+
+    async def _begin(self) -> None:
+        if self._home is None or self._home.has_begun:
+            return
+        await self.on_start()
+        self._home.has_begun = True
+
+    async def _conclude(self) -> None:
+        if self._home is None or not self._home.is_carried:
+            await self.on_stop()
+
+    def _require_home(self) -> LivingActor:
+        if self._home is None:
+            raise UsageError(f"{type(self).__qualname__}: expected one that job.actors.declare has started")
+        return self._home
+
+
+@dataclass(slots=True, kw_only=True)
+class ActorPlan:
+    """What was declared: how to make the actor, and how often it may fail."""
+
+    declared: DeclaredActor
+    actor_class: type[ElasticActor]
+    create: Callable[[], ElasticActor]
+    intensity: Intensity
+    backoff: Backoff
+    save_every: int | None = None
+    mesh: ElasticMesh[Any] | None = None
+    machine: SupervisorMachine | None = None
+    """Decides about restarts, on the rank that has the actor."""
+    past: PastRestarts = field(default_factory=PastRestarts)
+    """The restarts before this world, on whichever rank they were."""
+    has_given_up: bool = False
+    """Has it failed too often?"""
+
+    def make_machine(self) -> SupervisorMachine:
+        """Return the machine for an actor that is about to start, which counts earlier restarts as well."""
+        self.machine = SupervisorMachine(
+            {self.declared.name: Restart.PERMANENT},
+            strategy=Strategy.ONE_FOR_ONE,
+            intensity=self.intensity,
+            backoff=self.backoff,
+            draw=random.random,
+            past=self.past,
+        )
+        return self.machine
+
+
+@dataclass(slots=True, kw_only=True)
+class LivingActor:
+    """An actor that lives on this rank, over all its worlds."""
+
+    plan: ActorPlan
+    instance: ElasticActor
+    snapshots: ActorSnapshots
+    find: Callable[[str], ElasticRef]
+    lives_since: int
+    has_begun: bool = False
+    is_carried: bool = False
+    """Does it go on in the next world, here or elsewhere?  Then the end of this one is no end of the actor."""
+    unsaved: int = 0
+    """Messages since the last snapshot."""
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def name(self) -> str:
+        return self.plan.declared.name
+
+    async def save(self) -> None:
+        """Keep the state as it is now, and have other ranks keep it."""
+        content = encode_plain(self.instance.state(), f"state of actor {self.name}")
+        self.unsaved = 0
+        async with self.saving:  # the mirrors get them in order
+            await self.snapshots.save(self.name, content)
+
+    async def handled(self) -> None:
+        """Save if that many messages have been handled.  Raises for an ask only, which is then not answered."""
+        self.unsaved += 1
+        if self.plan.save_every is None or self.unsaved < self.plan.save_every:
+            return
+        try:
+            await self.save()
+        except (PeerError, StaleGeneration) as error:
+            delivery = CURRENT.get()
+            if delivery is not None and delivery.call is not None:
+                raise
+            _LOG.info("actor %r: its state is not saved elsewhere before the next world: %s", self.name, error)

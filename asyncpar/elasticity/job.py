@@ -1,0 +1,488 @@
+"""An elastic job, as one of its processes has it: its state, its steps, and the world of now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from asyncpar.bootstrap import attach_alone, find_world
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.broadcast import Broadcast
+from asyncpar.core.config.checks import check_count
+from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
+from asyncpar.elasticity.healing import ATTEMPTS, Healing
+from asyncpar.elasticity.pipe import PipeWorlds
+from asyncpar.elasticity.portions import MOST_PORTIONS
+from asyncpar.elasticity.reduction import FlatPool, GradientLayout
+from asyncpar.elasticity.rounds import ElasticRound, RoundContents, RoundPlan
+from asyncpar.elasticity.sharded import Sharding
+from asyncpar.elasticity.state import ElasticState
+from asyncpar.elasticity.state_inputs import Parameters
+from asyncpar.elasticity.step import ElasticStep
+from asyncpar.elasticity.worlds import LaunchedWorld, LoneWorld, Membership, WorldSource
+from asyncpar.errors import (
+    ActorDown,
+    DivergedState,
+    LaunchError,
+    PeerCancelled,
+    PeerError,
+    PeerLost,
+    StaleGeneration,
+    StateLost,
+    UsageError,
+    WorldChanged,
+    WorldRevoked,
+)
+from asyncpar.net.membership.lineage import MemberReport
+from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.net.transport.links import LEFT
+from asyncpar.net.transport.serving import Serving
+from asyncpar.nn.optimizers import Optimizer
+from asyncpar.nn.stage import Stage
+from asyncpar.node import Node, start_node
+from asyncpar.parallel.local.outer import OuterConfig
+
+if TYPE_CHECKING:
+    from asyncpar.elasticity.actors import ElasticActors
+
+MOST_FUTILE = 3
+"""A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
+
+
+class ElasticJob:
+    """One process of an elastic job.  Made by ``asyncpar.elastic``; use as ``async with``.
+
+    ``portions`` is the number of parts of every global batch, whatever the world; with ``seed`` it decides all numbers.
+    """
+
+    def __init__(self, *, portions: int, seed: int = 0, source: WorldSource | None = None) -> None:
+        self.portions = check_count("portions", portions)
+        if portions > MOST_PORTIONS:
+            raise UsageError(f"portions: expected at most {MOST_PORTIONS}, got {portions}")
+        self.seed = check_count("seed", seed, least=0)
+        self._source: WorldSource = _default_source() if source is None else source
+        self._state: ElasticState | None = None
+        self._node: Node | None = None
+        self._membership: Membership | None = None
+        self._revoked: asyncio.Event = asyncio.Event()
+        self._revoked_generation = -1
+        self._why: BaseException | None = None
+        self._step: ElasticStep | None = None
+        self._futile = 0
+        self._state_lost: StateLost | None = None
+        """Parts of the state that the next step would need are lost."""
+        self.is_drained = False
+        """Was this process asked to leave?  Then ``steps`` ends early."""
+        self.shelf = SnapshotShelf()
+        self.layout: GradientLayout | None = None
+        self.pool = FlatPool()
+        self._actors: ElasticActors | None = None
+        self.failed: tuple[int, str] | None = None
+        """The last step that the program has failed in, and how."""
+        self._changes = Broadcast[WorldChange]()
+
+    async def __aenter__(self) -> Self:
+        self._source.on_revoked(self._hear_revoked)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self._state is not None:
+                await self._state.close()
+            await self.shelf.close("the job has ended there")
+        finally:
+            await self._source.leave(self.failed if isinstance(error, Exception) else None)
+            await self._stop_node(is_last=True)
+            self._changes.close()
+
+    # -- what a program uses -------------------------------------------------------------------------------------------
+
+    def state(
+        self,
+        parameters: Parameters,
+        optimizer: Optimizer | Sequence[Optimizer] = (),
+        *,
+        rng: np.random.Generator | None = None,
+        zero: int = 0,
+        codec: str | None = None,
+        residual_codec: str | None = None,
+        outer: OuterConfig | None = None,
+        pipeline: Sequence[Stage[Any]] | None = None,
+        **extra: Any,
+    ) -> ElasticState:
+        """Return the state of the run: what is committed with each step, compared, and sent to newcomers.
+
+        ``parameters`` are ``Parameter`` objects, or arrays by name; ``extra`` are values by name: plain data, arrays,
+        numpy Generators, and objects with ``state()`` and ``restore()`` or ``state_dict()`` and ``load_state_dict()``.
+        ``zero`` shards the optimizer over the ranks by portion: its states (1), gradients as well (2), parameters as
+        well (3).  ``codec`` encodes the gradients of each portion; what that loses is kept by portion and added to its
+        next ones, as float32 or, for less traffic to the mirror, in ``residual_codec``.  With ``outer`` it is a state
+        for ``rounds``.  ``pipeline`` are the stages of a model, of which each rank has some: see ``step.run_pipeline``;
+        ``parameters`` and ``optimizer`` are those of all stages.  All ranks must make the same.
+
+        Raises ``UsageError`` naming a value that cannot be compared with that of the other ranks, and
+        ``SnapshotTooLarge`` when there is no memory for second buffers.
+        """
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        sharding = Sharding(
+            portions=self.portions,
+            zero=zero,
+            codec=codec,
+            residual_codec=residual_codec,
+            outer=outer,
+            pipeline=pipeline,
+            seed=self.seed,
+        )
+        return ElasticState(parameters, optimizers, rng, extra, sharding=sharding)
+
+    async def steps(self, state: ElasticState, *, until: int) -> AsyncGenerator[ElasticStep, None]:
+        """Yield the steps from here to ``until``; after a fault the same number comes again.
+
+        Each is used as ``async with step``, once, before the next is asked for.  A newcomer gets the state of the
+        others first, and the steps that it has missed meanwhile as replays.
+        """
+        if state.sharded is not None and state.sharded.workers is not None:
+            raise UsageError("steps: this state has workers, which were asked for by outer=; use rounds")
+        async for step in self._all_steps(state, until):
+            yield step
+
+    async def rounds(
+        self, state: ElasticState, *, steps: int, quorum: float = 1.0, grace: float = 1.0, until: int
+    ) -> AsyncIterator[ElasticRound]:
+        """Yield the rounds of DiLoCo from here to ``until``; each trains portions by themselves for ``steps`` steps.
+
+        ``state`` was made with ``outer=``, the rate and momentum of the outer optimizer.  The outer step is made when
+        all portions are done, or ``grace`` seconds after a ``quorum`` of them is: what comes later is dropped.  Each is
+        used as ``async with round``.  With a quorum of 1 the bits are the same in every world.
+        """
+        plan = RoundPlan(steps=steps, quorum=quorum, grace=grace)
+        workers = None if state.sharded is None else state.sharded.workers
+        if workers is None:
+            raise UsageError("rounds: expected a state with workers: job.state(..., outer=OuterConfig())")
+        contents = RoundContents(-1)
+        async for step in self._all_steps(state, until):
+            if contents.number != step.number:
+                contents = RoundContents(step.number)
+            yield ElasticRound(self, workers, plan, contents, step)
+
+    async def _all_steps(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
+        check_count("until", until, least=0)
+        if self._state is not None and self._state is not state:
+            raise UsageError("steps: expected the state of the earlier steps of this job, got another")
+        is_new, self._state = self._state is None, state
+        if is_new:
+            async for step in self._enter(state, until):
+                yield step
+        while state.step < until and not self.is_drained:
+            step = ElasticStep(self, state.step)
+            yield step
+            step.check_used()
+
+    @property
+    def actors(self) -> ElasticActors:
+        """The actors of the job, which outlive worlds: see ``ElasticActors.declare``."""
+        if self._actors is None:
+            from asyncpar.elasticity.actors import ElasticActors  # needed by those who have actors only
+
+            self._actors = ElasticActors(self.changed, self.is_world_over)
+        return self._actors
+
+    def watch_world(self) -> AsyncIterator[WorldChange]:
+        """Iterate over the worlds that this process comes into after this call: who joined and left, and why.
+
+        Every watcher gets every change; it ends with the job.
+        """
+        return self._changes.listen()
+
+    @property
+    def world(self) -> Communicator:
+        """The communicator of the world of now."""
+        if self._node is None:
+            raise UsageError("world: this job has none yet; it comes with the first step")
+        return self._node.world
+
+    @property
+    def generation(self) -> int:
+        return -1 if self._membership is None else self._membership.generation
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the world of now."""
+        return 0 if self._membership is None else self._membership.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the world of now."""
+        return 1 if self._membership is None else self._membership.size
+
+    # -- coming in -----------------------------------------------------------------------------------------------------
+
+    async def _enter(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
+        """Join; a newcomer is healed first, and runs the steps that it has missed."""
+        donors = await self._source.donors()
+        if not donors:
+            self.shelf.attach(state)
+            await self._come_in(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
+            return
+        self._node = await start_node(attach_alone(Serving(), None))
+        for attempt in range(ATTEMPTS):
+            healing = Healing(donors, state)
+            try:
+                await healing.fetch()
+                async for step in self._catch_up(healing, state, until):
+                    yield step
+                return
+            except PeerLost as error:
+                if self._membership is not None or attempt == ATTEMPTS - 1:
+                    raise
+                self.shelf.detach()
+                await self._source.withdraw()
+                donors = await self._source.donors()
+                if not donors:
+                    raise LaunchError(f"healing: no member is left that can give the state: {error}") from error
+            finally:
+                await healing.close()
+
+    async def _catch_up(self, healing: Healing, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
+        """Run the steps that this newcomer has missed, until it is a member, or there are no more steps."""
+        self.shelf.attach(state)
+        joining = asyncio.ensure_future(self._source.join(await state.lineage(), self.shelf, is_healed=True))
+        try:
+            while state.step < until and (update := await self._next_update(healing, joining)) is not None:
+                step = ElasticStep(self, state.step, update)
+                yield step
+                step.check_used()
+                self._source.progress(await state.lineage())
+            if state.step < until:
+                await self._come_in(await joining)
+        finally:
+            joining.cancel()
+            await asyncio.wait({joining})
+
+    async def _next_update(self, healing: Healing, joining: asyncio.Future[Membership]) -> StepUpdate | None:
+        """Return what the others have committed since; None when this process is a member."""
+        coming = asyncio.ensure_future(healing.next_update())
+        try:
+            waited: set[asyncio.Future[Any]] = {coming, joining}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            return None if joining.done() else coming.result()
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})
+
+    # -- worlds --------------------------------------------------------------------------------------------------------
+
+    @property
+    def current_state(self) -> ElasticState:
+        """The state of the steps under way."""
+        assert self._state is not None
+        return self._state
+
+    @property
+    def is_revoked(self) -> bool:
+        """Is the world of now over?"""
+        return self._revoked.is_set()
+
+    @property
+    def has_pending(self) -> bool:
+        """Does a change wait for the end of a step?"""
+        return self._source.has_pending(self.generation)
+
+    def _hear_revoked(self, generation: int, why: BaseException | None) -> None:
+        if generation <= self._revoked_generation:
+            return
+        self._revoked_generation, self._why = generation, why
+        if generation >= self.generation:
+            self._revoked.set()  # of a world that is not taken yet, too
+            if self._step is not None and self._membership is not None:
+                self._step.interrupt()
+
+    def changed(self, error: BaseException) -> WorldChanged:
+        """Return what an operation raises that failed with ``error`` because the world is over."""
+        rank = error.rank if isinstance(error, PeerError) else None
+        host = error.host if isinstance(error, PeerError) else None
+        return WorldChanged(
+            f"the world of generation {self.generation} is over: {error}",
+            rank=rank,
+            host=host,
+            cause=str(error),
+            generation=self.generation,
+        )
+
+    def is_world_over(self, error: BaseException) -> bool:
+        """Does ``error`` come of the end of the world of now, and not of the program?"""
+        if isinstance(error, WorldChanged):
+            return True
+        if isinstance(error, DivergedState | ActorDown) or not isinstance(error, PeerError | StaleGeneration):
+            return False
+        if isinstance(error, PeerLost | PeerCancelled | WorldRevoked):  # or another rank knows of it, and this one soon
+            return True
+        return self.is_revoked or (self._node is not None and bool(self._node.links.lost))
+
+    def begun(self, step: ElasticStep) -> None:
+        """Note that ``step`` is in its block."""
+        if self._step is not None:
+            raise UsageError(f"step {step.number}: step {self._step.number} has not ended; one at a time")
+        self._step = step
+
+    def ended(self, step: ElasticStep) -> None:
+        """Note that ``step`` has left its block."""
+        if self._step is step:
+            self._step = None
+
+    def committed(self) -> None:
+        """Note a committed step."""
+        self._futile = 0
+        self.shelf.committed()
+
+    async def ensure_world(self, step: ElasticStep) -> None:
+        """Return when there is a world that is not over, and everything can be undone in it."""
+        while True:
+            if self.is_revoked:
+                await self.reform(step, None)
+            if self._state_lost is not None:
+                raise self._state_lost
+            await self.current_state.begin()
+            if not self.is_revoked:
+                return
+
+    async def reform(self, step: ElasticStep, error: BaseException | None) -> None:
+        """End the world of now, settle ``step``, and bring up the next world."""
+        self._note_futile(step, error)
+        before = self.size
+        while True:
+            membership = await self._next(step, is_planned=error is None and not self.is_revoked)
+            if membership is None:
+                self.is_drained = True
+                if self._actors is not None:
+                    self._actors.end()
+                await step.settle(self.current_state.step)
+                return
+            await step.settle(membership.lineage.step)
+            step.change = membership.change
+            if membership.change.left or membership.change.is_by_loss or membership.size != before:
+                self._futile = 0
+            if await self._has_taken(membership):
+                return
+
+    async def _next(self, step: ElasticStep | None, *, is_planned: bool = False) -> Membership | None:
+        """Report what this process has, and return the world that comes next for it."""
+        state = self.current_state
+        prepared = await state.prepared_lineage() if step is not None and step.is_prepared else None
+        report = MemberReport(
+            generation=self.generation, lineage=await state.lineage(), prepared=prepared, suspects=self._suspects()
+        )
+        await self._stop_node(is_planned=is_planned)
+        return await self._source.next_world(report)
+
+    async def _come_in(self, membership: Membership) -> None:
+        """Bring up the first world, or its successor if it is over before it has begun."""
+        while not await self._has_taken(membership):
+            following = await self._next(None)
+            if following is None:
+                self.is_drained = True
+                return
+            membership = following
+
+    async def _has_taken(self, membership: Membership) -> bool:
+        """Bring up a world, and return whether it came up: another rank may be lost meanwhile."""
+        try:
+            await self._take(membership)
+        except DivergedState:
+            raise
+        except (PeerError, StaleGeneration):
+            return False
+        self._changes.send(membership.change)
+        return True
+
+    def _suspects(self) -> tuple[tuple[int, str], ...]:
+        if self._node is None:
+            return ()
+        lost = self._node.links.lost.items()
+        return tuple((rank, error.cause or str(error)) for rank, error in lost if error.cause != LEFT)
+
+    def _note_futile(self, step: ElasticStep, error: BaseException | None) -> None:
+        if error is None or step.is_prepared:
+            return
+        self._futile += 1
+        if self._futile > MOST_FUTILE:
+            raise LaunchError(
+                f"step {step.number}: it failed {self._futile} times, and no rank was lost; the fault is in the "
+                f"program, not in the world: {error}"
+            ) from error
+
+    async def _take(self, membership: Membership) -> None:
+        """Bring up the world of ``membership``.  Raises ``PeerError`` when it is over before it has begun."""
+        state = self.current_state
+        await self._stop_node()
+        lineage = await state.lineage()
+        if lineage != membership.lineage:
+            raise DivergedState(
+                f"rank {membership.rank}: this rank has {lineage}, and generation {membership.generation} goes on from "
+                f"{membership.lineage}"
+            )
+        self._membership = membership
+        if self._revoked_generation < membership.generation:  # it may be revoked before it is taken
+            self._revoked.clear()
+        starting = asyncio.ensure_future(self._bring_up(membership))
+        ending = asyncio.ensure_future(self._revoked.wait())
+        try:
+            waited: set[asyncio.Future[Any]] = {starting, ending}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                return
+            raise self.changed(self._why or PeerLost("it was revoked while it formed", cause="revoked"))
+        finally:
+            ending.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+
+    async def _bring_up(self, membership: Membership) -> None:
+        """Start the node of a world, its actors, and get the parts of the state that this rank is to have in it."""
+        self._node = await start_node(membership.attach)
+        if self._actors is not None and self._actors.is_used:
+            await self._actors.enter_world(self._node, membership.change)
+        state = self.current_state
+        if state.sharded is not None:
+            try:
+                await state.sharded.parts.reshard(self._node.world, self._node.membership.hosts, state.step)
+            except StateLost as error:  # of those who had done all steps, and have left, nothing is needed
+                self._state_lost = error
+
+    async def _stop_node(self, *, is_planned: bool = False, is_last: bool = False) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            if self._actors is not None:
+                await self._actors.leave_world(is_planned=is_planned, is_last=is_last)
+            if self._state is not None and self._state.sharded is not None:
+                await self._state.sharded.leave_world()
+            await node.stop()
+            why = self._why if self.is_revoked else None
+            node.world.revoke(why or "this rank went on to another world")  # kept, it raises StaleGeneration
+
+
+def elastic(*, portions: int, seed: int = 0, source: WorldSource | None = None) -> ElasticJob:
+    """Return an elastic job: ``async with ap.elastic(portions=16) as job``.
+
+    Every global batch has ``portions`` parts, over which sums have the same bits in every world: choose a power of two
+    and at least as many as there will ever be ranks.  ``seed`` is that of ``step.rng``.  ``source`` says where worlds
+    come from; by default the launcher of this process; without one it is a world of one.
+    """
+    return ElasticJob(portions=portions, seed=seed, source=source)
+
+
+def _default_source() -> WorldSource:
+    if os.environ.get(ELASTIC_PIPE):
+        return PipeWorlds(os.environ)
+    found = find_world(os.environ)
+    return LoneWorld() if found is None else LaunchedWorld(found)

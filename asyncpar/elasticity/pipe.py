@@ -1,0 +1,268 @@
+"""Worlds from a director at the other end of an inherited socket: how a process of an elastic job gets its worlds.
+
+Theory of operation.  Both sides write JSON objects, one per line.  The process says that it is ready (``join``), how
+far it has come (``progress``), that it begins anew (``withdraw``), what it has when a world ends (``report``), where it
+can be reached in a world that forms (``address``), and that it leaves (``leave``).  The director answers with worlds,
+with the addresses of all their members, and says when a world is revoked or a change waits for the end of a step.  The
+socket is private to the two; whatever goes between members carries the job's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from asyncpar.actors.runtime.gateway import ActorGateway
+from asyncpar.bootstrap import WorldBootstrap, answer_agent, arena_settings, serve_links
+from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.core.config.world import Member, World
+from asyncpar.elasticity.donors import Donor, SnapshotShelf
+from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
+from asyncpar.elasticity.worlds import Membership, OnRevoked
+from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
+from asyncpar.net.membership.credentials import read_secret
+from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
+from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.net.transport.rpc import Credentials, RpcServer
+
+_SECRET_FILE = "ASYNCPAR_SECRET_FILE"
+_BIND = "ASYNCPAR_BIND"
+MOST_BYTES = 1 << 20
+_MOST_WORDS = 1000
+
+
+def encode_lineage(lineage: Lineage | None) -> list[Any] | None:
+    """Return a lineage as JSON."""
+    return None if lineage is None else [lineage.step, lineage.digest.hex()]
+
+
+def decode_lineage(content: Any) -> Lineage | None:
+    """Return the lineage in ``content``.  Raises ``ProtocolError`` if it is none."""
+    if content is None:
+        return None
+    try:
+        step, digest = content
+        return Lineage(int(step), bytes.fromhex(digest))
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"lineage: expected a step and a digest, got {content!r}") from error
+
+
+class PipeWorlds:
+    """The worlds of this process, as a director on this host tells of them."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Raises ``UsageError`` if ``environment`` names no open socket, or no secret."""
+        text = environment.get(ELASTIC_PIPE, "")
+        secret = environment.get(_SECRET_FILE)
+        if not text.isdecimal() or not secret:
+            raise UsageError(f"{ELASTIC_PIPE}: expected the number of an open socket, and {_SECRET_FILE}; got {text!r}")
+        try:
+            self._socket = socket.socket(fileno=os.dup(int(text)))
+        except OSError as error:
+            raise UsageError(f"{ELASTIC_PIPE}: descriptor {text} is not an open socket ({error.strerror})") from error
+        answer_agent(environment)
+        self._credentials = Credentials(read_secret(secret))
+        self._bind = environment.get(_BIND, "127.0.0.1")
+        self._stack = AsyncExitStack()
+        self._writer: asyncio.StreamWriter | None = None
+        self._answers: dict[str, asyncio.Future[Any]] = {}
+        self._addresses: dict[int, asyncio.Future[list[Any]]] = {}
+        self._callbacks: list[OnRevoked] = []
+        self._pending = -1
+        self._end: Exception | None = None
+        self._snapshots: RpcServer | None = None
+        self._donors: list[RemoteDonor] = []
+
+    # -- what a job asks -----------------------------------------------------------------------------------------------
+
+    async def donors(self) -> Sequence[Donor]:
+        """See ``WorldSource``."""
+        found = await self._ask("donors", {"kind": "donors"})
+        for donor in self._donors:
+            await donor.close()
+        self._donors = [RemoteDonor(name, address, self._credentials) for name, address in found]
+        return self._donors
+
+    async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
+        """See ``WorldSource``."""
+        if self._snapshots is None:
+            self._snapshots = RpcServer(self._credentials, bind=self._bind)
+            add_snapshot_service(self._snapshots.server, shelf)
+            await self._snapshots.start()
+            self._stack.push_async_callback(self._snapshots.stop, grace=0.0)
+        place = {"address": self._snapshots.address, "settings": dict(shelf.settings)}
+        message = {"kind": "join", "lineage": encode_lineage(lineage), **place}
+        membership = await self._ask("world", message)
+        assert isinstance(membership, Membership)
+        return membership
+
+    def progress(self, lineage: Lineage) -> None:
+        """See ``WorldSource``."""
+        self._write({"kind": "progress", "lineage": encode_lineage(lineage)})
+
+    async def withdraw(self) -> None:
+        """See ``WorldSource``.  Messages of the director before its answer are void."""
+        await self._ask("withdrawn", {"kind": "withdraw"})
+
+    async def next_world(self, report: MemberReport) -> Membership | None:
+        """See ``WorldSource``."""
+        message = {
+            "kind": "report",
+            "generation": report.generation,
+            "lineage": encode_lineage(report.lineage),
+            "prepared": encode_lineage(report.prepared),
+            "suspects": [list(suspect) for suspect in report.suspects],
+        }
+        membership = await self._ask("world", message)
+        assert membership is None or isinstance(membership, Membership)
+        return membership
+
+    def on_revoked(self, callback: OnRevoked) -> None:
+        """See ``WorldSource``."""
+        self._callbacks.append(callback)
+
+    def has_pending(self, generation: int) -> bool:
+        """See ``WorldSource``."""
+        return self._pending == generation
+
+    async def leave(self, failed: tuple[int, str] | None = None) -> None:
+        """See ``WorldSource``."""
+        if self._writer is not None:
+            step, why = failed or (None, "")
+            self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
+            with suppress(OSError):
+                await self._writer.drain()
+        for donor in self._donors:
+            await donor.close()
+        await self._stack.aclose()
+
+    # -- the socket ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, answer: str, message: dict[str, Any]) -> Any:
+        if self._writer is None:
+            reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MOST_BYTES)
+            reading = asyncio.create_task(self._read(reader), name="asyncpar director")
+            self._stack.push_async_callback(_end_task, reading)
+            self._stack.callback(self._writer.close)
+        if self._end is not None:
+            raise self._end
+        future = self._answers[answer] = asyncio.get_running_loop().create_future()
+        self._write(message)
+        return await future
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                self._hear(json.loads(line))
+            self._fail(LaunchError("the director of this job is gone"))
+        except OSError as error:
+            self._fail(LaunchError(f"the director of this job is gone: {error}"))
+        except (ProtocolError, LookupError, RecursionError, TypeError, ValueError) as error:
+            self._fail(ProtocolError(f"the director of this job sent something else than expected: {error}"))
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "donors":
+                self._settle("donors", message["donors"])
+            case "world":
+                self._settle("world", self._membership(message))
+            case "withdrawn":
+                self._settle("withdrawn", None)
+            case "drained":
+                self._settle("world", None)
+            case "members":
+                coming = self._members(message["generation"])
+                if coming.done():
+                    raise ValueError(f"the members of generation {message['generation']} came twice")
+                coming.set_result(message["members"])
+            case "revoked":
+                why = PeerLost(message["why"], cause=message["why"])
+                for callback in self._callbacks:
+                    callback(message["generation"], why)
+            case "pending":
+                self._pending = message["generation"]
+            case "evicted":
+                kind = LaunchError if message["is_over"] else StaleGeneration
+                self._fail(kind(message["why"]))
+            case kind:
+                raise ValueError(f"unknown kind {kind!r}")
+
+    def _settle(self, answer: str, value: Any) -> None:
+        future = self._answers.get(answer)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _fail(self, error: Exception) -> None:
+        """Fail all that wait: nothing comes any more."""
+        self._end = self._end or error
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(error)
+        for callback in self._callbacks:
+            callback(1 << 60, error)
+
+    # -- worlds --------------------------------------------------------------------------------------------------------
+
+    def _membership(self, message: dict[str, Any]) -> Membership:
+        generation, rank, hosts, job = (message[key] for key in ("generation", "rank", "hosts", "job"))
+        lineage = decode_lineage(message["lineage"])
+        if lineage is None:
+            raise ProtocolError(f"world: expected a lineage, got none for generation {generation}")
+
+        async def attach(stack: AsyncExitStack) -> WorldBootstrap:
+            gateway = ActorGateway()
+            server, connector = await serve_links(
+                stack, self._credentials, bind=self._bind, transport=None, gateway=gateway
+            )
+            self._write({"kind": "address", "generation": generation, "address": server.address})
+            addresses = await self._members(generation)
+            members = tuple(
+                Member(rank=place, host=host, host_id=host, local_rank=hosts[:place].count(host), address=address)
+                for place, (host, address) in enumerate(zip(hosts, addresses, strict=True))
+            )
+            return WorldBootstrap(
+                world=World(members=members, generation=generation, job=job),
+                rank=rank,
+                connector=connector,
+                join=connector.join,
+                server=server,
+                secret=self._credentials.secret,
+                arena=arena_settings(os.environ, None),
+                gateway=gateway,
+            )
+
+        change = WorldChange(
+            generation=generation,
+            joined=tuple(message["joined"]),
+            left=tuple(message["left"]),
+            why=message["why"],
+            is_by_loss=message["is_by_loss"],
+        )
+        return Membership(
+            generation=generation,
+            rank=rank,
+            size=len(hosts),
+            attach=attach,
+            lineage=lineage,
+            decision=Decision(message["decision"]),
+            change=change,
+        )
+
+    def _members(self, generation: int) -> asyncio.Future[list[Any]]:
+        if generation not in self._addresses:
+            self._addresses = {generation: asyncio.get_running_loop().create_future()}
+        return self._addresses[generation]
+
+
+async def _end_task(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

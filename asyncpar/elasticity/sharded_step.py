@@ -1,0 +1,206 @@
+"""The operations of a step on the parts of a sharded state; ``step.py`` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
+from asyncpar.elasticity.gradients import by_parameter
+from asyncpar.elasticity.pipeline import ElasticPipeline, OfPortion
+from asyncpar.elasticity.portion_codec import StepCodec
+from asyncpar.elasticity.portions import Portions
+from asyncpar.elasticity.sharded import Sharded
+from asyncpar.elasticity.sharded_optimizer import ShardedGradients, ShardedOptimizer, ShardStage
+from asyncpar.elasticity.state import ElasticState
+from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError, WorldChanged
+from asyncpar.nn.optimizers import Optimizer
+from asyncpar.nn.parameter import Parameter
+from asyncpar.pipeline.execution import LossFunction
+
+Array: TypeAlias = NDArray[Any]
+T = TypeVar("T")
+
+
+class ShardedStepOwner(Protocol):
+    """The part of a job that a sharded step uses."""
+
+    shelf: SnapshotShelf
+
+    @property
+    def world(self) -> Communicator: ...
+    @property
+    def current_state(self) -> ElasticState: ...
+    def changed(self, error: BaseException) -> WorldChanged: ...
+
+
+class ShardedStep:
+    """Step ``number`` of a state that has parts; a newcomer, which has none yet, has the ``replay`` of it."""
+
+    def __init__(self, job: ShardedStepOwner, sharded: Sharded, number: int, replay: StepUpdate | None) -> None:
+        self._job = job
+        self._sharded = sharded
+        self._number = number
+        self._replay = replay
+        self._update: StepUpdate | None = None
+
+    @property
+    def codec(self) -> StepCodec | None:
+        """The codec of this step's gradients, if there is one."""
+        codec = self._sharded.codec
+        return None if codec is None else StepCodec(codec, self._sharded.parts, self._number)
+
+    @property
+    def has_parts_of_gradients(self) -> bool:
+        """Does each rank get its part of the sums alone?"""
+        return self._sharded.stage > ShardStage.STATES
+
+    def takes(self, optimizer: Optimizer) -> bool:
+        """Is this the optimizer that is sharded?"""
+        return self._sharded.takes(optimizer)
+
+    def in_order(self, gradients: Any) -> Any:
+        """Return ``gradients`` in the order of the parts, where their sums are sharded."""
+        if not self.has_parts_of_gradients:
+            return gradients
+        optimizer = self._optimizer.optimizer
+        found = by_parameter(optimizer, gradients)
+        for parameter, gradient in zip(optimizer.parameters, found, strict=True):
+            if np.shape(gradient) != parameter.shape:
+                raise UsageError(
+                    f"gradients: expected {list(parameter.shape)} of {parameter.name!r}, got {list(np.shape(gradient))}"
+                )
+        return found
+
+    def bounds(self, portions: Portions) -> list[int] | None:
+        """Return where the part of each rank begins among the sums; None where all ranks get all."""
+        if not self.has_parts_of_gradients:
+            return None
+        bounds = self._optimizer.bounds
+        return [*(bounds[portions.of(rank).start] for rank in range(portions.size)), bounds[-1]]
+
+    async def run_pipeline(
+        self, inputs: OfPortion, targets: OfPortion, loss: LossFunction, *, is_mean: bool
+    ) -> tuple[Array, float]:
+        """Return the sums of this rank's stages, flat, and the sum of the losses."""
+        if self._replay is not None:
+            return np.empty(0, self._optimizer.stored), self._replay.loss
+        return await self._called(
+            self.pipeline.run(
+                self._job.world,
+                self._sharded.parts,
+                self._number,
+                inputs=inputs,
+                targets=targets,
+                loss=loss,
+                is_mean=is_mean,
+            )
+        )
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Do portions go through the stages of a pipeline?"""
+        return self._sharded.pipeline is not None
+
+    @property
+    def pipeline(self) -> ElasticPipeline:
+        """The pipeline.  Raises ``UsageError`` if there is none."""
+        if self._sharded.pipeline is None:
+            raise UsageError(f"step {self._number}: there is no pipeline; give job.state its stages: pipeline=[...]")
+        return self._sharded.pipeline
+
+    @property
+    def _optimizer(self) -> ShardedOptimizer:
+        assert self._sharded.optimizer is not None
+        return self._sharded.optimizer
+
+    async def update(self, gradients: Any, *, learning_rate: float, clip_norm: float | None) -> None:
+        """Let the sharded optimizer make its step.  Raises ``NonFiniteValue`` on all ranks, with nothing changed."""
+        optimizer = self._optimizer
+        if optimizer.is_updated:
+            raise UsageError(f"step {self._number}: its sharded optimizer was updated before; once in a step")
+        if self._replay is not None:
+            values = self._replayed(self._replay)
+        elif self.has_parts_of_gradients != isinstance(gradients, ShardedGradients):
+            raise UsageError(f"gradients: expected what step.reduce() has given, got {type(gradients).__name__}")
+        else:
+            values = await self._called(self._update_parts(gradients, learning_rate, clip_norm))
+        if values is not None:
+            await self._job.current_state.open(optimizer.optimizer)
+            await off_loop(lambda: optimizer.spread(values), nbytes=values.nbytes)
+
+    def _replayed(self, replay: StepUpdate) -> Array | None:
+        if not replay.is_updated:
+            raise NonFiniteValue(f"step {self._number}: the gradients were not finite on the ranks that made it")
+        self._optimizer.count_step()
+        return replay.values
+
+    async def _update_parts(self, gradients: Any, learning_rate: float, clip_norm: float | None) -> Array | None:
+        optimizer, parts = self._optimizer, self._sharded.parts
+        if isinstance(gradients, ShardedGradients):
+            flat = gradients.flat
+        else:
+            flat = optimizer.flat_of(by_parameter(optimizer.optimizer, gradients), parts.owned)
+        world = self._job.world
+        own = await optimizer.update(world, parts, flat, learning_rate=learning_rate, clip_norm=clip_norm)
+        if optimizer.stage is ShardStage.PARAMETERS:
+            return None
+        return own if world.size == 1 else await world.all_gather_v(own)
+
+    async def _called(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except DivergedState:
+            raise
+        except (PeerError, StaleGeneration) as error:
+            raise self._job.changed(error) from error
+
+    # -- whole parameters ----------------------------------------------------------------------------------------------
+
+    async def gather(self, parameters: Iterable[Parameter] | None) -> None:
+        """Let sharded ``parameters`` have their latest values; a newcomer that repeats a step has none."""
+        if self._replay is None:
+            await self._called(self._optimizer.gather(self._job.world, self._sharded.parts, self._chosen(parameters)))
+
+    def release(self, parameters: Iterable[Parameter] | None) -> None:
+        """Free what ``gather`` has brought."""
+        self._optimizer.release(self._chosen(parameters))
+
+    def _chosen(self, parameters: Iterable[Parameter] | None) -> Sequence[Parameter]:
+        if self._sharded.stage is not ShardStage.PARAMETERS:
+            raise UsageError(f"step {self._number}: parameters are not sharded; gather is for job.state(..., zero=3)")
+        sharded = self._optimizer.optimizer.parameters
+        chosen = list(sharded) if parameters is None else list(parameters)
+        for parameter in chosen:
+            if not any(parameter is known for known in sharded):
+                raise UsageError(f"parameters: expected some of the sharded optimizer, got {parameter!r}")
+        return chosen
+
+    # -- the end of the block ------------------------------------------------------------------------------------------
+
+    def keep(self, update: StepUpdate | None) -> None:
+        """Keep ``update``, of which this step has to say the rest, for newcomers."""
+        self._update = update
+
+    async def exchange(self) -> None:
+        """Let mirrors have what was changed, and newcomers the update."""
+        parts, optimizer = self._sharded.parts, self._sharded.optimizer
+        if self._replay is not None:
+            parts.replay(self._replay.part_sums)
+            return
+        await self._called(parts.exchange(self._job.world))
+        if self._update is not None:
+            self._job.shelf.keep(
+                replace(
+                    self._update,
+                    part_sums=parts.next_sums,
+                    is_updated=optimizer is not None and optimizer.is_updated,
+                    values=None if optimizer is None else optimizer.values,
+                )
+            )

@@ -1,0 +1,9 @@
+"""Engines place our ranks where people already are; what is between the ranks is the same everywhere.
+
+An engine (``interface.py``) finds places and starts an agent at each (``place_agent.py``); a machine (``machine.py``)
+decides, ``job.py`` acts, and the result is the same for all: values by rank, or an ``ExceptionGroup``.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, _ = lazy_loader.attach(__name__, submodules=["dask", "ray"])

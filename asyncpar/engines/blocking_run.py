@@ -1,0 +1,83 @@
+"""Wait for a job in blocking code: a script, a test, or a cell of a notebook, where an event loop runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from asyncpar.launch.run import new_loop
+
+T = TypeVar("T")
+_LOOK_SECONDS = 0.2
+"""Seconds that the main thread sleeps at a stretch: signals that come as it goes to sleep are seen after that."""
+
+
+def run_in_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run what ``make`` returns on an event loop in a thread of its own, and return its result.
+
+    ``KeyboardInterrupt``, once and again, cancels it; it is raised when the coroutine has ended.
+    """
+    work = _JobThread(make)
+    interrupt: KeyboardInterrupt | None = None
+    while not work.has_ended.is_set():
+        try:
+            work.has_ended.wait(_LOOK_SECONDS)
+        except KeyboardInterrupt as error:
+            interrupt = error
+            work.cancel()
+    work.thread.join()
+    if interrupt is not None:
+        raise interrupt
+    result: T = work.result()
+    return result
+
+
+class _JobThread:
+    """A coroutine in a thread."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.has_ended = threading.Event()
+        self._make = make
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._cancels = 0
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.thread = threading.Thread(target=self._run, name="asyncpar job", daemon=True)
+        self.thread.start()
+
+    def cancel(self) -> None:
+        with self._lock:
+            if self._loop is None or self._task is None:
+                self._cancels += 1
+            elif not self.has_ended.is_set():
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                self._value = runner.run(self._main())
+        except BaseException as error:  # noqa: BLE001  # it is raised in the thread that waits
+            self._error = error
+        finally:
+            with self._lock:
+                self.has_ended.set()
+
+    async def _main(self) -> Any:
+        with self._lock:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            if self._cancels and self._task is not None:
+                self._task.cancel()
+        try:
+            return await self._make()
+        finally:
+            with self._lock:
+                self._task = None

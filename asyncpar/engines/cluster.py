@@ -1,0 +1,93 @@
+"""``ap.cluster``: ranks on this machine from a script, a test or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Unpack
+
+from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.function_call import encode_call
+from asyncpar.engines.job import JobOptions, make_spec, run_job
+from asyncpar.engines.local import LOOPBACK, LocalEngine
+from asyncpar.engines.mesh import ClusterMesh, open_mesh, serve_actors
+from asyncpar.engines.output import Console
+
+
+class Cluster:
+    """Ranks on this machine: ``async with ap.cluster(4) as mesh``, or ``ap.cluster.run(function, ranks=4)``.
+
+    As a block, ``mesh`` has nodes in ``ranks`` new processes, on which actors can be started; the caller is one more
+    node of their world, the last.  Functions and classes go by name, or, with ``pickle=True``, as code.
+    """
+
+    def __init__(
+        self, ranks: int, *, pickle: bool = False, console: Console | None = None, **options: Unpack[JobOptions]
+    ) -> None:
+        self._spec = make_spec(serve_actors, (), ranks=ranks, pickle=False, **options)
+        self._pickle = pickle
+        self._console = console
+        self._opened: AbstractAsyncContextManager[ClusterMesh] | None = None
+
+    async def __aenter__(self) -> ClusterMesh:
+        spec = self._spec
+
+        async def run(rendezvous: str) -> None:
+            program = encode_call(serve_actors, (rendezvous, spec.ranks + 1, self._pickle), pickle=False)
+            await run_job(LocalEngine(), replace(spec, program=program), self._console)
+
+        self._opened = open_mesh(
+            run,
+            job=spec.name,
+            ranks=spec.ranks,
+            secret=spec.secret,
+            address=LOOPBACK,
+            timeout=spec.timeout,
+            pickle=self._pickle,
+        )
+        return await self._opened.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        assert self._opened is not None
+        await self._opened.__aexit__(kind, error, where)
+
+    @staticmethod
+    async def launch(
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: int,
+        pickle: bool = False,
+        console: Console | None = None,
+        **options: Unpack[JobOptions],
+    ) -> list[Any]:
+        """Run ``function(*arguments)`` in ``ranks`` new processes of this machine; return their results by rank.
+
+        In it, ``asyncpar.init()`` joins the world of these ranks; a coroutine function is run with ``asyncpar.run``.
+        It goes by its name, and arguments and results as plain data and arrays; with ``pickle=True`` it goes as code,
+        by cloudpickle, as functions of notebooks must.  ``console`` takes output and progress (None: printed).
+
+        Raises ``UsageError`` for what cannot travel, and an ``ExceptionGroup``, the first failure first, if ranks fail.
+        Cancelled, it ends the ranks in order; cancelled again, it kills them.
+        """
+        spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
+        return await run_job(LocalEngine(), spec, console)
+
+    @staticmethod
+    def run(
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: int,
+        pickle: bool = False,
+        console: Console | None = None,
+        **options: Unpack[JobOptions],
+    ) -> list[Any]:
+        """Do as ``launch`` does, and wait; also where an event loop runs, as in a notebook.  Ctrl-C ends all ranks."""
+        spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
+        return run_in_thread(lambda: run_job(LocalEngine(), spec, console))
+
+
+cluster = Cluster

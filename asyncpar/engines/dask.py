@@ -1,0 +1,408 @@
+"""``ap.dask``: ranks on the workers of a Dask cluster: ``launch``, ``run`` and ``world``.
+
+Everything goes over Dask's own connections, secret and pickles included; only ranks talk to each other directly.  An
+agent on a worker is no task of Dask, so a job starts whatever its workers' threads do; a task that holds each of its
+workers shows Dask that it is busy.  Jobs that share workers take turns: see ``gangs.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from urllib.parse import urlsplit
+
+from asyncpar import __version__
+from asyncpar.core.config.secret import Secret
+from asyncpar.engines import dask_scheduler, dask_worker
+from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.function_call import encode_call
+from asyncpar.engines.interface import (
+    Handle,
+    JobSpec,
+    Place,
+    PlaceCommand,
+    PlaceEvent,
+    PlaceLost,
+    PlacementEngine,
+    PlaceOrder,
+    PlaceReport,
+    decode_event,
+    encode,
+)
+from asyncpar.engines.job import JobOptions, make_spec, run_job
+from asyncpar.engines.mesh import ClusterMesh, open_mesh, serve_actors
+from asyncpar.engines.output import Console
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.net.membership.host import route_to
+from asyncpar.net.transport.rpc import is_loopback
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+T = TypeVar("T")
+ASK_SECONDS: Final = 0.1
+"""Seconds between two questions for workers."""
+LOOK_SECONDS: Final = 1.0
+"""Seconds between two looks at which workers there are."""
+_END_SECONDS: Final = 10.0
+_BUSY_SECONDS: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+class DaskEngine(PlacementEngine):
+    """Workers of the cluster that ``client`` is connected to, ``workers`` or any.  Used on the client's event loop.
+
+    ``on_loop``: nodes live on the event loops of workers, one each, instead of in processes.
+    """
+
+    def __init__(self, client: Client, *, workers: Sequence[str] | None = None, on_loop: bool = False) -> None:
+        self._client = client
+        self._wanted = workers
+        self._on_loop = on_loop
+        self._job = ""
+        self._lost: asyncio.Queue[PlaceLost] = asyncio.Queue()
+        self._addresses: tuple[str, ...] = ()
+        self._numbers: dict[str, int] = {}
+        self._polls: set[asyncio.Task[None]] = set()
+        self._holds: list[Any] = []
+        self._gone: set[int] = set()
+
+    async def allocate(self, spec: JobSpec) -> Sequence[Place]:
+        loop = asyncio.get_running_loop()
+        self._job, per_place = spec.name, spec.per_place or 1
+        size, begun, has_told = -(-spec.ranks // per_place), loop.time(), False
+        while True:
+            wanted = await self._list_workers()
+            if len(wanted) >= size:
+                self._addresses = await self._on_scheduler(
+                    dask_scheduler.ask_for_workers, spec.name, self._client.id, wanted, size
+                )
+                places = await self._describe(per_place) if self._addresses else []
+                if places:
+                    return places
+                if not has_told and loop.time() > begun + _BUSY_SECONDS:
+                    has_told = True
+                    _log.warning("job %s waits for %d workers, which other jobs hold", spec.name, size)
+            elif loop.time() >= begun + spec.wait:
+                raise UsageError(
+                    f"ranks: expected at most {len(wanted) * per_place}, {per_place} on each of {len(wanted)} workers "
+                    f"of Dask, got {spec.ranks}; wait=SECONDS waits for more workers, per_worker= puts more on each"
+                )
+            await asyncio.sleep(ASK_SECONDS)
+
+    async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
+        address, number = self._addresses[order.number], order.number
+        self._numbers[address] = number
+        try:
+            await self._on_worker(
+                address, dask_worker.start_place, order.job, number, Secret(encode(order)), self._on_loop
+            )
+        except OSError as error:
+            raise LaunchError(f"{place.name} is not reached: {error}") from error
+        poll = asyncio.create_task(self._poll(address, number, take), name=f"asyncpar events of {address}")
+        self._polls.add(poll)
+        poll.add_done_callback(self._polls.discard)
+        self._holds.append(
+            self._client.submit(
+                dask_worker.hold_worker,
+                order.job,
+                number,
+                workers=[address],
+                allow_other_workers=False,
+                pure=False,
+                retries=0,
+                key=f"asyncpar-{order.job}-{number}",
+            )
+        )
+        return DaskHandle(self, address, number)
+
+    async def failures(self) -> AsyncIterator[PlaceLost]:
+        looking = asyncio.create_task(self._look(), name="asyncpar look at Dask's workers")
+        try:
+            while True:
+                yield await self._lost.get()
+        finally:
+            looking.cancel()
+
+    async def release(self) -> None:
+        for poll in self._polls:
+            poll.cancel()
+        ends = [
+            self._on_worker(address, dask_worker.end_place, self._job, number)
+            for address, number in self._numbers.items()
+            if number not in self._gone
+        ]
+        with suppress(OSError, TimeoutError):  # the scheduler is gone: places end by themselves
+            async with asyncio.timeout(_END_SECONDS):
+                await asyncio.gather(*ends, return_exceptions=True)
+                for hold in self._holds:
+                    await hold.cancel()
+                await self._on_scheduler(dask_scheduler.release_workers, self._job)
+        self._numbers.clear()
+        self._holds.clear()
+
+    async def tell(self, address: str, number: int, command: PlaceCommand) -> None:
+        """Have the agent on a worker obey."""
+        await self._on_worker(address, dask_worker.tell_place, self._job, number, encode(command))
+
+    async def _list_workers(self) -> list[str]:
+        found: list[str] = await self._on_scheduler(dask_scheduler.list_workers)
+        if self._wanted is None:
+            return found
+        missing = [worker for worker in self._wanted if worker not in found]
+        if missing:
+            raise UsageError(
+                f"workers: {missing[0]} is no worker of this cluster, which has {', '.join(found) or 'none'}"
+            )
+        return list(self._wanted)
+
+    async def _describe(self, per_place: int) -> list[Place]:
+        """Return the places on the workers that this job holds; [] if one of them is gone."""
+        described = await self._client._run(  # the coroutine behind run
+            dask_worker.describe_worker, workers=list(self._addresses), on_error="return"
+        )
+        for address, worker in described.items():
+            if isinstance(worker, OSError):
+                await self._on_scheduler(dask_scheduler.release_workers, self._job)
+                return []
+            _check_worker(address, worker)
+        return [
+            Place(
+                name=f"Dask's worker {address}",
+                host=described[address]["host"],
+                address=described[address]["address"],
+                slots=per_place,
+            )
+            for address in self._addresses
+        ]
+
+    async def _poll(self, address: str, number: int, take: Callable[[PlaceEvent], None]) -> None:
+        try:
+            while True:
+                for encoded in await self._on_worker(address, dask_worker.place_events, self._job, number):
+                    event = decode_event(encoded)
+                    take(event)
+                    if isinstance(event, PlaceReport):
+                        return
+        except OSError as error:
+            self._lose(number, f"died ({type(error).__name__}: {error})")
+
+    async def _look(self) -> None:
+        """Report workers that leave; a connection to them may hang."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                found = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+                for address, number in self._numbers.items():
+                    if address not in found:
+                        self._lose(number, "died, or left the cluster")
+        except OSError as error:
+            for number in self._numbers.values():
+                self._lose(number, f"cannot be reached: Dask's scheduler is lost ({error})")
+
+    def _lose(self, number: int, cause: str) -> None:
+        if number not in self._gone:
+            self._gone.add(number)
+            self._lost.put_nowait(PlaceLost(number, cause))
+
+    async def _on_scheduler(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            result: T = await self._client._run_on_scheduler(function, *arguments)
+        except ImportError as error:
+            raise UsageError(
+                f"Dask's scheduler lacks asyncpar ({error}); install asyncpar {__version__} there, and on all workers"
+            ) from error
+        return result
+
+    async def _on_worker(self, address: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        answers = await self._client._run(function, *arguments, workers=[address])
+        return answers[address]
+
+
+class DaskHandle(Handle):
+    """An agent on a worker."""
+
+    def __init__(self, engine: DaskEngine, address: str, number: int) -> None:
+        self._engine = engine
+        self._address = address
+        self._number = number
+
+    async def tell(self, command: PlaceCommand) -> None:
+        await self._engine.tell(self._address, self._number, command)
+
+
+def _check_worker(address: str, worker: Any) -> None:
+    """Raise ``UsageError`` unless the worker has what the caller has."""
+    if isinstance(worker, ImportError):
+        raise UsageError(f"Dask's worker {address} lacks asyncpar ({worker}); install asyncpar {__version__} there")
+    if isinstance(worker, Exception):
+        raise UsageError(f"Dask's worker {address} cannot run asyncpar: {type(worker).__name__}: {worker}")
+    python = platform.python_version_tuple()[:2]
+    for name, expected, got in (
+        ("asyncpar", __version__, worker["version"]),
+        ("Python", ".".join(python), ".".join(worker["python"])),
+    ):
+        if expected != got:
+            raise UsageError(f"Dask's worker {address} has {name} {got}, the caller {expected}; install the same")
+
+
+async def launch(
+    client: Client,
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int | None = None,
+    per_worker: int = 1,
+    workers: Sequence[str] | None = None,
+    console: Console | None = None,
+    **options: Unpack[JobOptions],
+) -> list[Any]:
+    """Run ``function(*arguments)`` in ``ranks`` processes on Dask's workers; return their results in order of ranks.
+
+    ``per_worker`` of them share a worker.  In ``function``, ``asyncpar.init()`` joins the world of these ranks, by
+    default as many as there are places.
+    Jobs whose workers others hold wait for them.  The client may be blocking or asynchronous, of this loop or another.
+    Raises as ``ap.cluster.launch`` does; a worker that dies is a ``PeerLost`` for each of its ranks.
+    """
+    spec = await _spec(client, function, arguments, ranks, per_worker, workers, options)
+    return await _on_loop_of(client, lambda: run_job(DaskEngine(client, workers=workers), spec, console))
+
+
+def run(
+    client: Client,
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int | None = None,
+    per_worker: int = 1,
+    workers: Sequence[str] | None = None,
+    console: Console | None = None,
+    **options: Unpack[JobOptions],
+) -> list[Any]:
+    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks.  For blocking clients."""
+    if client.asynchronous:
+        raise UsageError("client: expected a blocking one; await ap.dask.launch(client, ...) with an asynchronous one")
+    return run_in_thread(
+        lambda: launch(
+            client,
+            function,
+            *arguments,
+            ranks=ranks,
+            per_worker=per_worker,
+            workers=workers,
+            console=console,
+            **options,
+        )
+    )
+
+
+class DaskWorld(AbstractAsyncContextManager[ClusterMesh]):
+    """Nodes on the event loops of Dask's workers, one each: ``async with ap.dask.world(client) as mesh``.
+
+    They start within milliseconds, and actors on them reach what the worker holds.  The caller is the last node.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        ranks: int | None = None,
+        workers: Sequence[str] | None = None,
+        console: Console | None = None,
+        **options: Unpack[JobOptions],
+    ) -> None:
+        self._client = client
+        self._ranks = ranks
+        self._workers = workers
+        self._console = console
+        self._options = options
+        self._opened: AbstractAsyncContextManager[ClusterMesh] | None = None
+
+    async def __aenter__(self) -> ClusterMesh:
+        client, workers = self._client, self._workers
+        spec = await _spec(client, serve_actors, (), self._ranks, 1, workers, self._options)
+
+        async def serve(rendezvous: str) -> None:
+            program = encode_call(serve_actors, (rendezvous, spec.ranks + 1, True), pickle=False)
+            engine = DaskEngine(client, workers=workers, on_loop=True)
+            await _on_loop_of(client, lambda: run_job(engine, replace(spec, program=program), self._console))
+
+        self._opened = open_mesh(
+            serve,
+            job=spec.name,
+            ranks=spec.ranks,
+            secret=spec.secret,
+            address=_own_address(client),
+            timeout=spec.timeout,
+            pickle=True,
+        )
+        return await self._opened.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        assert self._opened is not None
+        await self._opened.__aexit__(*error)
+
+
+world = DaskWorld
+
+
+async def _spec(
+    client: Client,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    ranks: int | None,
+    per_worker: int,
+    workers: Sequence[str] | None,
+    options: JobOptions,
+) -> JobSpec:
+    """Return the job; ``ranks`` None: as many as there are places."""
+    if ranks is None:
+        found: Sequence[str] = workers or ()
+        if workers is None:
+            found = await _on_loop_of(client, lambda: client._run_on_scheduler(dask_scheduler.list_workers))
+        ranks = max(1, len(found)) * per_worker
+    pickle = function is not serve_actors
+    options.setdefault("per_place", per_worker)
+    return make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
+
+
+def _own_address(client: Client) -> str:
+    """Return the address of this host that the cluster's workers reach."""
+    place = urlsplit(client.scheduler.address)
+    host = place.hostname if place.scheme in ("tcp", "tls", "ucx") else None
+    if host is None or is_loopback(host):
+        return "127.0.0.1"
+    return route_to(host, place.port or 1)
+
+
+async def _on_loop_of(client: Client, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run what ``make`` returns on the client's event loop; cancelled, cancel it and wait for its end."""
+    here, there = asyncio.get_running_loop(), client.loop.asyncio_loop
+    if here is there:
+        return await make()
+    ended, tasks = asyncio.Event(), list[asyncio.Task[T]]()
+
+    def begin() -> None:
+        task = there.create_task(make())
+        tasks.append(task)
+        task.add_done_callback(lambda _: here.call_soon_threadsafe(ended.set))
+
+    def cancel() -> None:
+        tasks[0].cancel()
+
+    there.call_soon_threadsafe(begin)
+    was_cancelled: asyncio.CancelledError | None = None
+    while not ended.is_set():
+        try:
+            await ended.wait()
+        except asyncio.CancelledError as error:
+            was_cancelled = error
+            there.call_soon_threadsafe(cancel)
+    if was_cancelled is not None:
+        if not tasks[0].cancelled():
+            tasks[0].exception()
+        raise was_cancelled
+    return tasks[0].result()

@@ -1,0 +1,69 @@
+"""On a worker of Dask: the agents of jobs that have a place here."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpar
+from asyncpar.engines.interface import PlaceReport, encode
+from asyncpar.engines.polled_place import PolledPlace
+from asyncpar.net.membership.host import host_name
+
+_LOOPBACK = "127.0.0.1"
+_PLACES = "_asyncpar_places"
+
+
+def _places(worker: Any) -> dict[tuple[str, int], PolledPlace]:
+    """Return the places on ``worker``, which lives as long as they do."""
+    places: dict[tuple[str, int], PolledPlace] = worker.__dict__.setdefault(_PLACES, {})
+    return places
+
+
+async def describe_worker(dask_worker: Any = None) -> dict[str, Any]:
+    """Return what the caller has to know before it starts anything here."""
+    place = urlsplit(dask_worker.address)
+    return {
+        "version": asyncpar.__version__,
+        "python": platform.python_version_tuple()[:2],
+        "host": host_name(),
+        "address": place.hostname if place.scheme in ("tcp", "tls", "ucx") and place.hostname else _LOOPBACK,
+        "threads": dask_worker.state.nthreads,
+    }
+
+
+async def start_place(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:
+    """Start the agent of an order."""
+    _places(dask_worker)[job, number] = PolledPlace(order, on_loop=on_loop)
+
+
+async def place_events(job: str, number: int, dask_worker: Any = None) -> list[bytes]:
+    """Return the encoded events of a place since the last call."""
+    place = _places(dask_worker).get((job, number))
+    if place is None:
+        return [encode(PlaceReport(exit_code=1, message="the job has ended here"))]
+    return await place.events()
+
+
+async def tell_place(job: str, number: int, command: bytes, dask_worker: Any = None) -> None:
+    """Have the agent of a place obey."""
+    place = _places(dask_worker).get((job, number))
+    if place is not None:
+        place.tell(command)
+
+
+async def end_place(job: str, number: int, dask_worker: Any = None) -> None:
+    """End a place, whatever runs there, and forget it."""
+    place = _places(dask_worker).pop((job, number), None)
+    if place is not None:
+        await place.end()
+
+
+async def hold_worker(job: str, number: int) -> None:
+    """Wait for the job's end here, as the task that shows Dask that its worker is busy."""
+    from distributed import get_worker
+
+    place = _places(get_worker()).get((job, number))
+    if place is not None:
+        await place.wait()

@@ -1,0 +1,71 @@
+"""Gangs on shared workers: who holds which workers, and whose turn it is.  Pure.
+
+A gang gets all its workers at once or none, so two gangs never wait for each other.  Gangs get theirs in the order in
+which they asked; one whose owner is gone gives back what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+TICKET_SECONDS = 30.0
+"""Seconds after which a gang that waits and does not ask again has lost its turn."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gang:
+    """A gang of ``size`` workers: those that it holds, none as long as it waits."""
+
+    job: str
+    owner: str
+    size: int
+    wanted: tuple[str, ...]
+    asked_at: float
+    since: float = 0.0
+    workers: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class GangLedger:
+    """All gangs of a cluster, in the order in which they asked first."""
+
+    gangs: dict[str, Gang] = field(default_factory=dict)
+
+    def ask(
+        self, job: str, owner: str, wanted: Sequence[str], size: int, *, owners: Collection[str], now: float
+    ) -> tuple[str, ...]:
+        """Return ``size`` free ones of the workers ``wanted``, which ``job`` holds from now on; () to ask again soon.
+
+        ``owners`` are those that are alive.
+        """
+        self._forget(owners, now)
+        gang = self.gangs.get(job)
+        if gang is None:
+            gang = self.gangs[job] = Gang(
+                job=job, owner=owner, size=size, wanted=tuple(wanted), asked_at=now, since=now
+            )
+        gang.asked_at, gang.wanted = now, tuple(wanted)
+        if gang.workers:
+            return gang.workers
+        if any(not other.workers for other in self._before(job)):
+            return ()
+        held = {worker for other in self.gangs.values() for worker in other.workers}
+        free = [worker for worker in wanted if worker not in held]
+        if len(free) >= size:
+            gang.workers, gang.since = tuple(free[:size]), now
+        return gang.workers
+
+    def release(self, job: str) -> None:
+        """Give back what ``job`` holds, or its turn."""
+        self.gangs.pop(job, None)
+
+    def _before(self, job: str) -> list[Gang]:
+        names = list(self.gangs)
+        return [self.gangs[name] for name in names[: names.index(job)]]
+
+    def _forget(self, owners: Collection[str], now: float) -> None:
+        for name, gang in list(self.gangs.items()):
+            is_late = not gang.workers and now > gang.asked_at + TICKET_SECONDS
+            if gang.owner not in owners or is_late:
+                del self.gangs[name]

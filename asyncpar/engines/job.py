@@ -1,0 +1,187 @@
+"""Run a job on an engine: places, agents, events, and the one result.  ``machine.py`` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypedDict, Unpack
+
+from asyncpar.engines.function_call import decode_error, decode_value, encode_call, name_of
+from asyncpar.engines.interface import (
+    Handle,
+    JobSpec,
+    Place,
+    PlaceEvent,
+    PlaceLost,
+    PlacementEngine,
+    PlaceOrder,
+    PlaceOutput,
+    PlaceProgress,
+    PlaceReport,
+    PlaceServes,
+    spread,
+)
+from asyncpar.engines.machine import CallerInterrupted, JobEvent, PlaceReported, PlacesMachine, PlaceTick, TellPlace
+from asyncpar.engines.output import Console, StreamConsole
+from asyncpar.engines.result import settle
+from asyncpar.errors import LaunchError
+
+
+class JobOptions(TypedDict, total=False):
+    """The options that all engines take; see ``JobSpec``."""
+
+    per_place: int | None
+    wait: float
+    timeout: float
+    grace: float
+    max_restarts: int
+    environment: dict[str, str]
+    transport: str | None
+
+
+def make_spec(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    ranks: int,
+    pickle: bool,
+    **options: Unpack[JobOptions],
+) -> JobSpec:
+    """Return what runs ``function(*arguments)`` on ``ranks`` ranks.
+
+    Raises ``UsageError`` before anything is started.
+    """
+    program = encode_call(function, arguments, pickle=pickle)
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name_of(program)).strip("-") or "fn"
+    return JobSpec(program=program, ranks=ranks, name=f"{plain}-{secrets.token_hex(4)}", **options)
+
+
+async def run_job(engine: PlacementEngine, spec: JobSpec, console: Console | None = None) -> list[Any]:
+    """Run ``spec`` on ``engine`` and return what its ranks have returned, in their order.
+
+    Raises what ``settle`` does.  Cancelled, it interrupts the ranks and waits for their end; cancelled again, it kills
+    them.  Nothing that it started is left when it returns.
+    """
+    job = _EngineJob(engine, spec, console or StreamConsole())
+    running = asyncio.create_task(job.run(), name=f"asyncpar job {spec.name}")
+    was_cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as error:
+            was_cancelled = error
+            job.interrupt(running)
+    if was_cancelled is not None:
+        with suppress(asyncio.CancelledError, Exception):  # nobody wants to know any more
+            running.result()
+        raise was_cancelled
+    return running.result()
+
+
+class _EngineJob:
+    """One job.  ``run`` it once."""
+
+    def __init__(self, engine: PlacementEngine, spec: JobSpec, console: Console) -> None:
+        self._engine = engine
+        self._spec = spec
+        self._console = console
+        self._machine: PlacesMachine | None = None
+        self._handles: dict[int, Handle] = {}
+        self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def interrupt(self, running: asyncio.Task[Any]) -> None:
+        """End the job; the second time at once."""
+        if self._machine is None:  # it still looks for places
+            running.cancel()
+        else:
+            self._events.put_nowait(CallerInterrupted())
+
+    async def run(self) -> list[Any]:
+        try:
+            places = await self._engine.allocate(self._spec)
+            counts = spread(self._spec.ranks, [place.slots for place in places])
+            used = [(place, count) for place, count in zip(places, counts, strict=True) if count]
+            places, counts = [place for place, _ in used], [count for _, count in used]
+            self._machine = PlacesMachine(len(places), grace=self._spec.grace)
+            await self._run(self._machine, places, counts)
+        finally:
+            await self._engine.release()
+            self._console.close()
+        return settle(self._machine, places, counts, decode=decode_value, decode_error=decode_error)
+
+    async def _run(self, machine: PlacesMachine, places: Sequence[Place], counts: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        watching = asyncio.create_task(self._watch(), name="asyncpar watch places")
+        starting = asyncio.create_task(self._start_all(places, counts), name="asyncpar start places")
+        try:
+            while not machine.is_over:
+                due = machine.next_deadline
+                try:
+                    async with asyncio.timeout_at(due):
+                        event: JobEvent = await self._events.get()
+                except TimeoutError:
+                    event = PlaceTick()
+                for command in machine.handle(event, now=loop.time()):
+                    task = loop.create_task(self._tell(starting, command))
+                    self._telling.add(task)
+                    task.add_done_callback(self._telling.discard)
+        finally:
+            tasks = (watching, starting, *self._telling)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _start_all(self, places: Sequence[Place], counts: Sequence[int]) -> None:
+        orders = [self._order(number, place, len(places), counts[number]) for number, place in enumerate(places)]
+        await asyncio.gather(*(self._start(place, order) for place, order in zip(places, orders, strict=True)))
+
+    async def _start(self, place: Place, order: PlaceOrder) -> None:
+        number = order.number
+        try:
+            self._handles[number] = await self._engine.start(place, order, lambda event: self._take(number, event))
+        except (LaunchError, OSError) as error:
+            self._events.put_nowait(PlaceLost(number, f"could not start: {error}"))
+
+    def _order(self, number: int, place: Place, places: int, slots: int) -> PlaceOrder:
+        spec = self._spec
+        return PlaceOrder(
+            job=spec.name,
+            number=number,
+            places=places,
+            slots=slots,
+            address=place.address,
+            secret=bytes(spec.secret),
+            program=spec.program,
+            timeout=spec.timeout,
+            grace=spec.grace,
+            max_restarts=spec.max_restarts,
+            environment=spec.environment,
+            transport=spec.transport,
+        )
+
+    def _take(self, place: int, event: PlaceEvent) -> None:
+        match event:
+            case PlaceOutput():
+                self._console.output(event)
+            case PlaceProgress():
+                self._console.progress(event)
+            case PlaceReport():
+                self._events.put_nowait(PlaceReported(place, event))
+            case PlaceServes() | PlaceLost():
+                self._events.put_nowait(event)
+
+    async def _watch(self) -> None:
+        async for lost in self._engine.failures():
+            self._events.put_nowait(lost)
+
+    async def _tell(self, starting: asyncio.Task[None], command: TellPlace) -> None:
+        """Have a place obey, once it has started; one that cannot be reached is noticed by the engine."""
+        await asyncio.wait({starting})
+        handle = self._handles.get(command.place)
+        if handle is not None:
+            with suppress(OSError):
+                await handle.tell(command.command)

@@ -1,0 +1,66 @@
+"""Ranks on this machine, as children of this process: one place, whose agent runs on the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from asyncpar.engines.interface import (
+    Handle,
+    JobSpec,
+    Place,
+    PlaceCommand,
+    PlaceEvent,
+    PlaceLost,
+    PlacementEngine,
+    PlaceOrder,
+)
+from asyncpar.engines.place_agent import PlaceAgent
+from asyncpar.errors import UsageError
+from asyncpar.net.membership.host import host_name
+
+LOOPBACK = "127.0.0.1"
+
+
+class LocalEngine(PlacementEngine):
+    """As many ranks as are asked for, on this machine; processes are spawned, never forked."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def allocate(self, spec: JobSpec) -> Sequence[Place]:
+        if spec.per_place is not None and spec.per_place < spec.ranks:
+            raise UsageError(
+                f"per_place: expected at least {spec.ranks}, as this machine is the only place, got {spec.per_place}"
+            )
+        return [Place(name="this machine", host=host_name(), address=LOOPBACK, slots=spec.ranks)]
+
+    async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:  # noqa: ARG002
+        agent = PlaceAgent(order, take)
+        task = asyncio.create_task(agent.run(), name="asyncpar local place")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return LocalHandle(agent)
+
+    async def failures(self) -> AsyncIterator[PlaceLost]:
+        """Yield nothing: this process cannot outlive its own place."""
+        losses: tuple[PlaceLost, ...] = ()
+        for lost in losses:
+            yield lost
+
+    async def release(self) -> None:
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+
+class LocalHandle(Handle):
+    """An agent in this process."""
+
+    def __init__(self, agent: PlaceAgent) -> None:
+        self._agent = agent
+
+    async def tell(self, command: PlaceCommand) -> None:
+        self._agent.obey(command)

@@ -1,0 +1,236 @@
+"""Actors on ranks that an engine has placed, driven by a caller that is one more node of their world, the last.
+
+The caller serves the rendezvous.  Ranks learn an actor's class when it is spawned: by its name, or, if the caller
+consents, as code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.actors.meshes.mesh_ref import MeshRef
+from asyncpar.actors.meshes.nodes import Nodes
+from asyncpar.actors.meshes.values import MeshError
+from asyncpar.actors.runtime.actor import Actor, endpoint
+from asyncpar.actors.runtime.registry import class_path
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.engines.function_call import FunctionCall, describe_object, find_object
+from asyncpar.errors import LaunchError, PeerError, UsageError
+from asyncpar.net.membership.credentials import write_secret
+from asyncpar.net.membership.host import host_id, host_name
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+from asyncpar.node import Node
+
+A = TypeVar("A", bound=Actor)
+
+_END_SECONDS = 5.0
+"""Seconds that the ranks of a job that fails may take to end, and to say why."""
+_CLASSES = "asyncpar-classes"
+"""The name of the actor that learns classes, on each rank."""
+
+
+class ActorClasses(Actor):
+    """Makes classes of actors known to its rank; code only with ``may_pickle``."""
+
+    def __init__(self, may_pickle: bool) -> None:
+        self._may_pickle = may_pickle
+        self._known: dict[str, object] = {}
+
+    @endpoint
+    async def learn(self, path: str, call: FunctionCall) -> None:
+        """Import the class at ``path``, or take it from its pickle."""
+        if call.pickled and not self._may_pickle:
+            raise UsageError("actor class: it came as code, which this job does not take; pass pickle=True")
+        found = find_object(call)
+        if isinstance(found, type):
+            # A script's own classes are of __main__ at the caller; cloudpickle keeps no qualified names.
+            found.__module__, _, found.__qualname__ = path.partition(":")
+        self._known[path] = found
+
+
+async def serve_actors(rendezvous: str, size: int, may_pickle: bool) -> None:
+    """Serve a rank of a world of ``size`` whose last rank drives the others, until that one leaves."""
+    environment = LaunchEnvironment.from_mapping(os.environ)
+    if environment is None:
+        raise UsageError("serve_actors: expected a rank that an engine has placed")
+    await serve_actors_at(dataclasses.replace(environment, world_size=size, rendezvous=rendezvous), may_pickle)
+
+
+async def serve_actors_at(environment: LaunchEnvironment, may_pickle: bool) -> None:
+    """Serve a rank at the place that ``environment`` describes, until the last rank leaves."""
+    node = await Node.start(environment)
+    last = f"rank {node.size - 1} "
+    try:
+        await node.spawn(ActorClasses, may_pickle, name=_CLASSES)
+        await node.world.barrier()
+        async for change in node.watch_world():
+            if any(who.startswith(last) for who in change.left):
+                break
+    finally:
+        await node.stop()
+
+
+class ClusterMesh:
+    """Ranks on which actors can be started: ``await mesh.spawn(Trainer)``.  ``node`` is the caller's."""
+
+    def __init__(self, node: Node, nodes: Nodes, *, pickle: bool, taught: dict[str, object]) -> None:
+        self.node = node
+        self.nodes = nodes
+        self._pickle = pickle
+        self._taught = taught
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks in mesh order."""
+        return self.nodes.ranks
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def reshape(self, **sizes: int) -> ClusterMesh:
+        """Return the same ranks along other axes.  See ``Nodes.reshape``."""
+        return self._over(self.nodes.reshape(**sizes))
+
+    def slice(self, **chosen: int | slice) -> ClusterMesh:
+        """Return a part of the mesh.  See ``Nodes.slice``."""
+        return self._over(self.nodes.slice(**chosen))
+
+    def select(self, ranks: Iterable[int]) -> ClusterMesh:
+        """Return a mesh of some of the ranks.  See ``Nodes.select``."""
+        return self._over(self.nodes.select(ranks))
+
+    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> MeshRef[A]:
+        """Start an actor on every rank, all or none.  See ``Nodes.spawn``; ranks need not know the class before.
+
+        Raises ``UsageError`` for a class that cannot be imported by its name, as those of notebooks, unless the mesh
+        was made with ``pickle=True``.
+        """
+        await self._teach(actor)
+        return await self.nodes.spawn(actor, *args, name=name, **kwargs)
+
+    async def _teach(self, actor: type[Actor]) -> None:
+        path = class_path(actor)
+        if self._taught.get(path) is actor:
+            return
+        call = describe_object(actor, "actor class", pickle=self._pickle)
+        refs = [self.node.ref(_CLASSES, rank, actor_class=ActorClasses) for rank in range(self.node.size - 1)]
+        await asyncio.gather(*(ref.learn(path, call) for ref in refs))
+        self._taught[path] = actor
+
+    def _over(self, nodes: Nodes) -> ClusterMesh:
+        return ClusterMesh(self.node, nodes, pickle=self._pickle, taught=self._taught)
+
+    def __repr__(self) -> str:
+        return f"<cluster: {self.nodes!r}>"
+
+
+RunRanks = Callable[[str], Awaitable[object]]
+"""Runs ``serve_actors`` on all ranks, given the address of the rendezvous, to their end."""
+
+
+@asynccontextmanager
+async def open_mesh(
+    run: RunRanks, *, job: str, ranks: int, secret: bytes, address: str, timeout: float, pickle: bool
+) -> AsyncIterator[ClusterMesh]:
+    """Join, as the last node, the world of ``ranks`` ranks that ``run`` starts, and end them at the end of the block.
+
+    ``address`` is the one of this host that the ranks reach.  If they fail, what ``run`` raises ends the block.
+    """
+    async with AsyncExitStack() as stack:
+        rendezvous = await serve_rendezvous(stack, job=job, size=ranks + 1, secret=secret, address=address)
+        running = asyncio.ensure_future(run(rendezvous))
+        stack.push_async_callback(_end, running)
+        environment = _own_environment(stack, rendezvous, job, ranks, secret, address, timeout)
+        node = await _start(environment, running)
+        try:
+            await node.world.barrier()
+            nodes = node.nodes.select(range(ranks))
+            yield ClusterMesh(node, nodes, pickle=pickle, taught={})
+        except Exception as error:
+            await _explain(error, running)
+            raise
+        finally:
+            await node.stop()
+        await running
+
+
+async def serve_rendezvous(stack: AsyncExitStack, *, job: str, size: int, secret: bytes, address: str) -> str:
+    """Serve the rendezvous of a world at a free port of ``address``, until ``stack`` closes; return where."""
+    server = RpcServer(Credentials(secret), bind=address, port=0)
+    service = RendezvousService(job=job, world_size=size)
+    membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        service, server.server
+    )
+    await server.start()
+    stack.push_async_callback(server.stop, grace=0.2)
+    return server.address
+
+
+def _own_environment(
+    stack: AsyncExitStack, rendezvous: str, job: str, ranks: int, secret: bytes, address: str, timeout: float
+) -> LaunchEnvironment:
+    directory = Path(tempfile.mkdtemp(prefix="asyncpar-mesh-"))  # mode 0700
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    write_secret(directory / "secret", secret)
+    host = host_name()
+    return LaunchEnvironment(
+        rank=ranks,
+        local_rank=0,
+        world_size=ranks + 1,
+        local_world_size=1,
+        group_rank=0,
+        group_world_size=1,
+        master_addr=address,
+        master_port=split_address(rendezvous)[1],
+        rendezvous=rendezvous,
+        secret_file=str(directory / "secret"),
+        job=job,
+        generation=0,
+        restart_count=0,
+        host=host,
+        host_id=host_id(host),
+        bind=address,
+        timeout=timeout,
+    )
+
+
+async def _start(environment: LaunchEnvironment, running: asyncio.Future[object]) -> Node:
+    """Join the world, unless the ranks end first."""
+    starting = asyncio.ensure_future(Node.start(environment))
+    try:
+        waited: set[asyncio.Future[Any]] = {starting, running}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            return starting.result()
+        running.result()
+        raise LaunchError("the ranks ended before they had joined the caller")
+    finally:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+
+
+async def _explain(error: Exception, running: asyncio.Future[object]) -> None:
+    """Add to ``error``, which may come of that, why the ranks have failed, if they have."""
+    if isinstance(error, PeerError | MeshError):
+        await asyncio.wait({running}, timeout=_END_SECONDS)
+    if running.done() and not running.cancelled() and (failure := running.exception()) is not None:
+        error.add_note(f"the ranks have failed: {failure}")
+
+
+async def _end(running: asyncio.Future[object]) -> None:
+    if not running.done():
+        running.cancel()
+        await asyncio.wait({running})
+    if not running.cancelled():
+        running.exception()  # it was told, or explains what is raised

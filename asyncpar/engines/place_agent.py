@@ -1,0 +1,197 @@
+"""The agent of one place runs the ranks of a ``PlaceOrder`` on the event loop of the engine's process there.
+
+All that a rank must not leave behind is in one private directory, which the reaper removes if this process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from asyncpar.core.config.secret import Secret
+from asyncpar.engines.interface import (
+    BeginRanks,
+    Interrupt,
+    Kill,
+    PlaceCommand,
+    PlaceEvent,
+    PlaceOrder,
+    PlaceOutput,
+    PlaceProgress,
+    PlaceReport,
+    PlaceServes,
+)
+from asyncpar.engines.rank_program import CALL_FILE, PATHS_FILE, error_file, value_file
+from asyncpar.errors import AsyncparError
+from asyncpar.launch.agent import run_agent
+from asyncpar.launch.display import Display
+from asyncpar.launch.embedding import AgentEmbedding
+from asyncpar.launch.failure import ProgressRecord, RankEnd
+from asyncpar.launch.host_placement import HostPlacement
+from asyncpar.launch.job import LaunchJob
+from asyncpar.launch.options import LaunchOptions
+from asyncpar.launch.protocol import JobOutcome
+from asyncpar.net.membership.credentials import write_secret
+from asyncpar.net.membership.host import host_id, host_name
+from asyncpar.net.transport.rpc import join_address
+
+RECONNECT_SECONDS = 1.0
+_SECRET_FILE = "secret"
+_PROGRESS_SECONDS = 0.5
+_KILL_PATIENCE = 3.0
+
+
+class EventDisplay(Display):
+    """Passes output and progress on as events of a place."""
+
+    def __init__(self, take: Callable[[PlaceEvent], None]) -> None:
+        super().__init__(every=_PROGRESS_SECONDS)
+        self._take = take
+
+    async def lines(self, text: bytes) -> None:
+        self._take(PlaceOutput(text, is_error=True))
+
+    async def raw(self, chunk: bytes) -> None:
+        if chunk:
+            self._take(PlaceOutput(chunk, is_error=False))
+
+    async def show(self, prefix: str, record: ProgressRecord) -> None:
+        self._take(PlaceProgress(prefix, record))
+
+
+class PlaceAgent:
+    """Runs the ranks of one order; once.  ``obey`` may be called at any time, also before and after."""
+
+    def __init__(self, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> None:
+        self._order = order
+        self._take = take
+        self._coordinator: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._embedding: AgentEmbedding | None = None
+        self._interrupts = 0
+        self._report = PlaceReport(exit_code=1)
+        self._running: asyncio.Task[None] | None = None
+        self._is_killed = False
+
+    def obey(self, command: PlaceCommand) -> None:
+        """Carry out ``command``."""
+        match command:
+            case BeginRanks(coordinator) if not self._coordinator.done():
+                self._coordinator.set_result(coordinator)
+            case Interrupt():
+                self._interrupt()
+            case Kill() if not self._is_killed:
+                self._is_killed = True
+                while self._interrupts < 2:  # the second one kills
+                    self._interrupt()
+                if self._running is not None:
+                    asyncio.get_running_loop().call_later(_KILL_PATIENCE, self._running.cancel)
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        if self._embedding is not None:
+            self._embedding.interrupt()
+        elif self._running is not None:  # nothing has begun
+            self._running.cancel()
+
+    async def run(self) -> None:
+        """Run the ranks to their end; the last event is a ``PlaceReport``, whatever happens.
+
+        Cancelled, it kills them first.
+        """
+        self._running = asyncio.create_task(self._run(), name=f"asyncpar place {self._order.number}")
+        try:
+            await asyncio.wait({self._running})
+        finally:
+            if not self._running.done():
+                self._running.cancel()
+                await asyncio.wait({self._running})
+        if self._running.cancelled():  # or its agent did not come to an end
+            self._take(PlaceReport(exit_code=1, message="it was killed"))
+
+    async def _run(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
+        try:
+            outcome = await self._run_ranks(directory)
+        except AsyncparError as error:
+            outcome = JobOutcome(1, str(error))
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._take(msgspec.structs.replace(self._report, exit_code=outcome.exit_code, message=outcome.message))
+
+    async def _run_ranks(self, directory: Path) -> JobOutcome:
+        order = self._order
+        write_secret(directory / _SECRET_FILE, Secret(order.secret))
+        (directory / CALL_FILE).write_bytes(order.program)
+        (directory / PATHS_FILE).write_text(json.dumps([path or os.getcwd() for path in sys.path]))
+        coordinator = "" if order.number == 0 else await self._coordinator
+        self._embedding = AgentEmbedding(
+            on_address=self._served, on_end=lambda ends: self._collect(directory, ends), paths=(directory,)
+        )
+        return await run_agent(self._job(directory, coordinator), EventDisplay(self._take), self._embedding)
+
+    def _collect(self, directory: Path, failures: tuple[RankEnd, ...]) -> None:
+        self._report = PlaceReport(
+            values=_read_all(directory, value_file),
+            errors=_read_all(directory, error_file),
+            failures=list(failures),
+        )
+
+    def _served(self, address: str) -> None:
+        if self._order.number == 0:
+            self._take(PlaceServes(address))
+
+    def _job(self, directory: Path, coordinator: str) -> LaunchJob:
+        order, host = self._order, host_name()
+        command = (sys.executable, "-m", "asyncpar.engines.rank_program", str(directory))
+        options = LaunchOptions(
+            program=command[2],
+            nnodes=order.places,
+            node_rank=order.number,
+            nproc=order.slots,
+            endpoint=coordinator or join_address(order.address, 0),
+            job=order.job,
+            timeout=order.timeout,
+            max_restarts=order.max_restarts,
+            grace=order.grace,
+            reconnect=RECONNECT_SECONDS,
+            transport=order.transport,
+            secret_file=str(directory / _SECRET_FILE),
+            full_traceback=True,
+        )
+        placement = HostPlacement(
+            host=host,
+            host_id=host_id(host),
+            nproc=order.slots,
+            serve_at=(order.address, 0) if order.number == 0 else None,
+            may_connect=False,
+            coordinator=coordinator,
+            bind=order.address,
+            master_addr=order.address,
+            job=order.job,
+        )
+        return LaunchJob(
+            options=options,
+            placement=placement,
+            command=command,
+            log_directory=None,
+            environment=os.environ | order.environment,
+        )
+
+
+def _read_all(directory: Path, name: Callable[[int], str]) -> dict[int, bytes]:
+    """Return what the ranks here have left, by rank."""
+    beginning = name(0)[:-1]
+    found = {}
+    for path in directory.glob(f"{beginning}*"):
+        rank = path.name.removeprefix(beginning)
+        if rank.isdecimal():
+            found[int(rank)] = path.read_bytes()
+    return found

@@ -1,0 +1,63 @@
+"""A place whose caller asks for its events again and again, over an engine that carries calls only.
+
+If the caller does not come back, its job ends here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncpar.engines.interface import PlaceEvent, decode_command, decode_order, encode
+from asyncpar.engines.place_agent import PlaceAgent
+from asyncpar.engines.place_node import PlaceNode
+
+POLL_SECONDS = 5.0
+"""Seconds that a question for events waits for one."""
+LEASE_SECONDS = 60.0
+"""Seconds after which a caller that has not asked is gone."""
+
+
+class PolledPlace:
+    """An agent in this process, and its events that the caller has not got yet."""
+
+    def __init__(self, order: bytes, *, on_loop: bool) -> None:
+        self._events: list[bytes] = []
+        self._has_news = asyncio.Event()
+        decoded = decode_order(order)
+        self._agent = PlaceNode(decoded, self._take) if on_loop else PlaceAgent(decoded, self._take)
+        self._running = asyncio.create_task(self._agent.run(), name=f"asyncpar place of {decoded.job}")
+        self._lease = asyncio.get_running_loop().call_later(LEASE_SECONDS, self._running.cancel)
+
+    async def events(self) -> list[bytes]:
+        """Return the events since the last call, after some seconds none."""
+        self._renew()
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._has_news.wait()
+        except TimeoutError:
+            return []
+        events, self._events = self._events, []
+        self._has_news.clear()
+        return events
+
+    def tell(self, command: bytes) -> None:
+        """Have the agent obey."""
+        self._agent.obey(decode_command(command))
+
+    async def wait(self) -> None:
+        """Return when the agent has ended."""
+        await asyncio.wait({self._running})
+
+    async def end(self) -> None:
+        """Kill what still runs, and wait for that."""
+        self._lease.cancel()
+        self._running.cancel()
+        await asyncio.wait({self._running})
+
+    def _take(self, event: PlaceEvent) -> None:
+        self._events.append(encode(event))
+        self._has_news.set()
+
+    def _renew(self) -> None:
+        self._lease.cancel()
+        self._lease = asyncio.get_running_loop().call_later(LEASE_SECONDS, self._running.cancel)

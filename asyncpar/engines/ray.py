@@ -1,0 +1,65 @@
+"""``ap.ray``: ranks in the placement groups of a Ray cluster: ``launch`` and ``run``, and a backend of Ray Train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.job import JobOptions, make_spec, run_job
+from asyncpar.engines.output import Console
+from asyncpar.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncpar.engines.ray_engine import RayEngine
+
+
+async def launch(
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int,
+    placement: str = "PACK",
+    resources: Mapping[str, float] | None = None,
+    console: Console | None = None,
+    **options: Unpack[JobOptions],
+) -> list[Any]:
+    """Run ``function(*arguments)`` in ``ranks`` processes on a Ray cluster; return their results in order of ranks.
+
+    Each has a bundle of ``resources`` (one CPU), ``per_place`` of them together; ``placement`` is Ray's strategy for
+    bundles.  In ``function``, ``asyncpar.init()`` joins the world of these ranks.
+    Raises as ``ap.cluster.launch`` does; an actor of Ray that dies is a ``PeerLost`` for each of its ranks.
+    """
+    spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
+    return await run_job(_engine(placement, resources), spec, console)
+
+
+def run(
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int,
+    placement: str = "PACK",
+    resources: Mapping[str, float] | None = None,
+    console: Console | None = None,
+    **options: Unpack[JobOptions],
+) -> list[Any]:
+    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks."""
+    spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
+    return run_in_thread(lambda: run_job(_engine(placement, resources), spec, console))
+
+
+def __getattr__(name: str) -> Any:
+    """Return the configuration of the backend of Ray Train, which imports ray."""
+    if name == "AsyncparConfig":
+        from asyncpar.engines.ray_train import AsyncparConfig
+
+        return AsyncparConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _engine(placement: str, resources: Mapping[str, float] | None) -> RayEngine:
+    """Return the engine.  Raises ``UsageError`` where ray is not installed."""
+    try:
+        from asyncpar.engines.ray_engine import RayEngine
+    except ImportError as error:
+        raise UsageError(f"ray: it cannot be imported ({error}); pip install 'asyncpar[ray]'") from error
+    return RayEngine(placement=placement, resources=resources)

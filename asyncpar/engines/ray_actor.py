@@ -1,0 +1,46 @@
+"""The actor of Ray that runs the agent of a place."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from asyncpar import __version__
+from asyncpar.engines.polled_place import PolledPlace
+from asyncpar.net.membership.host import host_name
+
+
+class RayPlace:
+    """An asynchronous actor; its processes end with it."""
+
+    def __init__(self) -> None:
+        self._place: PolledPlace | None = None
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what the caller has to know before it starts anything here."""
+        from ray.util import get_node_ip_address
+
+        return {
+            "version": __version__,
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "host": host_name(),
+            "address": get_node_ip_address(),
+        }
+
+    async def start(self, order: bytes) -> None:
+        """Start the agent of an order."""
+        self._place = PolledPlace(order, on_loop=False)
+
+    async def events(self) -> list[bytes]:
+        """Return the encoded events since the last call."""
+        return [] if self._place is None else await self._place.events()
+
+    async def tell(self, command: bytes) -> None:
+        """Have the agent obey."""
+        if self._place is not None:
+            self._place.tell(command)
+
+    async def end(self) -> None:
+        """Kill what still runs, and wait for that."""
+        if self._place is not None:
+            await self._place.end()

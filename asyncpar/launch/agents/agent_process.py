@@ -1,0 +1,290 @@
+"""The process of an agent: its server, its part in the group, its ranks, and the signals that ask it to end."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
+from asyncpar.core.observe.reporting import open_closed_streams
+from asyncpar.errors import UsageError
+from asyncpar.launch.agents.agent_options import AgentOptions
+from asyncpar.launch.agents.control_service import ControlService
+from asyncpar.launch.agents.group_secret import find_secret
+from asyncpar.launch.agents.host_agent import HostAgent
+from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_record, encode_record
+from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
+from asyncpar.launch.agents.slot_processes import HostPlace
+from asyncpar.launch.display import Display, OutputStream, make_display
+from asyncpar.launch.job import JobSecret
+from asyncpar.launch.job_directory import JobEntry
+from asyncpar.launch.job_service import serve_watch
+from asyncpar.launch.job_view import HostOnly
+from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.run import new_loop
+from asyncpar.net.membership.group_peers import RpcGroupNetwork
+from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.membership.vote_file import VoteFile
+from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
+from asyncpar.net.membership.world_service import WorldService
+from asyncpar.net.transport.rpc import Credentials, RpcServer, is_loopback, join_address, split_address
+from asyncpar.observe.summary import JobSummary
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OUTPUT_PATIENCE = 0.2
+_AGAIN_SECONDS = 1.0
+"""Seconds until an agent that was held for lost comes again."""
+GROUP_JOB = "agents"
+"""What agents that outlive jobs are called where jobs are listed."""
+
+
+def run_agent_process(options: AgentOptions, environment: Mapping[str, str]) -> int:
+    """Run the agent until it is asked to end, and return its exit code.  Ranks inherit ``environment``.
+
+    Raises ``UsageError``, ``AuthenticationError`` and ``LaunchError`` when there is no place in the group.
+    """
+    open_closed_streams()
+    secret = find_secret(options.secret_file, listen_at(options))
+    stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            process = AgentProcess(options, secret, make_display(stdout, stderr), environment)
+            runner.run(process.run())
+    finally:
+        stdout.close(patience=_OUTPUT_PATIENCE)
+        stderr.close(patience=_OUTPUT_PATIENCE)
+    return 0
+
+
+class AgentProcess:
+    """An agent, from its start to its end; with ``job``, one that opens a job if none is open, and ends with it."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        secret: JobSecret,
+        display: Display,
+        environment: Mapping[str, str],
+        *,
+        job: SubmittedJob | None = None,
+    ) -> None:
+        self._options = options
+        self._listen = listen_at(options)
+        self._secret = secret
+        self._display = display
+        self._environment = environment
+        self._job = job
+        self._agent: HostAgent | None = None
+        self._name = options.name or host_name()
+        self._is_for_job = job is not None
+        self._group: WorldGroup | None = None
+        self.exit_code = 0
+        """Of the signal that ended it, or of ranks that failed when the job was complete."""
+
+    async def run(self) -> JobEnd | None:
+        """Take part in the group until asked to end; come again after having been held for lost."""
+        loop = asyncio.get_running_loop()
+        before = signal.getsignal(signal.SIGINT)
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
+        join = self._options.join
+        reaper = ReaperClient()
+        try:
+            with _state_directory(self._options, reaper) as directory:
+                while True:
+                    end, others = await self._live(join, reaper, directory)
+                    if others is None:
+                        return end
+                    join = others
+                    await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            reaper.close()
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+            if before is not None:  # one of C
+                signal.signal(signal.SIGINT, before)
+
+    def _signalled(self, number: int) -> None:
+        """End the job at Ctrl-C where it is this launcher's, else let this host leave; at the second signal at once."""
+        name = signal.Signals(number).name
+        is_first, self.exit_code = self.exit_code == 0, 128 + number
+        if self._agent is None or self._group is None:
+            raise KeyboardInterrupt
+        if is_first and self._job is not None and number == signal.SIGINT and self._agent.number is not None:
+            end = JobEnd(exit_code=128 + number, message=f"the launcher on {self._name} got {name}")
+            self._group.tell(JobClosed(number=self._agent.number, record=encode_record(end)))
+            return
+        self._agent.leave(f"got {name}", grace=self._options.grace if is_first else 0.0)
+
+    async def _live(
+        self, join: tuple[str, ...], reaper: ReaperClient, directory: Path
+    ) -> tuple[JobEnd | None, tuple[str, ...] | None]:
+        """Take part once; return how the job ended and, if the others went on without this host, their addresses."""
+        async with AsyncExitStack() as stack:
+            group, agent = await self._take_part(stack, join, reaper, directory)
+            entry = self._entry(agent.address)
+            view = HostOnly(
+                JobSummary(job=entry.job, pid=entry.pid, time=entry.started, started=entry.started), agent.watch
+            )
+            async with serve_watch(entry, self._environment, view, reaper, say=agent.say):
+                end = await agent.run()
+            self.exit_code = self.exit_code or agent.failure[0]
+            if not group.is_dismissed:
+                return end, None
+            others = [host.address for host in (await group.status()).hosts if host.name != self._name]
+            return end, tuple(others) or join
+
+    async def _take_part(
+        self, stack: AsyncExitStack, join: tuple[str, ...], reaper: ReaperClient, directory: Path
+    ) -> tuple[WorldService, HostAgent]:
+        """Serve this host's part of the group; ``stack`` ends that.  Opens the job, if this agent is there for one."""
+        options, name = self._options, self._name
+        bind, port = split_address(self._listen)
+        credentials = Credentials(self._secret.secret)
+        server = RpcServer(credentials, bind=bind, port=port)
+        group = WorldService(
+            name=name,
+            network=RpcGroupNetwork(server, credentials),
+            join=join,
+            votes=VoteFile(directory / "votes", job="agents"),
+            is_witness=options.witness,
+        )
+        rendezvous = RendezvousService(job=GROUP_JOB)
+        agent = HostAgent(
+            group,
+            self._place(bind),
+            rendezvous=rendezvous,
+            display=self._display,
+            reaper=reaper,
+            only_job=self._job is not None,
+        )
+        control = ControlService(name, group, agent, credentials, is_for_one_job=self._is_for_job)
+        agents_pb2_grpc.add_AgentsServicer_to_server(control, server.server)  # type: ignore[no-untyped-call]
+        membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            rendezvous, server.server
+        )
+        await server.start()
+        stack.push_async_callback(server.stop, grace=0.2)
+        agent.address = control.address = server.address
+        stack.push_async_callback(group.stop)
+        await group.start()
+        self._agent, self._group = agent, group
+        agent.say(f"serves at {server.address}")
+        if self._job is not None:
+            await self._open(group, control, self._job)
+        return group, agent
+
+    def _place(self, bind: str) -> HostPlace:
+        return HostPlace(
+            host=self._name,
+            host_id=host_id(self._name),
+            bind=bind,
+            secret_file=str(self._secret.path),
+            environment=self._environment,
+            is_witness=self._options.witness,
+            post_mortem=self._options.post_mortem,
+        )
+
+    def _entry(self, address: str) -> JobEntry:
+        """Return how commands find this agent and its ranks."""
+        job = self._job
+        return JobEntry(
+            job=GROUP_JOB if job is None else job.name,
+            pid=os.getpid(),
+            host=self._name,
+            started=time.time(),
+            command=() if job is None else (job.program, *job.arguments),
+            is_whole=False,
+            agent=address,
+        )
+
+    async def _open(self, group: WorldGroup, control: ControlService, job: SubmittedJob) -> None:
+        """Open the job, unless another launcher was faster; then it must be the same."""
+        status = await group.status()
+        if status.job is None:
+            try:
+                await control.submit(SubmitRequest(record=job))
+            except UsageError:
+                status = await group.status()
+                if status.job is None:
+                    raise
+        compare_job(await group.status(), job)
+
+
+def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
+    """Raise ``UsageError`` that names what differs if the group runs another job than ``job``."""
+    if status.job is None:
+        return
+    running = decode_record(status.job.record)
+    for name in SubmittedJob.__struct_fields__:
+        ours, theirs = getattr(job, name), getattr(running, name)
+        if name not in ("environment", "directory") and ours != theirs:
+            raise UsageError(f"launch: expected {name} {theirs!r}, as the job that runs, got {ours!r}")
+
+
+def listen_at(options: AgentOptions) -> str:
+    """Return the address to serve at, as numbers: the one that others reach this host by."""
+    if options.listen is not None:
+        host, port = split_address(options.listen)
+        return join_address(_resolve("--listen", host), port)
+    if not options.join:
+        return join_address("127.0.0.1", AGENTS_PORT)
+    host, port = split_address(options.join[0])
+    address = _resolve("--join", host)
+    if is_loopback(address):
+        return join_address(address, 0)
+    try:
+        return join_address(route_to(address, port), AGENTS_PORT)
+    except OSError as error:
+        raise UsageError(f"--join: there is no way to {host} ({error.strerror}); name --listen") from error
+
+
+def _resolve(option: str, name: str) -> str:
+    try:
+        return resolve(name)
+    except OSError as error:
+        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror})") from error
+
+
+@contextmanager
+def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Path]:
+    """Make the directory for votes, if need be, and keep other agents from using it: a voter is one process."""
+    if options.state_dir is None:
+        directory = Path(tempfile.mkdtemp(prefix="asyncpar-votes-"))
+        reaper.add_path(directory)
+    else:
+        directory = _given_directory(options.state_dir)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(directory, descriptor)
+        yield directory
+    finally:
+        os.close(descriptor)
+
+
+def _lock(directory: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"--state-dir: {directory} is in use by another agent; give each agent a directory of its own"
+        ) from error
+
+
+def _given_directory(path: str) -> Path:
+    directory = Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(f"--state-dir: {directory} cannot be made: {error.strerror}") from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise UsageError(f"--state-dir: {directory} is not writable")
+    return directory

@@ -1,0 +1,334 @@
+"""Decide for one host about the ranks of a job whose processes outlive worlds (``--elastic ranks``).
+
+Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
+again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
+started again, which counts for nothing.  Where a slot may not start again the others go on without it.  While the host
+is parked its members are in no world: they keep what they have, and report it to the leader when there is a quorum.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncpar.launch.agents.host_protocol import (
+    HostTick,
+    LeaveHost,
+    RankGone,
+    RankSaid,
+    RankSilent,
+    RanksOver,
+    SayLine,
+    SignalRank,
+    SlotCommand,
+    SlotEvent,
+    StartRank,
+    TellLeader,
+    WriteToRank,
+)
+from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
+from asyncpar.launch.agents.rank_dialogue import heard_from_rank, world_for_rank
+from asyncpar.launch.agents.restart_budget import RestartBudget
+from asyncpar.launch.failure import RankEnd, describe
+from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.world_messages import (
+    ChangePending,
+    HostDismissed,
+    HostDraining,
+    HostParked,
+    JobClosed,
+    JobStopped,
+    MemberArrived,
+    MemberDied,
+    MemberDismissed,
+    MemberHealing,
+    MemberLeft,
+    MemberProgressed,
+    MemberWithdrawn,
+    WorldAnnounced,
+    WorldEnded,
+    WorldStarted,
+)
+
+
+@dataclass
+class _RankSlot:
+    """One process at a time; ``member`` None: none runs."""
+
+    number: int
+    member: str | None = None
+    start_at: float | None = 0.0
+    kill_at: float | None = None
+    lineage: Lineage | None = None
+    """What it waits with for its first world."""
+    generation: int = -1
+    """The world that it was told of last."""
+    free_because: str = ""
+    """Why its end is no crash of its own: it was drained, held for lost, stopped."""
+
+
+class ElasticRanks:
+    """The ranks of one job on ``host``.  ``draw`` returns names for new members that were never used before."""
+
+    def __init__(self, number: int, record: SubmittedJob, *, host: str, draw: Callable[[], str]) -> None:
+        self._number = number
+        self._record = record
+        self._host = host
+        self._draw = draw
+        self._slots = [_RankSlot(number) for number in range(record.slots)]
+        self._budget = RestartBudget(most=record.max_restarts, window=record.restart_window)
+        self._world: WorldAnnounced | None = None
+        self._end: JobEnd | None = None
+        self._parked = ""
+        """Why members may commit nothing now."""
+        self._is_leaving = False
+        self._leave_at: float | None = None
+        self._is_over = False
+        self._asked = 0
+        self._failures: list[RankEnd] = []
+
+    @property
+    def next_deadline(self) -> float | None:
+        """See ``SlotsMachine``."""
+        times = [at for slot in self._slots for at in (slot.start_at, slot.kill_at) if at is not None]
+        return min([*times, *([] if self._leave_at is None else [self._leave_at])], default=None)
+
+    @property
+    def restarts(self) -> dict[int, int]:
+        """How often each slot has crashed of late."""
+        return {slot.number: self._budget.crashes(slot.number) for slot in self._slots}
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The ranks of the slots that are in the world of now."""
+        names = [] if self._world is None else [placed.name for placed in self._world.members]
+        return {slot.number: names.index(slot.member) for slot in self._slots if slot.member in names}
+
+    def begin(self, now: float) -> list[SlotCommand]:
+        """See ``SlotsMachine``."""
+        return self._tick(now)
+
+    def handle(self, event: SlotEvent, *, now: float) -> list[SlotCommand]:
+        """See ``SlotsMachine``."""
+        if self._is_over:
+            return []
+        match event:
+            case RankSaid(member, message):
+                commands = self._said(member, message)
+            case RankGone(slot, end):
+                commands = self._gone(self._slots[slot], end, now)
+            case RankSilent(slot, how):
+                commands = self._free(self._slots[slot], how)
+            case LeaveHost(grace, why):
+                commands = self._leave(grace, why, now)
+            case HostTick():
+                commands = self._tick(now)
+            case JobClosed() | JobStopped() | HostDismissed():
+                commands = self._job_changed(event, now)
+            case _:
+                commands = self._world_changed(event)
+        return commands + self._over()
+
+    # -- what ranks say ------------------------------------------------------------------------------------------------
+
+    def _said(self, member: str, message: dict[str, object]) -> list[SlotCommand]:
+        slot = next((slot for slot in self._slots if slot.member == member), None)
+        if slot is None:
+            return []
+        if message.get("kind") == "donors":
+            return self._heal(member)
+        event = heard_from_rank(member, self._host, message)
+        commands: list[SlotCommand] = [TellLeader(event)]
+        match event:
+            case MemberArrived() | MemberProgressed():
+                slot.lineage = event.lineage
+            case MemberWithdrawn():
+                slot.lineage = None
+                commands.append(WriteToRank(member, {"kind": "withdrawn"}))
+        return commands
+
+    def _heal(self, member: str) -> list[SlotCommand]:
+        """Tell a newcomer from whom it can have the state: from another one first each time."""
+        self._asked += 1
+        placed = () if self._world is None else self._world.members
+        found = [[one.name, one.address] for one in placed if one.name != member]
+        start = self._asked % len(found) if found else 0
+        told = WriteToRank(member, {"kind": "donors", "donors": [*found[start:], *found[:start]]})
+        return [TellLeader(MemberHealing(member, self._host)), told] if found else [told]
+
+    # -- what was decided ----------------------------------------------------------------------------------------------
+
+    def _world_changed(self, event: SlotEvent) -> list[SlotCommand]:
+        match event:
+            case WorldAnnounced():
+                return self._announced(event)
+            case WorldStarted(generation, addresses):
+                content = {"kind": "members", "generation": generation, "members": list(addresses)}
+                return self._write(content, lambda slot: slot.generation == generation)
+            case WorldEnded(generation, why):
+                return self._revoke(generation, why)
+            case HostParked(why):
+                self._parked = why
+                return [] if self._world is None or not why else self._revoke(self._world.generation, why)
+            case ChangePending(generation):
+                content = {"kind": "pending", "generation": generation}
+                return self._write(content, lambda slot: slot.generation == generation)
+            case MemberDismissed(member, why, is_drained):
+                return self._dismissed(member, why, is_drained=is_drained)
+        return []
+
+    def _revoke(self, generation: int, why: str) -> list[SlotCommand]:
+        revoked = {"kind": "revoked", "generation": generation, "why": why}
+        return self._write(revoked, lambda slot: slot.generation == generation)
+
+    def _write(self, message: dict[str, object], wanted: Callable[[_RankSlot], bool]) -> list[SlotCommand]:
+        slots = [slot for slot in self._slots if slot.member is not None and wanted(slot)]
+        return [WriteToRank(slot.member, message) for slot in slots if slot.member is not None]
+
+    def _announced(self, announced: WorldAnnounced) -> list[SlotCommand]:
+        self._world = announced
+        hosts = len({placed.host for placed in announced.members})
+        size = len(announced.members)
+        ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
+        commands: list[SlotCommand] = [SayLine(f"{announced.change}; {ranks}")]
+        for slot in self._slots:
+            if slot.member is None or (slot.generation < 0 and slot.lineage != announced.lineage):
+                continue  # a newcomer that has taken its arrival back
+            message = world_for_rank(announced, slot.member, job=self._record.name)
+            if message is not None:
+                slot.generation = announced.generation
+                commands.append(WriteToRank(slot.member, message))
+        return commands + (self._revoke(announced.generation, self._parked) if self._parked else [])
+
+    def _dismissed(self, member: str, why: str, *, is_drained: bool) -> list[SlotCommand]:
+        slot = next((slot for slot in self._slots if slot.member == member), None)
+        if slot is None:
+            return []
+        if is_drained:
+            slot.free_because = "it was drained"
+            return [WriteToRank(member, {"kind": "drained"})]
+        return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
+
+    def _free(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
+        """End a process that is of no use any more; its end is no crash."""
+        if slot.member is None:
+            return []
+        slot.free_because = slot.free_because or why
+        return [SignalRank(slot.number, signal.SIGKILL)]
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> list[SlotCommand]:
+        commands: list[SlotCommand] = []
+        if self._leave_at is not None and now >= self._leave_at:
+            self._leave_at = None
+            commands += [SayLine("its ranks have not left in time; ending them"), *self._terminate(now)]
+        for slot in self._slots:
+            if slot.kill_at is not None and now >= slot.kill_at:
+                slot.kill_at = None
+                commands.append(SignalRank(slot.number, signal.SIGKILL))
+            if slot.start_at is not None and now >= slot.start_at:
+                commands += self._start(slot)
+        return commands
+
+    def _start(self, slot: _RankSlot) -> list[SlotCommand]:
+        if self._end is not None or self._is_leaving:
+            slot.start_at = None
+            return []
+        member = f"{self._host}/{slot.number}/{self._draw()}"
+        self._slots[slot.number] = _RankSlot(slot.number, member, start_at=None)
+        return [StartRank(slot.number, member)]
+
+    def _gone(self, slot: _RankSlot, end: RankEnd, now: float) -> list[SlotCommand]:
+        member, slot.member, slot.kill_at = slot.member, None, None
+        assert member is not None, "a process has a name"
+        if end.returncode == 0:
+            commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
+        else:
+            commands = [TellLeader(MemberDied(member, slot.free_because or end.ending))]
+        if self._end is not None or self._is_leaving:
+            return commands
+        if slot.free_because == "it was drained":
+            return commands
+        if end.returncode == 0:
+            return commands + self._close(JobEnd(exit_code=0))
+        return commands + (self._again(slot, now) if slot.free_because else self._crashed(slot, end, now))
+
+    def _again(self, slot: _RankSlot, now: float) -> list[SlotCommand]:
+        slot.start_at = now
+        return [SayLine(f"rank {self._title(slot)} starts again: {slot.free_because}")]
+
+    def _crashed(self, slot: _RankSlot, end: RankEnd, now: float) -> list[SlotCommand]:
+        self._failures.append(end)
+        wait, most = self._budget.crash(slot.number, now), self._budget.most
+        title = f"rank {self._title(slot)} {end.ending}"
+        if wait is None:
+            reason = f"it may not start again (--max-restarts {most} within {self._budget.window:g} s)"
+            said: list[SlotCommand] = [SayLine(f"{title}; {reason}")]
+            if any(other.member is not None or other.start_at is not None for other in self._slots):
+                return said
+            return said if self._has_others() else said + self._close(self._failed())
+        slot.start_at = now + wait
+        return [
+            SayLine(f"{title}; it starts again in {wait:g} s (restart {self._budget.crashes(slot.number)} of {most})")
+        ]
+
+    def _has_others(self) -> bool:
+        """Do ranks of other hosts go on?"""
+        return self._world is not None and any(placed.host != self._host for placed in self._world.members)
+
+    def _failed(self) -> JobEnd:
+        last = self._failures[-1]
+        return JobEnd(exit_code=last.exit_code, message=describe(self._failures[-self._record.slots :]))
+
+    def _title(self, slot: _RankSlot) -> str:
+        return f"{self._host}/{slot.number}"
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _close(self, end: JobEnd) -> list[SlotCommand]:
+        return [TellLeader(JobClosed(number=self._number, record=encode_record(end)))]
+
+    def _job_changed(self, event: JobClosed | JobStopped | HostDismissed, now: float) -> list[SlotCommand]:
+        match event:
+            case JobClosed(number=number, record=content) if number == self._number and self._end is None:
+                self._end = decode_end(content)
+                for slot in self._slots:
+                    slot.start_at = None
+                return [] if self._end.is_complete else self._terminate(now)
+            case JobStopped(number, why) if number == self._number and self._end is None:
+                end = self._failed() if self._failures else JobEnd(exit_code=1)
+                message = f"{why}\n{end.message}" if end.message else why
+                told = self._write({"kind": "evicted", "why": why, "is_over": True}, lambda _: True)
+                return told + self._close(JobEnd(exit_code=end.exit_code, message=message))
+            case HostDismissed(why):
+                said: list[SlotCommand] = [SayLine(f"the others have gone on without this host: {why}")]
+                return [*said, *(command for slot in self._slots for command in self._free(slot, why))]
+        return []
+
+    def _leave(self, grace: float, why: str, now: float) -> list[SlotCommand]:
+        if self._is_leaving:
+            return self._terminate(now)
+        self._is_leaving, self._leave_at = True, now + grace
+        for slot in self._slots:
+            slot.start_at = None
+        said = SayLine(f"{why}; its ranks leave at the end of a step, within {grace:g} s")
+        waiting = [slot for slot in self._slots if slot.member is not None and slot.generation < 0]
+        ended = [SignalRank(slot.number, signal.SIGTERM) for slot in waiting]  # they have nothing to hand over
+        for slot in waiting:
+            slot.kill_at = now + self._record.grace
+        return [said, TellLeader(HostDraining(self._host)), *ended]
+
+    def _terminate(self, now: float) -> list[SlotCommand]:
+        running = [slot for slot in self._slots if slot.member is not None]
+        for slot in running:
+            slot.kill_at = now + self._record.grace
+        return [SignalRank(slot.number, signal.SIGTERM) for slot in running]
+
+    def _over(self) -> list[SlotCommand]:
+        has_ended = self._end is not None or self._is_leaving
+        if not has_ended or any(slot.member is not None for slot in self._slots):
+            return []
+        self._is_over, self._leave_at = True, None
+        return [RanksOver(self._end)]

@@ -1,0 +1,351 @@
+"""The agent of one host: it takes part in the group, and runs the ranks of one job after another.
+
+What is to be done about a job's ranks is decided by a machine for each job; this carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from asyncpar.errors import LaunchError, ProtocolError
+from asyncpar.launch.agents.elastic_ranks import ElasticRanks
+from asyncpar.launch.agents.host_protocol import (
+    HostTick,
+    LeaveHost,
+    OpenRendezvous,
+    RankGone,
+    RanksOver,
+    SayLine,
+    SignalRank,
+    SlotCommand,
+    SlotEvent,
+    StartRank,
+    TellLeader,
+    WriteToRank,
+)
+from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_end, decode_record
+from asyncpar.launch.agents.job_remains import explain_remains, open_remains
+from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.slot_processes import HostPlace, SlotProcesses
+from asyncpar.launch.agents.views import RankView
+from asyncpar.launch.display import Display
+from asyncpar.launch.host_placement import free_port
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.post_mortem import PostMortem
+from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.membership.world_messages import (
+    HostCommand,
+    HostDismissed,
+    HostParked,
+    JobClosed,
+    JobOpened,
+    WorldGroup,
+)
+
+_INCARNATION_BYTES = 4
+
+
+@dataclass
+class _HostJob:
+    """One job on this host."""
+
+    number: int
+    record: SubmittedJob
+    machine: ElasticRanks | RestartedRanks
+    processes: SlotProcesses
+    end: JobEnd | None = None
+    is_over: bool = False
+    failure: str = ""
+    """How ranks ended badly after the job was complete."""
+    exit_code: int = 0
+    remains: PostMortem | None = None
+
+
+class HostAgent:
+    """Runs what the group decides on this host: ``run`` until ``leave``, or the job is over for ``only_job``."""
+
+    def __init__(
+        self,
+        group: WorldGroup,
+        place: HostPlace,
+        *,
+        rendezvous: RendezvousService,
+        display: Display,
+        reaper: ReaperClient,
+        only_job: bool = False,
+    ) -> None:
+        self._group = group
+        self._place = place
+        self.address = ""
+        """Where the agent serves (``host:port``)."""
+        self._rendezvous = rendezvous
+        self._display = display
+        self._reaper = reaper
+        self._only_job = only_job
+        self.watch = HostWatch(place.host)
+        """What the ranks here tell of themselves."""
+        self._loop = asyncio.get_running_loop()
+        self._job: _HostJob | None = None
+        self._waiting: list[JobOpened | JobClosed] = []
+        self._parked = HostParked("")
+        self._timer: asyncio.TimerHandle | None = None
+        self._talking: set[asyncio.Task[None]] = set()
+        self._left: asyncio.Future[JobEnd | None] = self._loop.create_future()
+        self._why_leaving: str | None = None
+
+    async def run(self) -> JobEnd | None:
+        """Return how the job ended, None if the host left before.  Nothing that was started here is left then.
+
+        Raises ``LaunchError`` when the group is lost for this host.
+        """
+        hearing = asyncio.create_task(self._hear(), name="asyncpar hear the group")
+        watching = asyncio.create_task(self._watch_reaper(), name="asyncpar watch the reaper")
+        showing = asyncio.create_task(self._display.run(), name="asyncpar show progress")
+        looking = asyncio.create_task(self.watch.run(), name="asyncpar look at the ranks")
+        try:
+            ends: set[asyncio.Future[Any]] = {hearing, watching, self._left}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (hearing, watching):
+                if task.done():
+                    task.result()
+            if not self._left.done():
+                raise LaunchError("the group of agents is gone")
+            return self._left.result()
+        finally:
+            for task in (hearing, watching, showing, looking):
+                task.cancel()
+            await asyncio.wait({hearing, watching, showing, looking})
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._job is not None:
+                self._job.is_over = True  # what is ended now is no crash
+                await self._job.processes.close()
+                self._explain(self._job, self._job.end)
+            await self.watch.close()
+            if self._talking:
+                await asyncio.wait(self._talking)
+
+    def leave(self, why: str, *, grace: float) -> None:
+        """Let the ranks of this host leave at the end of a step, within ``grace`` seconds, and ``run`` return.
+
+        Asked again, end them now.
+        """
+        self._why_leaving = why
+        job = self._job
+        if job is None or job.is_over:
+            self._finish(None)
+            return
+        self._feed(LeaveHost(grace, why))
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._why_leaving is not None
+
+    @property
+    def record(self) -> SubmittedJob | None:
+        """The last job."""
+        return None if self._job is None else self._job.record
+
+    @property
+    def number(self) -> int | None:
+        """The number of the last job."""
+        return None if self._job is None else self._job.number
+
+    @property
+    def is_idle(self) -> bool:
+        """Does no rank run here, nor wait to?"""
+        return self._job is None or self._job.is_over
+
+    @property
+    def failure(self) -> tuple[int, str]:
+        """Exit code and text of ranks that failed here after the job was complete; 0 and "" if none did."""
+        return (0, "") if self._job is None else (self._job.exit_code, self._job.failure)
+
+    def ranks(self) -> tuple[RankView, ...]:
+        """Return what runs here."""
+        job = self._job
+        if job is None or job.is_over:
+            return ()
+        pids, places = job.processes.pids, job.machine.ranks
+        return tuple(
+            RankView(slot=slot, rank=places.get(slot), pid=pids.get(slot), restarts=restarts)
+            for slot, restarts in job.machine.restarts.items()
+        )
+
+    # -- the group -----------------------------------------------------------------------------------------------------
+
+    async def _hear(self) -> None:
+        async for command in self._group.commands:
+            self._take(command)
+
+    def _take(self, command: HostCommand) -> None:
+        match command:
+            case JobOpened() | JobClosed():
+                self._waiting.append(command)
+                self._next_job()
+                return
+            case HostDismissed(why):
+                self.say(f"the others have gone on without this host, since {why}; its ranks end, and it comes again")
+                self._finish(None)
+                return
+            case HostParked(why):
+                self._parked = command
+                self.say(f"no quorum: {why}; ranks keep what they have" if why else "a quorum is reached again")
+        self._feed(command)
+
+    def _next_job(self) -> None:
+        """Take what waits, as far as the job of now lets it."""
+        while self._waiting:
+            command, job = self._waiting[0], self._job
+            if isinstance(command, JobOpened):
+                if job is not None and not job.is_over:
+                    return
+                self._waiting.pop(0)
+                self._open(command)
+            else:
+                self._waiting.pop(0)
+                if job is not None and job.number == command.number and job.end is None:
+                    job.end = decode_end(command.record)
+                    self._say_end(job.end)
+                    self._feed(command)
+
+    def _open(self, opened: JobOpened) -> None:
+        if self.is_leaving or self._place.is_witness:
+            return
+        try:
+            record = decode_record(opened.record)
+        except ProtocolError as error:
+            self.say(str(error))
+            return
+        remains = open_remains(self._place, opened.number, record, self._reaper, self.say)
+        processes = SlotProcesses(
+            record,
+            self._place,
+            display=self._display,
+            reaper=self._reaper,
+            feed=self._feed_job(opened.number),
+            watch=self.watch,
+            remains=remains,
+        )
+        machine = self._machine(opened.number, record)
+        self._job = _HostJob(opened.number, record, machine, processes, remains=remains)
+        self.say(f"job {opened.number}: {record.name} (--elastic {record.mode}, {record.slots} ranks here)")
+        self._carry_out(machine.begin(self._loop.time()))
+        self._feed(self._parked)
+
+    def _explain(self, job: _HostJob, end: JobEnd | None) -> None:
+        """Write the post-mortem of a job whose processes are gone, if it, or a rank of it here, has failed."""
+        remains, job.remains = job.remains, None
+        if remains is not None:
+            explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.say)
+
+    def _machine(self, number: int, record: SubmittedJob) -> ElasticRanks | RestartedRanks:
+        if record.mode is ElasticMode.RANKS:
+            return ElasticRanks(number, record, host=self._place.host, draw=_draw)
+        bind = self._place.bind
+        return RestartedRanks(
+            number,
+            record,
+            host=self._place.host,
+            rendezvous=self.address,
+            free_port=lambda: free_port(bind),
+            draw=_draw,
+        )
+
+    def _feed_job(self, number: int) -> Callable[[SlotEvent], None]:
+        def feed(event: SlotEvent) -> None:
+            if self._job is not None and self._job.number == number:
+                self._feed(event)
+
+        return feed
+
+    def _feed(self, event: SlotEvent) -> None:
+        job = self._job
+        if job is None or job.is_over:
+            return
+        if isinstance(event, RankGone):
+            self._note_end(job, event)
+        self._carry_out(job.machine.handle(event, now=self._loop.time()))
+
+    def _note_end(self, job: _HostJob, gone: RankGone) -> None:
+        if job.end is not None and job.end.is_complete and gone.end.returncode != 0:
+            job.exit_code = job.exit_code or gone.end.exit_code
+            text = f"rank {self._place.host}/{gone.slot} {gone.end.ending} after the job was complete"
+            job.failure = job.failure or text
+            self.say(text)
+
+    def _carry_out(self, commands: list[SlotCommand]) -> None:
+        for command in commands:
+            self._obey(command)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        job = self._job
+        deadline = None if job is None or job.is_over else job.machine.next_deadline
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._feed, HostTick())
+
+    def _obey(self, command: SlotCommand) -> None:
+        job = self._job
+        assert job is not None, "only a job has commands"
+        match command:
+            case StartRank():
+                job.processes.start(command)
+            case SignalRank(slot, number):
+                job.processes.signal(slot, number)
+            case WriteToRank():
+                job.processes.write(command)
+            case OpenRendezvous(generation, world_size):
+                self._rendezvous.open(generation=generation, world_size=world_size, job=job.record.name)
+            case TellLeader(event):
+                self._group.tell(event)
+            case SayLine(text):
+                self.say(text)
+            case RanksOver(end):
+                self._talk(self._settle(job, end))
+
+    async def _settle(self, job: _HostJob, end: JobEnd | None) -> None:
+        await job.processes.settle()
+        self._explain(job, end or job.end)
+        job.is_over = True
+        if self.is_leaving or self._only_job:
+            self._finish(end)
+            return
+        self._next_job()
+
+    def _finish(self, end: JobEnd | None) -> None:
+        if not self._left.done():
+            self._left.set_result(end)
+
+    # -- talk ----------------------------------------------------------------------------------------------------------
+
+    def _say_end(self, end: JobEnd) -> None:
+        how = "is complete" if end.is_complete else f"ends with exit code {end.exit_code}"
+        self.say(f"the job {how}" + (f": {end.message}" if end.message else ""))
+
+    def say(self, text: str) -> None:
+        """Print a line of the agent's own."""
+        self._talk(self._say(text))
+
+    def _talk(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._talking.add(task)
+        task.add_done_callback(self._talking.discard)
+
+    async def _say(self, text: str) -> None:
+        lines = "".join(f"asyncpar agent {self._place.host}: {line}\n" for line in text.splitlines())
+        with suppress(OSError):  # nobody reads it, and ranks do not depend on that
+            await self._display.lines(lines.encode(errors="replace"))
+
+    async def _watch_reaper(self) -> None:
+        await self._reaper.watch(lambda: self.say("the reaper was killed; there is another one now"))
+
+
+def _draw() -> str:
+    return secrets.token_hex(_INCARNATION_BYTES)

@@ -1,0 +1,139 @@
+"""Events and commands of the machines that start, end and restart a job's ranks on one host.  Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asyncpar.launch.agents.job_record import JobEnd
+from asyncpar.launch.failure import RankEnd
+from asyncpar.net.membership.world_messages import HostCommand, HostEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    """The process of ``member`` has said ``message`` over its pipe."""
+
+    member: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    """The process in ``slot`` was waited for, and nothing of it is left."""
+
+    slot: int
+    end: RankEnd
+
+
+@dataclass(frozen=True, slots=True)
+class RankSilent:
+    """The process in ``slot`` is stopped, or runs no Python code: ``how``."""
+
+    slot: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveHost:
+    """The ranks of this host are to leave at the end of a step, within ``grace`` seconds, because of ``why``."""
+
+    grace: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostTick:
+    """Time has passed."""
+
+
+SlotEvent = HostCommand | RankSaid | RankGone | RankSilent | LeaveHost | HostTick
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The place of a rank in a world that lives as long as its processes; addresses are ``host:port``."""
+
+    generation: int
+    rank: int
+    world_size: int
+    group_rank: int
+    group_world_size: int
+    rendezvous: str
+    master_addr: str
+    master_port: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartRank:
+    """Start the process of ``slot`` as ``member``; ``place`` None: it gets its worlds over its pipe."""
+
+    slot: int
+    member: str
+    place: RankPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRank:
+    """Send a signal to the process group of ``slot``."""
+
+    slot: int
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteToRank:
+    """Write ``message`` to the pipe of ``member``."""
+
+    member: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRendezvous:
+    """Serve the rendezvous of ``generation`` for ``world_size`` ranks."""
+
+    generation: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellLeader:
+    """Tell the leader of the group."""
+
+    event: HostEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SayLine:
+    """Print ``text`` on this host."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOver:
+    """No process of the job is left here, and none comes: ``end`` is the job's, None if the host leaves it."""
+
+    end: JobEnd | None
+
+
+SlotCommand = StartRank | SignalRank | WriteToRank | OpenRendezvous | TellLeader | SayLine | RanksOver
+
+
+class SlotsMachine(Protocol):
+    """Decides for the ranks of one job on one host."""
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a ``HostTick`` is due, None if never."""
+        ...
+
+    def begin(self, now: float) -> list[SlotCommand]:
+        """Begin the job, which was opened."""
+        ...
+
+    def handle(self, event: SlotEvent, *, now: float) -> list[SlotCommand]:
+        """Return what is to be done about ``event``."""
+        ...

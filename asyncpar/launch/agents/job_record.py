@@ -1,0 +1,96 @@
+"""The record of a job on every agent: program, settings, and end.  Pure values that travel as msgpack."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from asyncpar.errors import ProtocolError
+from asyncpar.launch.options import ProgramKind, StreamChoice
+from asyncpar.net.membership.world_messages import WorldTerms
+
+_REPORT_SECONDS = 10.0
+_KILL_SECONDS = 6.0
+"""Seconds that killed processes have to disappear, and a margin."""
+
+
+class ElasticMode(StrEnum):
+    """The treatment of ranks when the world changes: they live on (``ap.elastic``), or all start again."""
+
+    RANKS = "ranks"
+    RESTART = "restart"
+
+
+class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it was submitted.  Times are in seconds; ``slots`` is the number of ranks of each host."""
+
+    version: str
+    name: str
+    mode: ElasticMode
+    program: str
+    arguments: tuple[str, ...]
+    kind: ProgramKind
+    directory: str
+    environment: dict[str, str]
+    """Variables that were set for this job alone; the others are those of each agent."""
+    slots: int
+    least_hosts: int
+    most_hosts: int
+    last_call: float
+    max_restarts: int
+    restart_window: float
+    grace: float
+    timeout: float
+    silent_after: float | None
+    transport: str | None = None
+    log_directory: str | None = None
+    redirects: StreamChoice = StreamChoice()
+    tee: StreamChoice = StreamChoice()
+
+    @property
+    def terms(self) -> WorldTerms:
+        """What the leader has to know of it."""
+        lives_on = self.mode is ElasticMode.RANKS
+        return WorldTerms(
+            least_hosts=self.least_hosts,
+            most_hosts=self.most_hosts,
+            members=self.slots if lives_on else 1,
+            last_call=self.last_call,
+            report_within=_REPORT_SECONDS if lives_on else self.grace + _KILL_SECONDS,
+        )
+
+
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a job: ``message`` is "" for one that is complete.
+
+    Ranks that still run when a job ``is_complete`` end by themselves; else their agents end them.
+    """
+
+    exit_code: int
+    message: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.exit_code == 0
+
+
+def encode_record(record: SubmittedJob | JobEnd) -> bytes:
+    """Return ``record`` as bytes."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(content: bytes) -> SubmittedJob:
+    """Return the job in ``content``.  Raises ``ProtocolError`` if there is none."""
+    try:
+        return msgspec.msgpack.decode(content, type=SubmittedJob)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"job: its record cannot be read ({error}); all agents must be of one version") from error
+
+
+def decode_end(content: bytes) -> JobEnd:
+    """Return the end of a job in ``content``.  Raises ``ProtocolError`` if there is none."""
+    try:
+        return msgspec.msgpack.decode(content, type=JobEnd)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"job: its end cannot be read ({error}); all agents must be of one version") from error

@@ -1,0 +1,59 @@
+"""Requests of people to agents; they travel as JSON, with the version of the sender.  Pure values."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import msgspec
+
+from asyncpar.launch.agents.job_record import SubmittedJob
+from asyncpar.launch.agents.views import HostView
+
+AGENTS_PORT = 29400
+"""Where agents listen if nothing else is said."""
+
+
+def program_version() -> str:
+    """Return the version of this program, which all agents of a group must have."""
+    return importlib.metadata.version("asyncpar")
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Run a job."""
+
+    record: SubmittedJob
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The job has this number."""
+
+    number: int
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """End job ``number`` with ``exit_code``, because of ``why``."""
+
+    number: int
+    exit_code: int
+    why: str
+
+
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Let the ranks of ``host`` leave within ``grace`` seconds."""
+
+    host: str
+    grace: float
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a host.  ``is_idle``: no rank runs there, nor will.  ``exit_code`` is that of ranks that failed when
+    the job was complete.
+    """
+
+    view: HostView
+    is_idle: bool
+    exit_code: int = 0
+
+
+class Nothing(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to say."""

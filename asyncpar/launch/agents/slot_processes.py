@@ -1,0 +1,252 @@
+"""The processes of one job on one host: started, signalled, waited for, with a pipe to each that outlives worlds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.elasticity.pipe import MOST_BYTES
+from asyncpar.errors import ProtocolError
+from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, RankSilent, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
+from asyncpar.launch.display import Display
+from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.post_mortem import PostMortem
+from asyncpar.launch.rank_output import RankLogs
+from asyncpar.launch.rank_process import command_line, elastic_environment, rank_environment
+from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
+
+_LAST_WORDS = 0.2
+"""Seconds that a process which has ended may take to be heard out over its pipe."""
+_STOPPED_SECONDS = 0.6
+"""Seconds after which an elastic rank that is stopped is ended: the others wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlace:
+    """The facts about a host that its ranks need; ``environment`` is inherited.  A witness has no ranks."""
+
+    host: str
+    host_id: str
+    bind: str
+    secret_file: str
+    environment: Mapping[str, str]
+    is_witness: bool = False
+    post_mortem: str | None = None
+    """The directory for what is left of jobs that fail; None: nothing is kept."""
+
+
+@dataclass
+class _Running:
+    group: WorkerGroup
+    member: str
+    is_ending: bool = False
+    is_clear: asyncio.Event = field(default_factory=asyncio.Event)
+    writer: asyncio.StreamWriter | None = None
+    hearing: asyncio.Task[None] | None = None
+    silent: asyncio.TimerHandle | None = None
+
+
+class SlotProcesses:
+    """Starts the processes that a machine asks for, and reports their events to ``feed``."""
+
+    def __init__(
+        self,
+        record: SubmittedJob,
+        place: HostPlace,
+        *,
+        display: Display,
+        reaper: ReaperClient,
+        feed: Callable[[SlotEvent], None],
+        watch: HostWatch | None = None,
+        remains: PostMortem | None = None,
+    ) -> None:
+        self._record = record
+        self._place = place
+        self._feed = feed
+        self._running: dict[int, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starts = 0
+        directory = None if record.log_directory is None else Path(record.log_directory)
+        self._tools = WorkerGroupTools(
+            reaper=reaper,
+            display=display,
+            logs=RankLogs(directory, redirects=record.redirects, tee=record.tee),
+            watch=watch or HostWatch(place.host),
+            grace=record.grace,
+            on_rank_end=self._ended,
+            on_state=lambda _: None,
+            on_broken_output=lambda _: None,
+            post_mortem=remains,
+        )
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes that run, by slot."""
+        return {
+            slot: pid for slot, one in self._running.items() if not one.is_ending for pid in one.group.pids.values()
+        }
+
+    def start(self, order: StartRank) -> None:
+        """Start a process, once nothing of the one before it in its slot is left."""
+        self._run(self._start(order))
+
+    def signal(self, slot: int, number: int) -> None:
+        """Send a signal to the process group of ``slot``, if one runs."""
+        running = self._running.get(slot)
+        if running is not None:
+            running.group.signal(number)
+
+    def write(self, order: WriteToRank) -> None:
+        """Write to the pipe of a member, if its process runs."""
+        for running in self._running.values():
+            if running.member == order.member and running.writer is not None and not running.writer.is_closing():
+                running.writer.write(json.dumps(order.message).encode() + b"\n")
+
+    async def close(self) -> None:
+        """End whatever runs, and return when nothing is left."""
+        for running in self._running.values():
+            running.group.kill()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def settle(self) -> None:
+        """Return when all output of processes that have ended is passed on."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, order: StartRank) -> None:
+        before = self._running.get(order.slot)
+        if before is not None:
+            await before.is_clear.wait()
+        here, there = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=here, limit=MOST_BYTES)
+        tools = replace(self._tools, on_state=partial(self._changed, order.slot))
+        group = WorkerGroup([self._plan(order, there.detach())], tools)
+        running = self._running[order.slot] = _Running(group, order.member, writer=writer)
+        running.hearing = asyncio.ensure_future(self._hear(running, reader))
+        try:
+            await group.run()
+        finally:
+            running.hearing.cancel()
+            writer.close()
+            running.is_clear.set()
+
+    def _plan(self, order: StartRank, pipe: int) -> RankPlan:
+        record, own = self._record, self._place
+        place = LaunchEnvironment(
+            rank=order.slot,
+            local_rank=order.slot,
+            world_size=record.slots,
+            local_world_size=record.slots,
+            group_rank=0,
+            group_world_size=1,
+            master_addr=own.bind,
+            master_port=1,
+            rendezvous="-",
+            secret_file=own.secret_file,
+            job=record.name,
+            generation=self._starts,
+            restart_count=0,
+            host=own.host,
+            host_id=own.host_id,
+            bind=own.bind,
+            timeout=record.timeout,
+            transport=record.transport,
+        )
+        self._starts += 1
+        if order.place is not None:
+            world = order.place
+            place = replace(
+                place,
+                rank=world.rank,
+                world_size=world.world_size,
+                group_rank=world.group_rank,
+                group_world_size=world.group_world_size,
+                master_addr=world.master_addr,
+                master_port=world.master_port,
+                rendezvous=world.rendezvous,
+                generation=world.generation,
+                restart_count=world.restarts,
+            )
+        base = {**own.environment, **record.environment}
+        is_elastic = record.mode is ElasticMode.RANKS
+        if not is_elastic:
+            os.close(pipe)
+        return RankPlan(
+            command=command_line(record.kind, record.program, record.arguments),
+            environment=elastic_environment(base, place) if is_elastic else rank_environment(base, place),
+            place=place,
+            director=pipe if is_elastic else None,
+            directory=record.directory,
+        )
+
+    async def _hear(self, running: _Running, reader: asyncio.StreamReader) -> None:
+        """Take what a process says over its pipe; kill it after a message that cannot be read, which is a crash."""
+        try:
+            with suppress(ConnectionError):
+                while line := await reader.readline():
+                    self._feed(RankSaid(running.member, _read_message(line)))
+        except (ProtocolError, RecursionError, ValueError) as error:
+            running.group.kill()
+            await self._tools.display.lines(f"asyncpar agent: {running.member} is killed: its pipe: {error}\n".encode())
+
+    # -- events of processes -------------------------------------------------------------------------------------------
+
+    def _ended(self, end: RankEnd) -> None:
+        if self._tools.post_mortem is not None:
+            self._tools.post_mortem.add_end(end)
+        running = self._running.get(end.local_rank)
+        if running is not None and not running.is_ending:
+            running.is_ending = True
+            self._run(self._tell_end(running, end))
+
+    async def _tell_end(self, running: _Running, end: RankEnd) -> None:
+        if running.hearing is not None:
+            await asyncio.wait({running.hearing}, timeout=_LAST_WORDS)
+        if running.silent is not None:
+            running.silent.cancel()
+        self._feed(RankGone(end.local_rank, end))
+
+    def _changed(self, slot: int, state: RankState) -> None:
+        """Handle a process that is stopped or hung, or is well again."""
+        running = self._running.get(slot)
+        if running is None:
+            return
+        if running.silent is not None:
+            running.silent.cancel()
+            running.silent = None
+        if state.condition is Condition.WELL:
+            return
+        is_stopped = state.condition is Condition.STOPPED
+        how = "is stopped" if is_stopped else "runs no Python code: something holds its GIL"
+        limit = self._record.silent_after
+        if is_stopped and self._record.mode is ElasticMode.RANKS:
+            limit = _STOPPED_SECONDS if limit is None else min(_STOPPED_SECONDS, limit)
+        if limit is not None:
+            loop = asyncio.get_running_loop()
+            running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))
+
+
+def _read_message(line: bytes) -> dict[str, Any]:
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ProtocolError(f"expected a message with a kind, got {type(message).__name__}")
+    return message

@@ -1,0 +1,242 @@
+"""`asyncpar launch` where agents run jobs: hand the job over and follow it; without agents, be one for this job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from asyncpar.core.observe.reporting import open_closed_streams
+from asyncpar.errors import AuthenticationError, LaunchError, UsageError
+from asyncpar.launch.agents.agent_options import AgentOptions, parse_address
+from asyncpar.launch.agents.agent_process import AgentProcess
+from asyncpar.launch.agents.control_client import ControlClient, NoAgent
+from asyncpar.launch.agents.group_secret import find_secret
+from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
+from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
+from asyncpar.launch.agents.views import GroupView
+from asyncpar.launch.display import Display, OutputStream, make_display
+from asyncpar.launch.host_placement import is_ours, make_log_directory
+from asyncpar.launch.job import JobSecret
+from asyncpar.launch.options import LaunchOptions, ProgramKind
+from asyncpar.launch.rank_process import check_settings, rank_command
+from asyncpar.launch.run import new_loop
+from asyncpar.net.membership.host import resolve
+from asyncpar.net.transport.rpc import Credentials, split_address
+
+_PROBE_SECONDS = 1.0
+_PROBE_EVERY = 0.1
+_POLL_SECONDS = 0.2
+_LOST_SECONDS = 15.0
+"""For so long a launcher looks for an agent that can tell of its job."""
+_OUTPUT_PATIENCE = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WINDOW_SECONDS = 3600.0
+_SETTINGS_PREFIX = "ASYNCPAR_"
+_NOT_SETTINGS = ("ASYNCPAR_SECRET_FILE", "ASYNCPAR_CERTS")
+
+
+def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> int | None:
+    """Run the job on agents, or as one, and return its exit code; None if it is for launchers alone.
+
+    Raises ``UsageError`` before anything starts when the options do not fit this machine or the agents.
+    """
+    where = parse_address("--rdzv-endpoint", options.endpoint or f"127.0.0.1:{AGENTS_PORT}")
+    wants_ranks = options.elastic == ElasticMode.RANKS
+    if options.certs is not None:
+        if wants_ranks:
+            raise UsageError("--certs: agents have a secret only; leave it out, or give --elastic restart")
+        return None
+    is_later = wants_ranks and (options.node_rank or 0) > 0
+    try:
+        secret = find_secret(options.secret_file, where)
+        client = ControlClient(where, Credentials(secret.secret), seconds=_PROBE_SECONDS)
+        view = asyncio.run(find_group(client, patience=options.timeout if is_later else 0.0))
+    except (NoAgent, AuthenticationError, UsageError) as error:
+        if not wants_ranks:
+            return None  # launchers meet there, with a secret of their own
+        if isinstance(error, AuthenticationError) or is_later:
+            raise
+        secret, view = find_secret(options.secret_file, where), None
+    if options.dashboard is not None or options.metrics is not None or options.sinks:
+        raise UsageError(
+            "--dashboard, --metrics, --sink: expected where launchers run the job; agents do, for --elastic ranks and "
+            "where they listen at the endpoint"
+        )
+    is_submitted = view is not None and not view.is_for_one_job
+    if is_submitted and options.post_mortem is not None:
+        raise UsageError("--post-mortem: agents run this job; give it to each `asyncpar agent`")
+    record = make_record(options, environment)
+    open_closed_streams()
+    stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
+    display = make_display(stdout, stderr)
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            if view is not None and not view.is_for_one_job:
+                return runner.run(_Submission(record, where, secret, display).run())
+            return runner.run(_be_an_agent(options, record, where, secret, display, environment, founds=view is None))
+    finally:
+        stdout.close(patience=_OUTPUT_PATIENCE)
+        stderr.close(patience=_OUTPUT_PATIENCE)
+
+
+async def find_group(client: ControlClient, *, patience: float) -> GroupView:
+    """Return what the agent there tells; it has ``patience`` seconds to come, if the launchers have places.
+
+    Raises ``NoAgent``.
+    """
+    end = asyncio.get_running_loop().time() + patience
+    while True:
+        try:
+            return await client.status()
+        except NoAgent:
+            if asyncio.get_running_loop().time() >= end:
+                raise
+            await asyncio.sleep(_PROBE_EVERY)
+
+
+def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> SubmittedJob:
+    """Return what agents have to know of the job.  Raises ``UsageError`` if there is no such program here."""
+    rank_command(options.kind, options.program, options.arguments)
+    check_settings(environment)
+    program = str(Path(options.program).absolute()) if options.kind is ProgramKind.SCRIPT else options.program
+    logs = make_log_directory(options)
+    settings = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS_PREFIX) and name not in _NOT_SETTINGS
+    }
+    return SubmittedJob(
+        version=program_version(),
+        name=options.job or Path(options.program).name,
+        mode=ElasticMode(options.elastic),
+        program=program,
+        arguments=options.arguments,
+        kind=options.kind,
+        directory=os.getcwd(),
+        environment=settings,
+        slots=options.nproc or len(os.sched_getaffinity(0)),
+        least_hosts=options.least_nnodes or options.nnodes,
+        most_hosts=options.nnodes,
+        last_call=options.last_call,
+        max_restarts=options.max_restarts,
+        restart_window=options.restart_window or _WINDOW_SECONDS,
+        grace=options.grace,
+        timeout=options.timeout,
+        silent_after=options.silent_after,
+        transport=options.transport,
+        log_directory=None if logs is None else str(logs),
+        redirects=options.redirects,
+        tee=options.tee,
+    )
+
+
+class _Submission:
+    """A job that agents run, as its launcher follows it."""
+
+    def __init__(self, record: SubmittedJob, address: str, secret: JobSecret, display: Display) -> None:
+        self._record = record
+        self._addresses = [address]
+        self._credentials = Credentials(secret.secret)
+        self._display = display
+        self._said = ""
+        self._signals: list[int] = []
+
+    async def run(self) -> int:
+        """Submit the job, and return its exit code."""
+        submitted = await self._client().submit(SubmitRequest(record=self._record))
+        await self._say(f"job {submitted.number} runs on the agents of {self._addresses[0]}")
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signals.append, number)
+        try:
+            return await self._follow(submitted.number)
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _client(self) -> ControlClient:
+        return ControlClient(self._addresses[0], self._credentials)
+
+    async def _follow(self, number: int) -> int:
+        cancelled = 0
+        while True:
+            if len(self._signals) > cancelled:
+                cancelled = len(self._signals)
+                if cancelled > 1:
+                    return 128 + self._signals[0]
+                await self._cancel(number, self._signals[0])
+            view = await self._look()
+            job = view.job
+            if job is None or job.number != number:
+                raise LaunchError(f"job {number}: the agents know nothing of it any more")
+            if view.change and view.change != self._said:
+                self._said = view.change
+                hosts = sum(any(rank.rank is not None for rank in host.ranks) for host in view.hosts)
+                await self._say(f"{view.change}; {view.world_size} members, on {hosts} hosts")
+            if job.state == "over":
+                if job.message:
+                    await self._say(job.message)
+                return job.exit_code or 0
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _cancel(self, number: int, signal_number: int) -> None:
+        name = signal.Signals(signal_number).name
+        await self._say(f"got {name}; ranks have {self._record.grace:g} s to end (again: leave them to it)")
+        request = CancelRequest(number=number, exit_code=128 + signal_number, why=f"its launcher got {name}")
+        await self._client().cancel(request)
+
+    async def _look(self) -> GroupView:
+        """Return what an agent of the group tells; the one that was asked before may be gone."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LOST_SECONDS
+        while True:
+            try:
+                view = await self._client().status()
+            except NoAgent:
+                if loop.time() > deadline:
+                    raise
+                self._addresses.append(self._addresses.pop(0))
+                await asyncio.sleep(_POLL_SECONDS)
+            else:
+                others = [host.address for host in view.hosts if host.address != self._addresses[0]]
+                self._addresses[1:] = others
+                return view
+
+    async def _say(self, text: str) -> None:
+        lines = "".join(f"asyncpar launch: {line}\n" for line in text.splitlines())
+        await self._display.lines(lines.encode(errors="replace"))
+
+
+async def _be_an_agent(
+    options: LaunchOptions,
+    record: SubmittedJob,
+    where: str,
+    secret: JobSecret,
+    display: Display,
+    environment: Mapping[str, str],
+    *,
+    founds: bool,
+) -> int:
+    """Act as the agent of this host for this job alone, in a group with the other launchers."""
+    host, _ = split_address(where)
+    listen = where if options.endpoint is not None else f"{host}:0"
+    if founds and not is_ours(resolve(host)):
+        raise NoAgent(
+            f"--rdzv-endpoint: no agent answers at {where}, which is another host; start the launcher there first, or "
+            "name a host that is in the job"
+        )
+    agent = AgentOptions(
+        join=() if founds else (where,),
+        listen=listen if founds else None,
+        name=options.host_name,
+        grace=options.grace,
+        post_mortem=options.post_mortem,
+    )
+    process = AgentProcess(agent, secret, display, environment, job=record)
+    end = await process.run()
+    if end is None:
+        return process.exit_code
+    return end.exit_code or process.exit_code

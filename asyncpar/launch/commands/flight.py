@@ -1,0 +1,82 @@
+"""`asyncpar flight`: dump what all ranks did lately, and explain what holds a job up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from asyncpar.errors import LaunchError
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.commands.job_choice import ask_job
+from asyncpar.launch.commands.trace import ask_rings
+
+if TYPE_CHECKING:
+    from asyncpar.observe.explain import RankFacts
+
+
+@click.group()
+def flight() -> None:
+    """Dump what all ranks did lately, and explain what holds a job up."""
+
+
+@flight.command(cls=OneLineCommand)
+@option("--output", "-o", metavar="DIR", default="flight", help="The folder to write into.  [flight]")
+@option("--torch", "for_torch", is_flag=True, help="Also in torch's format: torchfrtrace -p torch_rank_ DIR")
+@click.argument("job", required=False, default=None)
+def dump(job: str | None, output: str, *, for_torch: bool) -> None:
+    """Write the events of all ranks of a running job into a folder.
+
+    Nothing stops, and nothing is asked of the ranks' event loops.
+    """
+    exit_with("flight dump", lambda: _dump(job, Path(output), for_torch=for_torch))
+
+
+def _dump(job: str | None, folder: Path, *, for_torch: bool) -> int:
+    from asyncpar.observe.dump_folder import write_dumps
+
+    images, silent = ask_rings(job)
+    try:
+        write_dumps(folder, images, ask_facts(job), for_torch=for_torch)
+    except OSError as error:
+        raise LaunchError(f"{folder} cannot be written: {error.strerror}") from error
+    ranks = "1 rank" if len(images) == 1 else f"{len(images)} ranks"
+    click.echo(f"{folder}: events of {ranks}; `asyncpar flight explain {folder}` says what holds the job up")
+    for rank, why in sorted(silent.items()):
+        click.echo(f"rank {rank} is not in it: {why}", err=True)
+    return 0
+
+
+@flight.command(cls=OneLineCommand)
+@click.argument("folder", required=False, default=None)
+def explain(folder: str | None) -> None:
+    """Name the rank that holds a job up, and the cause.
+
+    FOLDER is one that `asyncpar flight dump` wrote; without it, the job that
+    runs on this host is looked at.
+    """
+    exit_with("flight explain", lambda: _explain(folder))
+
+
+def _explain(folder: str | None) -> int:
+    from asyncpar.observe.dump_folder import describe_findings, explain_dumps
+    from asyncpar.observe.image import read_image
+
+    if folder is not None:
+        click.echo(explain_dumps(Path(folder)))
+        return 0
+    images, silent = ask_rings(None)
+    found = {rank: read_image(image) for rank, image in images.items()}
+    problems = [f"rank {rank}: {why}" for rank, why in sorted(silent.items())]
+    click.echo(describe_findings(found, ask_facts(None), problems))
+    return 0
+
+
+def ask_facts(job: str | None) -> dict[int, RankFacts]:
+    """Return what agents see of the ranks of a job, and where the ranks' main tasks are."""
+    from asyncpar.launch.flight_look import facts_of
+
+    _, reply = ask_job(job, "status")
+    assert reply.job is not None
+    return facts_of(reply.job, ask_job(job, "stacks")[1].ranks)

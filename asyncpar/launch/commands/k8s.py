@@ -1,0 +1,99 @@
+"""`asyncpar k8s`: manifests of a job for Kubernetes, printed or handed to kubectl."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+from typing import Any
+
+import click
+
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.options import ProgramKind, parse_count
+
+_SECONDS = 60.0
+
+
+@click.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
+@option("--image", metavar="IMAGE", required=True, help="With Python, asyncpar and PROGRAM in it.")
+@option("--name", metavar="NAME", default="asyncpar", help="What the job is called.  [asyncpar]")
+@option("--namespace", metavar="NAME", default=None, help="Where it runs.  [kubectl's]")
+@option("--nodes", "-N", metavar="N", default="1", help="Number of pods.  [1]")
+@option("--tasks-per-node", metavar="N", default="1", help="Ranks in each pod.  [1]")
+@option("--resource", metavar="NAME=AMOUNT", multiple=True, help="Of a pod: cpu=4, memory=8Gi, nvidia.com/gpu=1.")
+@option("--max-restarts", metavar="N", default="0", help="Start all again after a failure, N times.  [0]")
+@option("--grace-period", metavar="SECONDS", default="30", help="What ranks have to end in after SIGTERM.  [30]")
+@option("--port", metavar="PORT", default="29400", help="Where the first pod serves the others.  [29400]")
+@option("--secret", metavar="NAME", default=None, help="A Secret with the key 'secret'.  [a new one is made]")
+@option("--indexed-job", is_flag=True, help="A Job and a Service, for clusters without JobSet.")
+@option("--python", metavar="FILE", default="python", help="Python in the image.  [python]")
+@option("--dry-run", is_flag=True, help="Print the manifests (with the secret); create nothing.")
+@option("--module", "-m", is_flag=True, help="PROGRAM is a Python module.")
+@option("--no-python", is_flag=True, help="PROGRAM is executed as it is.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def k8s(program: str, arguments: tuple[str, ...], **given: Any) -> None:
+    """Run PROGRAM, a Python script in an image, as a JobSet of Kubernetes.
+
+    Each pod is a host of `asyncpar launch`.  Pods that are preempted let their
+    ranks end, and the job starts again.
+    """
+    exit_with("k8s", lambda: _k8s(program, arguments, given))
+
+
+def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int:
+    from asyncpar.core.config.secret import SECRET_BYTES
+    from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+
+    if given["module"] and given["no_python"]:
+        raise UsageError("--module: expected alone, got --no-python too")
+    kind = ProgramKind.MODULE if given["module"] else ProgramKind.PROGRAM if given["no_python"] else ProgramKind.SCRIPT
+    job = KubernetesJob(
+        image=given["image"],
+        program=program,
+        arguments=arguments,
+        kind=kind,
+        name=given["name"],
+        namespace=given["namespace"],
+        nodes=parse_count("--nodes", given["nodes"]),
+        tasks_per_node=parse_count("--tasks-per-node", given["tasks_per_node"]),
+        port=parse_count("--port", given["port"]),
+        secret_name=given["secret"],
+        secret=secrets.token_bytes(SECRET_BYTES),
+        resources=tuple(_resource(text) for text in given["resource"]),
+        max_restarts=parse_count("--max-restarts", given["max_restarts"]),
+        grace=parse_count("--grace-period", given["grace_period"]),
+        python=given["python"],
+        is_jobset=not given["indexed_job"],
+    )
+    manifests = json.dumps(make_manifests(job), indent=2) + "\n"
+    if given["dry_run"]:
+        print_result("the manifests", manifests)
+    else:
+        print_result("what was created", _create(manifests))
+    return 0
+
+
+def _resource(text: str) -> tuple[str, str]:
+    name, equals, amount = text.partition("=")
+    if not equals:
+        raise UsageError(f"--resource: expected NAME=AMOUNT such as cpu=4, got {text!r}")
+    return name, amount
+
+
+def _create(manifests: str) -> str:
+    """Hand ``manifests`` to ``kubectl``, by a pipe, and return what it says.  Raises ``LaunchError`` if it refuses."""
+    if shutil.which("kubectl") is None:
+        raise UsageError("kubectl: it is not in PATH; see the manifests with --dry-run")
+    command = ["kubectl", "create", "-f", "-"]
+    try:
+        done = subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"kubectl did not answer within {_SECONDS:g} s; try `kubectl cluster-info`") from error
+    if done.returncode != 0:
+        words = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
+        raise LaunchError(f"the job was refused: {words}")
+    return done.stdout

@@ -1,0 +1,111 @@
+"""The socket of a launcher or an agent through which commands of its user look at the job.
+
+One request per connection: a frame each way (see ``observe/service.py``).  The directory of the socket is private, so
+a process that can connect is the user's, or root's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from asyncpar.errors import LaunchError
+from asyncpar.observe.service import LENGTH, frame, read_frame
+from asyncpar.observe.summary import JobSummary, RankAnswer, unpack
+
+if TYPE_CHECKING:
+    from asyncpar.launch.job_view import JobWatch
+
+_MOST_REQUEST_BYTES: Final = 1 << 16
+_REQUEST_SECONDS: Final = 2.0
+_LONGEST_PATH: Final = 100
+
+
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for ``status``, or for what ``ranks`` (None: all) tell of ``kind``."""
+
+    kind: str
+    ranks: tuple[int, ...] | None = None
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer: ``job`` to ``status``, ``ranks`` to everything else."""
+
+    job: JobSummary | None = None
+    ranks: tuple[RankAnswer, ...] = ()
+    error: str = ""
+
+
+@asynccontextmanager
+async def serve_control(path: Path, watch: JobWatch) -> AsyncIterator[None]:
+    """Serve at ``path`` inside the block.  Raises ``OSError``."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(TimeoutError, asyncio.IncompleteReadError, OSError):
+                async with asyncio.timeout(_REQUEST_SECONDS):
+                    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                    content = await reader.readexactly(min(length, _MOST_REQUEST_BYTES))
+                writer.write(frame(await _answer(content, watch)))
+                await writer.drain()
+        finally:
+            writer.close()
+
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _short(path) as name:
+        listening.bind(name)
+    server = await asyncio.start_unix_server(serve, sock=listening)
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Return a name of ``path`` that fits the 107 bytes which the kernel allows."""
+    if len(os.fsencode(path)) < _LONGEST_PATH:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+async def _answer(content: bytes, watch: JobWatch) -> ControlReply:
+    try:
+        request = msgspec.msgpack.decode(content, type=ControlRequest)
+    except msgspec.DecodeError as error:
+        return ControlReply(error=f"the request cannot be read: {error}")
+    if request.kind == "status":
+        return ControlReply(job=watch.summary())
+    return ControlReply(ranks=tuple(await watch.collect(request.kind, request.ranks)))
+
+
+def ask_control(path: Path, request: ControlRequest, *, within: float) -> ControlReply:
+    """Return the answer of the launcher at ``path``; blocks.  Raises ``LaunchError`` if it does not answer in time."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(within)
+            with _short(path) as name:
+                connection.connect(name)
+            connection.sendall(frame(request))
+            reply = unpack(read_frame(connection), ControlReply)
+    except TimeoutError as error:
+        raise LaunchError(f"the launcher of the job does not answer within {within:g} s; is it stopped?") from error
+    except (OSError, EOFError, msgspec.DecodeError) as error:
+        why = str(error) or "it has ended"
+        raise LaunchError(f"the launcher of the job at {path} does not answer: {why}") from error
+    if reply.error:
+        raise LaunchError(reply.error)
+    return reply

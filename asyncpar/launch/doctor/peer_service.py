@@ -1,0 +1,152 @@
+"""Doctors of two hosts talk: who is there, by which clock, with which secret, and how much gets through.
+
+Lines of JSON over one TCP connection.  Nobody has to prove anything to hear name, version and time; that both hold the
+same secret is shown by a keyed digest of a number that the other one has drawn, so that the secret does not travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncpar.errors import LaunchError
+from asyncpar.net.membership.host import host_name
+
+DOCTOR_PORT: Final = 29399
+BULK_BYTES: Final = 256 << 10
+_LONGEST_LINE: Final = 4096
+_SERVE_SECONDS: Final = 10.0
+_PINGS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReport:
+    """What was learnt of a host; ``clock_offset`` is its clock minus ours, known to ``round_trip`` / 2 seconds.
+
+    ``has_same_secret`` is None where one of both has none.  ``bulk_seconds`` None: small messages came through, and
+    large ones did not.
+    """
+
+    host: str
+    version: str
+    python: str
+    clock_offset: float
+    round_trip: float
+    has_same_secret: bool | None
+    bulk_seconds: float | None
+
+
+async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server:
+    """Answer doctors of other hosts.  Raises ``LaunchError`` if the port cannot be had."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError):
+                async with asyncio.timeout(_SERVE_SECONDS):
+                    await _serve(reader, writer, secret)
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.start_server(serve, address or None, port, limit=_LONGEST_LINE)
+    except OSError as error:
+        raise LaunchError(f"--listen: {address or '*'}:{port} cannot be had ({error.strerror})") from error
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+    while line := await reader.readline():
+        request = json.loads(line)
+        answer: dict[str, Any] = {}
+        match request.get("ask"):
+            case "who":
+                answer = {
+                    "host": host_name(),
+                    "version": importlib.metadata.version("asyncpar"),
+                    "python": platform.python_version(),
+                    "proof": _proof(secret, str(request.get("nonce", ""))),
+                }
+            case "time":
+                answer = {"time": time.time()}
+            case "bulk":
+                content = await reader.readexactly(BULK_BYTES)
+                answer = {"digest": hashlib.sha256(content).hexdigest()}
+                writer.write(json.dumps(answer).encode() + b"\n" + content)
+                await writer.drain()
+                continue
+        writer.write(json.dumps(answer).encode() + b"\n")
+        await writer.drain()
+
+
+async def meet(address: str, port: int, secret: bytes, *, within: float) -> PeerReport:
+    """Return what the doctor at ``address`` tells.
+
+    Raises ``OSError`` (``TimeoutError`` included) if nobody answers, ``ValueError`` if it is no doctor.
+    """
+    async with asyncio.timeout(within):
+        reader, writer = await asyncio.open_connection(address, port, limit=_LONGEST_LINE)
+    try:
+        async with asyncio.timeout(within):
+            nonce = secrets.token_hex(16)
+            who = await _ask(reader, writer, ask="who", nonce=nonce)
+            trip, offset = min([await _ping(reader, writer) for _ in range(_PINGS)])
+        proof = who.get("proof") or ""
+        return PeerReport(
+            host=str(who.get("host", address))[:64],
+            version=str(who.get("version", "?"))[:64],
+            python=str(who.get("python", "?"))[:64],
+            clock_offset=offset,
+            round_trip=trip,
+            has_same_secret=hmac.compare_digest(proof, _proof(secret, nonce)) if proof and secret else None,
+            bulk_seconds=await _bulk(reader, writer, within),
+        )
+    finally:
+        writer.close()
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **request: str) -> dict[str, Any]:
+    writer.write(json.dumps(request).encode() + b"\n")
+    await writer.drain()
+    try:
+        answer = json.loads(await reader.readline())
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError("what answers is no doctor of asyncpar")  # of the content
+    return answer
+
+
+async def _ping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[float, float]:
+    """Return the round trip, and the offset of the other clock at its middle."""
+    sent, began = time.time(), time.perf_counter()
+    answer = await _ask(reader, writer, ask="time")
+    trip = time.perf_counter() - began
+    return trip, float(answer["time"]) - (sent + trip / 2)
+
+
+async def _bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, within: float) -> float | None:
+    """Return the seconds for ``BULK_BYTES`` there and back, None if they do not come through."""
+    content, began = os.urandom(BULK_BYTES), time.perf_counter()
+    try:
+        async with asyncio.timeout(within):
+            writer.write(json.dumps({"ask": "bulk"}).encode() + b"\n" + content)
+            await writer.drain()
+            json.loads(await reader.readline())
+            if await reader.readexactly(BULK_BYTES) != content:
+                return None
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        return None
+    return time.perf_counter() - began
+
+
+def _proof(secret: bytes, nonce: str) -> str:
+    return hmac.new(secret, b"asyncpar doctor " + nonce.encode(), "sha256").hexdigest() if secret else ""

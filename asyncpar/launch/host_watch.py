@@ -1,0 +1,208 @@
+"""The ranks of a host as its agent knows them: by what they tell once a second, and by what only the agent sees.
+
+A rank that is stopped tells nothing: then there is what it told last, and its state in ``/proc``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.launch.rank_channel import RankChannel
+from asyncpar.launch.stack_files import StackFile
+from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.observe.service import ObserverReply
+from asyncpar.observe.stack_views import ProcessStacks, parse_dump
+from asyncpar.observe.summary import HostSummary, RankAnswer, RankReport, RankSummary, pack, unpack
+
+LOOK_SECONDS: Final = 1.0
+"""How often the ranks are asked for their summaries."""
+
+_ANSWER_SECONDS: Final = 0.4
+_COLLECT_SECONDS: Final = 0.7
+"""How long a rank may take to tell its stacks or its events."""
+
+_HELD: Final = "something holds its interpreter lock; this is what a signal handler could see"
+ENDED: Final = "ended"
+_STOPPED_STATES: Final = ("T", "t")
+
+
+@dataclass
+class _WatchedRank:
+    place: LaunchEnvironment
+    pid: int
+    channel: RankChannel
+    told: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
+    stacks: StackFile | None = None
+    state: RankState | None = None
+    summary: RankSummary | None = None
+    heard_at: float = 0.0
+    ending: str = ""
+    ended_at: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank if self.summary is None else self.summary.rank
+
+
+@dataclass
+class HostWatch:
+    """Watches the ranks of one host.  ``on_look`` gets what they are once a second."""
+
+    host: str
+    on_look: Callable[[HostSummary], None] = lambda _: None
+    _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
+    """By local rank."""
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def add(
+        self,
+        place: LaunchEnvironment,
+        pid: int,
+        connection: socket.socket,
+        told: Mapping[str, Callable[[], bytes]] | None = None,
+        stacks: StackFile | None = None,
+    ) -> None:
+        """Watch a new process, which answers over ``connection``; it takes the place of the one before.
+
+        Kinds in ``told`` are answered by the agent, also for ranks that are stopped or have ended.  Into ``stacks`` it
+        writes its stacks when it cannot answer.
+        """
+        self._forget(place.local_rank)
+        self._ranks[place.local_rank] = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks)
+
+    def take_state(self, place: LaunchEnvironment, state: RankState) -> None:
+        """Take what the agent has seen of a rank."""
+        known = self._ranks.get(place.local_rank)
+        if known is not None:
+            known.state = state
+
+    def ended(self, place: LaunchEnvironment, ending: str) -> None:
+        """Take the end of a process; what it told last is kept."""
+        known = self._ranks.get(place.local_rank)
+        if known is not None and not known.ending:
+            known.ending, known.ended_at = ending, time.monotonic()
+            self._close(known)
+
+    async def run(self) -> None:
+        """Ask all ranks once a second, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+            self.on_look(self.summary())
+
+    async def look(self) -> None:
+        """Ask all ranks for their summaries now."""
+        await asyncio.gather(*(self._look_at(known) for known in self._living()))
+
+    async def _look_at(self, known: _WatchedRank) -> None:
+        reply = await known.channel.ask("summary", within=_ANSWER_SECONDS)
+        if reply is not None and reply.content:
+            with suppress(msgspec.DecodeError):
+                known.summary, known.heard_at = unpack(reply.content, RankSummary), time.monotonic()
+
+    def summary(self) -> HostSummary:
+        """Return what is known now."""
+        ranks = sorted((_report(known) for known in self._ranks.values()), key=lambda report: report.rank)
+        return HostSummary(host=self.host, ranks=tuple(ranks))
+
+    async def collect(self, kind: str, ranks: Iterable[int] | None = None) -> list[RankAnswer]:
+        """Return what each of the ``ranks`` (None: all that live) has to tell of ``kind``; none is waited for long."""
+        wanted = None if ranks is None else set(ranks)
+        asked = [
+            known
+            for known in self._ranks.values()
+            if (wanted is None or known.rank in wanted) and (kind in known.told or not known.ending)
+        ]
+        return list(await asyncio.gather(*(self._collect_from(known, kind) for known in asked)))
+
+    async def _collect_from(self, known: _WatchedRank, kind: str) -> RankAnswer:
+        def failed(error: str) -> RankAnswer:
+            return RankAnswer(rank=known.rank, host=self.host, error=error)
+
+        if kind in known.told:
+            content = known.told[kind]()
+            return RankAnswer(rank=known.rank, host=self.host, content=content) if content else failed("there is none")
+        if _is_stopped(known.pid):
+            return failed("it is stopped (SIGSTOP, or a debugger)")
+        reply: ObserverReply | None = await known.channel.ask(kind, within=_COLLECT_SECONDS)
+        if reply is None:
+            if known.ending:
+                return failed(f"it {known.ending}")
+            if _is_stopped(known.pid):
+                return failed("it does not answer: it is stopped")
+            if kind == "stacks" and known.stacks is not None and (text := await known.stacks.ask(known.pid)):
+                _, threads = parse_dump(text)
+                stacks = ProcessStacks(pid=known.pid, rank=known.rank, time=time.time(), threads=threads, text=_HELD)
+                return RankAnswer(rank=known.rank, host=self.host, content=pack(stacks))
+            return failed(_why_silent(known))
+        if reply.error:
+            return failed(reply.error)
+        return RankAnswer(rank=known.rank, host=self.host, content=reply.content)
+
+    def _living(self) -> list[_WatchedRank]:
+        return [known for known in self._ranks.values() if not known.ending]
+
+    def _forget(self, local_rank: int) -> None:
+        known = self._ranks.pop(local_rank, None)
+        if known is not None:
+            self._close(known)
+
+    def _close(self, known: _WatchedRank) -> None:
+        task = asyncio.ensure_future(known.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Forget all ranks."""
+        for local_rank in list(self._ranks):
+            self._forget(local_rank)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+def _report(known: _WatchedRank) -> RankReport:
+    now = time.monotonic()
+    condition, seconds = Condition.WELL.value, 0.0
+    if known.state is not None:
+        condition, seconds = known.state.condition.value, known.state.seconds
+    if known.ending:
+        condition, seconds = ENDED, now - known.ended_at
+    elif condition != Condition.STOPPED and _is_stopped(known.pid):
+        condition, seconds = Condition.STOPPED.value, now - known.heard_at if known.heard_at else 0.0
+    phase = "" if known.state is None or known.state.phase is None else known.state.phase.value
+    return RankReport(
+        rank=known.rank,
+        host=known.place.host,
+        pid=known.pid,
+        local_rank=known.place.local_rank,
+        condition=condition,
+        seconds=seconds,
+        phase=phase,
+        age=now - known.heard_at if known.heard_at else 0.0,
+        summary=known.summary,
+        ending=known.ending,
+    )
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in _STOPPED_STATES
+
+
+def _why_silent(known: _WatchedRank) -> str:
+    if known.summary is None:
+        return "it has not answered: it does not use asyncpar, or has not come so far"
+    return "it does not answer: something holds its interpreter lock"

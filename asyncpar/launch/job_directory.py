@@ -1,0 +1,178 @@
+"""Directories in which launchers say that they run a job, and commands find it: ``$XDG_RUNTIME_DIR/asyncpar/JOB-PID/``.
+
+The directories are private (0700): only the user who runs a job can look at it.  Each has ``job.json`` and a socket,
+``control``.  Without XDG_RUNTIME_DIR they are in the user's directory below the one for temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.net.membership.private_directory import private_directory
+
+_RUNTIME: Final = "XDG_RUNTIME_DIR"
+_LONGEST_NAME: Final = 32
+_ENTRY: Final = "job.json"
+_SOCKET: Final = "control"
+_FALLBACK: Final = "jobs"
+_TRIES: Final = 5
+
+
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that runs on this host; ``is_whole``: its launcher sees all hosts of the job."""
+
+    job: str
+    pid: int
+    host: str
+    started: float
+    command: tuple[str, ...]
+    is_whole: bool = True
+    born: float = 0.0
+    """When the process began, by which another one with its number is told from it."""
+    directory: str = ""
+    agent: str = ""
+    """The address of the agent that this is (``host:port``); "" for a launcher."""
+
+    @property
+    def socket_path(self) -> Path:
+        return Path(self.directory) / _SOCKET
+
+    @property
+    def name(self) -> str:
+        """How commands name it: ``train-4711``."""
+        return Path(self.directory).name
+
+    @property
+    def since(self) -> str:
+        return time.strftime("%H:%M:%S", time.localtime(self.started))
+
+    @property
+    def is_alive(self) -> bool:
+        """Does its launcher run?"""
+        return _born(self.pid) == self.born
+
+
+def jobs_directory(environment: Mapping[str, str]) -> Path:
+    """Return the directory of all jobs of this user, made if need be."""
+    runtime = environment.get(_RUNTIME, "")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        directory = Path(runtime) / "asyncpar"
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            status = directory.lstat()
+            if (
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == os.geteuid()
+                and not stat.S_IMODE(status.st_mode) & 0o077
+            ):
+                return directory
+    directory = private_directory() / _FALLBACK
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
+def make_job_directory(environment: Mapping[str, str], entry: JobEntry) -> JobEntry:
+    """Make the directory of a job that this process runs, and return its entry.  Raises ``OSError``."""
+    plain = re.sub(r"[^A-Za-z0-9._]+", "_", entry.job)[:_LONGEST_NAME].strip("._") or "job"
+    name = plain if plain.endswith(f"-{entry.pid}") else f"{plain}-{entry.pid}"
+    for attempt in range(_TRIES):
+        directory = jobs_directory(environment) / name
+        _remove(directory)
+        try:
+            directory.mkdir(mode=0o700)
+            break
+        except FileNotFoundError:  # another job has ended meanwhile, and removed what was empty
+            if attempt == _TRIES - 1:
+                raise
+    entry = msgspec.structs.replace(entry, directory=str(directory), born=_born(entry.pid), started=time.time())
+    (directory / _ENTRY).write_bytes(msgspec.json.encode(entry))
+    return entry
+
+
+def remove_job_directory(entry: JobEntry) -> None:
+    """Remove the directory of a job that has ended, and those around it that are empty, if they are ours alone."""
+    directory = Path(entry.directory)
+    _remove(directory)
+    with suppress(OSError):
+        directory.parent.rmdir()
+        if directory.parent.name == _FALLBACK:
+            directory.parent.parent.rmdir()
+
+
+def list_jobs(environment: Mapping[str, str]) -> list[JobEntry]:
+    """Return the jobs of this user on this host, the newest first; directories that dead ones left are removed."""
+    entries = []
+    for path in sorted(jobs_directory(environment).iterdir()):
+        try:
+            entry = msgspec.json.decode((path / _ENTRY).read_bytes(), type=JobEntry)
+        except (OSError, msgspec.DecodeError):
+            continue  # it is being made, or removed
+        if entry.is_alive:
+            entries.append(msgspec.structs.replace(entry, directory=str(path)))
+        else:
+            _remove(path)
+    return sorted(entries, key=lambda entry: -entry.started)
+
+
+def find_job(environment: Mapping[str, str], name: str | None) -> JobEntry:
+    """Return the job called ``name`` (None: the only one).
+
+    Raises ``LaunchError`` where there is none, and ``UsageError`` with a list where there are several.
+    """
+    entries = list_jobs(environment)
+    if name is not None:
+        found = [entry for entry in entries if name in (entry.name, entry.job, str(entry.pid))]
+    else:
+        found = entries
+    if not found:
+        what = "no job of yours runs on this host" if name is None else f"JOB: none of yours here is called {name!r}"
+        known = (
+            f"; there {'is' if len(entries) == 1 else 'are'} {', '.join(one.name for one in entries)}"
+            if entries
+            else ""
+        )
+        raise LaunchError(what + known + _others())
+    whole = [entry for entry in found if entry.is_whole]
+    if name is None and len({entry.job for entry in found}) == 1 and len(whole) == 1:
+        return whole[0]  # several hosts of one job, on this machine
+    if len(found) > 1:
+        lines = "".join(f"\n  {entry.name}  since {entry.since}: {' '.join(entry.command)[:80]}" for entry in found)
+        raise UsageError(f"JOB: expected the name of one of {len(found)} jobs that run here:{lines}")
+    return found[0]
+
+
+def _others() -> str:
+    """Return a sentence about launchers of other users on this host, "" if there are none."""
+    users = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"] or [], process.info["uids"]
+        is_launcher = "launch" in words[:4] and any("asyncpar" in word for word in words[:4])
+        if is_launcher and uids is not None and uids.real != os.getuid():
+            with suppress(psutil.Error, KeyError):
+                users.add(process.username())
+    if not users:
+        return ""
+    return f"; jobs of other users run here ({', '.join(sorted(users))}), and only they can look at them"
+
+
+def _born(pid: int) -> float:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return -1.0
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""A job as the process that serves its coordinator sees it: what the agents of all hosts tell, and how to ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import msgspec
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.job import LaunchJob
+from asyncpar.observe.alarms import find_alarms
+from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, unpack
+
+_COLLECT_SECONDS: Final = 1.2
+"""How long the agents of other hosts may take; ranks that do not answer are reported by their agents before that."""
+
+Send = Callable[[pb.AgentCommand], None]
+
+
+def describe_job(job: LaunchJob) -> JobSummary:
+    """Return what is known of a job before it begins."""
+    now = time.time()
+    return JobSummary(
+        job=job.placement.job,
+        pid=os.getpid(),
+        time=now,
+        started=now,
+        phase="forming",
+        command=job.command,
+        nnodes=job.options.nnodes,
+        log_directory="" if job.log_directory is None else str(job.log_directory),
+    )
+
+
+class JobWatch(Protocol):
+    """What commands ask a launcher or an agent."""
+
+    def summary(self) -> JobSummary:
+        """Return the job as far as it is known here."""
+        ...
+
+    async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
+        """Return what ranks (None: all) tell when they are asked for ``kind``; by rank."""
+        ...
+
+
+class HostOnly:
+    """The part of a job that runs on this host, seen by a launcher that does not serve the coordinator."""
+
+    def __init__(self, base: JobSummary, watch: HostWatch) -> None:
+        self._base = base
+        self._watch = watch
+
+    def summary(self) -> JobSummary:
+        return msgspec.structs.replace(self._base, time=time.time(), hosts=(self._watch.summary(),))
+
+    async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
+        return await self._watch.collect(kind, ranks)
+
+
+class WholeJob:
+    """All hosts of a job.  The coordinator feeds it; ``base`` has what does not change."""
+
+    def __init__(self, base: JobSummary) -> None:
+        self._base = base
+        self._hosts: dict[int, tuple[HostSummary, float]] = {}
+        self._agents: dict[int, tuple[str, Send]] = {}
+        self._requests = itertools.count(1)
+        self._collecting: dict[int, _Collecting] = {}
+        self._listeners: list[Callable[[JobSummary], None]] = []
+
+    def subscribe(self, listener: Callable[[JobSummary], None]) -> Callable[[], None]:
+        """Call ``listener`` with each new summary; the function returned ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def arrived(self, agent: int, host: str, send: Send) -> None:
+        """Take in an agent that has connected; ``send`` passes commands to it as long as it is."""
+        self._agents[agent] = (host, send)
+
+    def left(self, agent: int) -> None:
+        """Ask a lost agent nothing more."""
+        self._agents.pop(agent, None)
+        for collecting in self._collecting.values():
+            collecting.agent_done(agent)
+
+    def changed(self, **fields: object) -> None:
+        """Take changes of the job: ``phase``, ``generation``, ``world_size``, ``restarts``."""
+        self._base = msgspec.structs.replace(self._base, **fields)
+
+    def take(self, agent: int, event: pb.AgentEvent) -> bool:
+        """Take what an agent tells, if it is for this view; return whether it was."""
+        match event.WhichOneof("event"):
+            case "observed":
+                with suppress(msgspec.DecodeError):
+                    self._hosts[agent] = unpack(event.observed.summary, HostSummary), time.monotonic()
+                if self._listeners:
+                    summary = self.summary()
+                    for listener in list(self._listeners):
+                        listener(summary)
+            case "collected":
+                collecting = self._collecting.get(event.collected.request)
+                if collecting is not None:
+                    collecting.take(agent, event.collected)
+            case _:
+                return False
+        return True
+
+    def summary(self) -> JobSummary:
+        now = time.monotonic()
+        hosts = [msgspec.structs.replace(summary, age=now - at) for _, (summary, at) in sorted(self._hosts.items())]
+        whole = msgspec.structs.replace(self._base, time=time.time(), hosts=tuple(hosts))
+        return msgspec.structs.replace(whole, alarms=find_alarms(whole))
+
+    async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
+        number, wanted = next(self._requests), None if ranks is None else list(ranks)
+        collecting = self._collecting[number] = _Collecting(set(self._agents))
+        try:
+            for _, send in self._agents.values():
+                send(pb.AgentCommand(collect=pb.Collect(request=number, kind=kind, ranks=wanted or ())))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_COLLECT_SECONDS):
+                    await collecting.is_over.wait()
+        finally:
+            del self._collecting[number]
+        answers = collecting.answers
+        for agent in collecting.waiting:
+            host = self._agents[agent][0] if agent in self._agents else "?"
+            silent = self._hosts.get(agent)
+            told = [] if silent is None else [report.rank for report in silent[0].ranks]
+            answers += [RankAnswer(rank=rank, host=host, error="its agent does not answer") for rank in told]
+        return sorted(answers, key=lambda answer: answer.rank)
+
+
+class _Collecting:
+    """Answers of several agents to one question."""
+
+    def __init__(self, agents: set[int]) -> None:
+        self.waiting = agents
+        self.answers: list[RankAnswer] = []
+        self.is_over = asyncio.Event()
+        if not agents:
+            self.is_over.set()
+
+    def take(self, agent: int, message: pb.HostCollected) -> None:
+        if message.answer:
+            with suppress(msgspec.DecodeError):
+                self.answers.append(unpack(message.answer, RankAnswer))
+        if message.is_last:
+            self.agent_done(agent)
+
+    def agent_done(self, agent: int) -> None:
+        self.waiting.discard(agent)
+        if not self.waiting:
+            self.is_over.set()

@@ -1,0 +1,167 @@
+"""Show a job to others while it runs: dashboard, sinks, metrics, alarms, and the file of the run for a report later.
+
+None of them can end the job: what cannot be shown or written is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from asyncpar.dashboard.log_tail import LogTail
+from asyncpar.dashboard.picture import Painter
+from asyncpar.dashboard.run_file import write_run
+from asyncpar.errors import UsageError
+from asyncpar.launch.flight_look import look_at_flight
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.job import LaunchJob
+from asyncpar.launch.job_view import HostOnly, WholeJob
+from asyncpar.launch.options import LaunchOptions, Streams
+from asyncpar.launch.protocol import JobOutcome
+from asyncpar.net.transport.rpc import split_address
+from asyncpar.observe.alarms import AlarmBoard
+from asyncpar.observe.sinks import SinkThread, load_sink
+from asyncpar.observe.summary import JobSummary
+
+if TYPE_CHECKING:  # aiohttp is installed with an extra
+    from asyncpar.dashboard.server import DashboardServer
+
+LOOK_SECONDS: Final = 1.0
+WRITE_SECONDS: Final = 10.0
+
+
+class Observers:
+    """Takes a look a second at ``source``, and passes it on.  ``add_output`` takes what ranks print."""
+
+    def __init__(self, source: Callable[[], JobSummary], say: Callable[[str], None], directory: Path | None) -> None:
+        self._source = source
+        self._say = say
+        self._directory = directory
+        self.tail = LogTail()
+        self._painter = Painter()
+        self._alarms = AlarmBoard()
+        self.sinks: list[SinkThread] = []
+        self.dashboard: DashboardServer | None = None
+        self._is_written = directory is not None
+        self._written_at = 0.0
+
+    def add_output(self, rank: int, stream: Streams, chunk: bytes) -> None:
+        """Take output of a rank; ``b""`` at its end."""
+        self.tail.feed(chunk, rank=rank, error=stream is Streams.STDERR)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            await self.look()
+            due = max(due + LOOK_SECONDS, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def look(self, *, ended: str = "", failed: bool = False) -> None:
+        """Look once; ``ended`` says how the job ended."""
+        job = self._source()
+        if not ended:
+            for line in self._alarms.look(job.alarms, asyncio.get_running_loop().time()):
+                self._say(line)
+        for sink in self.sinks:
+            sink.take(job)
+        if self.dashboard is None and not self._is_written:
+            return
+        picture = self._painter.paint(job, ended=ended) | {"failed": failed}
+        if self.dashboard is not None:
+            await self.dashboard.show(picture)
+        now = asyncio.get_running_loop().time()
+        if self._is_written and (ended or now >= self._written_at + WRITE_SECONDS):
+            self._written_at = now
+            await self._write(picture)
+
+    async def _write(self, picture: dict[str, object]) -> None:
+        assert self._directory is not None
+        document = {"picture": picture, "lines": self.tail.after(0)}
+        try:
+            await asyncio.to_thread(write_run, self._directory, document)
+        except OSError as error:
+            self._is_written = False
+            self._say(f"the run cannot be kept for `asyncpar report`: {error}")
+
+    async def finish(self, outcome: JobOutcome) -> None:
+        """Show how the job ended."""
+        ended = f"The job has ended with exit code {outcome.exit_code}."
+        first = next(iter(outcome.message.splitlines()), "")
+        await self.look(ended=f"{ended} {first}".strip(), failed=outcome.exit_code != 0)
+        if self.sinks:
+            await asyncio.gather(*(asyncio.to_thread(sink.close, ended) for sink in self.sinks))
+
+
+@asynccontextmanager
+async def observe_job(
+    job: LaunchJob,
+    view: WholeJob | HostOnly,
+    watch: HostWatch,
+    *,
+    say: Callable[[str], None],
+) -> AsyncIterator[Observers]:
+    """Show ``job`` inside the block, by metrics of this host, and in other ways where ``view`` has the whole job.
+
+    Raises ``UsageError`` when an address cannot be bound, or what an option needs is not installed.
+    """
+    options, is_whole = job.options, isinstance(view, WholeJob)
+    observers = Observers(view.summary, say, job.log_directory if is_whole else None)
+    async with AsyncExitStack() as stack:
+        if options.metrics is not None:
+            _serve_metrics(options.metrics, watch, stack, say)
+        if isinstance(view, WholeJob) and options.dashboard is not None:
+            view.changed(dashboard=await _serve_dashboard(options, view, observers, stack, say))
+        if is_whole:
+            observers.sinks += _start_sinks(options.sinks, say)
+        looking = asyncio.create_task(observers.run(), name="asyncpar observers")
+        try:
+            yield observers
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})
+
+
+def _start_sinks(names: tuple[str, ...], say: Callable[[str], None]) -> list[SinkThread]:
+    loop = asyncio.get_running_loop()
+    sinks = [SinkThread(name, load_sink(name), lambda text: _say_later(loop, say, text)) for name in names]
+    for sink in sinks:
+        sink.start()
+    return sinks
+
+
+def _say_later(loop: asyncio.AbstractEventLoop, say: Callable[[str], None], text: str) -> None:
+    with suppress(RuntimeError):  # the launcher has ended
+        loop.call_soon_threadsafe(say, text)
+
+
+async def _serve_dashboard(
+    options: LaunchOptions, view: WholeJob, observers: Observers, stack: AsyncExitStack, say: Callable[[str], None]
+) -> str:
+    try:
+        from asyncpar.dashboard.server import DashboardServer
+    except ImportError as error:
+        raise UsageError("--dashboard: needs aiohttp; install asyncpar[dashboard]") from error
+    assert options.dashboard is not None
+    host, port = split_address(options.dashboard)
+    flight = partial(look_at_flight, view)
+    server = DashboardServer(host, port, names=options.dashboard_names, tail=observers.tail, flight=flight)
+    await stack.enter_async_context(server)
+    observers.dashboard = server
+    say(f"the dashboard is at {server.url}")
+    return server.url
+
+
+def _serve_metrics(address: str, watch: HostWatch, stack: AsyncExitStack, say: Callable[[str], None]) -> None:
+    try:
+        from asyncpar.observe.prometheus import MetricsServer
+    except ImportError as error:
+        raise UsageError("--metrics: needs prometheus_client; install asyncpar[metrics]") from error
+    name, port = split_address(address)
+    server = stack.enter_context(MetricsServer(name, port, lambda: watch.summary().ranks))
+    say(f"metrics are at {server.url}")

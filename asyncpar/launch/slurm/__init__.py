@@ -1,0 +1,1 @@
+"""Jobs of Slurm: batch scripts, and how they are submitted."""

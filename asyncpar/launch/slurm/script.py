@@ -1,0 +1,149 @@
+"""The batch script of a job: one task per rank, or one agent per node.  Pure.
+
+Slurm tells the script, not the ranks, that the time limit is near, and the script asks the ranks to end by SIGTERM: so
+it knows why they end, and can put the job into the queue again.  What Slurm itself ends (``scancel``, preemption) gets
+its SIGTERM from Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from asyncpar.core.config.checks import check_count
+from asyncpar.errors import UsageError
+from asyncpar.launch.options import ELASTIC_MODES, ProgramKind
+
+_WORD = re.compile(r"[^\s'\"\\\x00-\x1f]+")
+_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}", re.ASCII)
+_OURS = ("--job-name", "--nodes", "--ntasks-per-node", "--ntasks", "--signal", "--requeue", "--no-requeue", "--wrap")
+_MOST_WARNING = 65535
+"""Seconds; what ``sbatch --signal`` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """One job of ``asyncpar slurm``.
+
+    ``program`` with its ``arguments`` runs with ``python`` in ``tasks_per_node`` ranks on each of ``nodes`` nodes;
+    ``least_nodes`` will do, too (None: all).  ``elastic`` None runs one task of Slurm per rank; ``restart`` and
+    ``ranks`` one agent per node, as in ``asyncpar launch --elastic``, which starts ranks again ``max_restarts`` times:
+    such a job begins with all nodes, and goes on while ``least_nodes`` are left.
+    ``time`` is Slurm's time limit; ``warning`` seconds before it ranks get SIGTERM, and with ``requeue`` the job is
+    queued again then, and when it is preempted.  ``options`` are more options of sbatch, each in one word.
+    """
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    kind: ProgramKind = ProgramKind.SCRIPT
+    python: str = "python"
+    nodes: int = 1
+    least_nodes: int | None = None
+    tasks_per_node: int = 1
+    name: str = "asyncpar"
+    partition: str | None = None
+    time: str | None = None
+    warning: int = 60
+    requeue: bool = False
+    elastic: str | None = None
+    max_restarts: int = 0
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count("--nodes", self.nodes)
+        check_count("--tasks-per-node", self.tasks_per_node)
+        check_count("--signal-before", self.warning)
+        check_count("--max-restarts", self.max_restarts, least=0)
+        if self.warning > _MOST_WARNING:
+            raise UsageError(f"--signal-before: expected at most {_MOST_WARNING} seconds, got {self.warning}")
+        if self.least_nodes is not None and not 1 <= self.least_nodes <= self.nodes:
+            raise UsageError(f"--nodes: expected MIN:MAX with 1 <= MIN <= MAX, got {self.least_nodes}:{self.nodes}")
+        if self.elastic is not None and self.elastic not in ELASTIC_MODES:
+            raise UsageError(f"--elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
+        if self.max_restarts and self.elastic is None:
+            raise UsageError("--max-restarts: expected with --elastic; without agents use --requeue")
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise UsageError(f"--time: expected minutes, H:MM:SS or D-HH:MM:SS, got {self.time!r}")
+        for setting, value in (("--job-name", self.name), ("--partition", self.partition)):
+            if value is not None and not _WORD.fullmatch(value):
+                raise UsageError(f"{setting}: expected one word without quotes, got {value!r}")
+        for given in self.options:
+            if not given.startswith("-") or not _WORD.fullmatch(given):
+                raise UsageError(f"--sbatch: expected one option in one word, such as --account=NAME, got {given!r}")
+            if given.partition("=")[0] in _OURS:
+                raise UsageError(f"--sbatch: {given} would contradict the options of this command; use those")
+
+
+def write_script(job: SlurmJob) -> str:
+    """Return the batch script for ``sbatch``."""
+    lines = ["#!/bin/bash", *(f"#SBATCH {given}" for given in _directives(job)), "set -u"]
+    if job.elastic is not None:
+        lines += _MEETING_OF_AGENTS
+        lines.append(f'port=$({shlex.quote(job.python)} -c "{_FREE_PORT}") || exit 1')  # this is the first node
+    lines += _ASK.format(seconds=job.warning).splitlines()
+    lines.append(f"{_step(job)} &")
+    lines += _WAIT.splitlines()
+    if job.requeue:
+        lines += _REQUEUE.splitlines()
+    return "\n".join([*lines, 'exit "$code"', ""])
+
+
+def _directives(job: SlurmJob) -> list[str]:
+    least = job.least_nodes or job.nodes
+    agents = job.elastic is not None
+    given = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes if agents or least == job.nodes else f'{least}-{job.nodes}'}",
+        f"--ntasks-per-node={1 if agents else job.tasks_per_node}",
+        f"--signal=B:USR1@{job.warning}",
+        "--requeue" if job.requeue else "--no-requeue",
+        "--open-mode=append",  # what a requeued job prints comes after what it printed before
+    ]
+    if agents:
+        given += [f"--cpus-per-task={job.tasks_per_node}", "--no-kill"]  # a lost node is not the end
+    if job.partition is not None:
+        given.append(f"--partition={job.partition}")
+    if job.time is not None:
+        given.append(f"--time={job.time}")
+    return [*given, *job.options]
+
+
+def _step(job: SlurmJob) -> str:
+    if job.elastic is None:
+        prefix = {ProgramKind.SCRIPT: [job.python, "-u"], ProgramKind.MODULE: [job.python, "-u", "-m"]}
+        command = [*prefix.get(job.kind, []), job.program, *job.arguments]
+        return f"srun --kill-on-bad-exit=1 {shlex.join(command)}"
+    least = job.least_nodes or job.nodes
+    flags = {ProgramKind.MODULE: ["--module"], ProgramKind.PROGRAM: ["--no-python"]}.get(job.kind, [])
+    # what is the task's own is filled in by the task: the launcher of the first node founds the group of agents
+    own = '--node-rank "$SLURM_NODEID"' + (' --host-name "$SLURMD_NODENAME"' if job.elastic == "ranks" else "")
+    agent = f'exec {shlex.quote(job.python)} -m asyncpar launch {own} "$@"'
+    launch = ["--nproc-per-node", str(job.tasks_per_node), "--elastic", job.elastic]
+    launch += ["--max-restarts", str(job.max_restarts), *flags, job.program, *job.arguments]
+    nnodes = f'--nnodes {least}:"$SLURM_JOB_NUM_NODES" --rdzv-endpoint "$first:$port" --rdzv-id "slurm-$SLURM_JOB_ID"'
+    return f"srun --no-kill --kill-on-bad-exit=0 --wait=0 sh -c {shlex.quote(agent)} sh {nnodes} {shlex.join(launch)}"
+
+
+_MEETING_OF_AGENTS = [
+    "umask 077",
+    'export ASYNCPAR_SECRET_FILE="$HOME/.asyncpar/slurm-$SLURM_JOB_ID.secret"',
+    'mkdir -p "$HOME/.asyncpar" && head -c 32 /dev/urandom > "$ASYNCPAR_SECRET_FILE" || exit 1',
+    "trap 'rm -f \"$ASYNCPAR_SECRET_FILE\"' EXIT",
+    'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+]
+_FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_ASK = """\
+out_of_time=
+ask() {{ echo "asyncpar slurm: $1; job $SLURM_JOB_ID: ranks are asked to end" >&2; kill -TERM "$step"; }}
+trap 'out_of_time=1; ask "less than {seconds} s are left of the time limit"' USR1
+trap 'ask "Slurm ends the job"' TERM"""
+_WAIT = """\
+step=$!
+wait "$step"; code=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done"""
+_REQUEUE = """\
+if [ -n "$out_of_time" ] && [ "$code" -ne 0 ]; then
+    echo "asyncpar slurm: job $SLURM_JOB_ID goes into the queue again" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+fi"""

@@ -1,0 +1,123 @@
+"""Sum up what ranks wait for, and decide when the launcher says it.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from asyncpar.core.observe.waits import WaitNotice, find_root, spell_ranks, sum_up
+
+COALESCE_SECONDS: Final = 0.5
+"""Seconds that news wait for those of other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTold:
+    """A rank waits (``notice``; None: for nothing any more), and code at ``blocked`` holds its loop ("": none does).
+
+    ``has_failed``: it does not go on, what it waited for has failed.
+    """
+
+    generation: int
+    rank: int
+    notice: WaitNotice | None = None
+    blocked: str = ""
+    has_failed: bool = False
+
+
+class WaitBoard:
+    """What the ranks of one generation wait for.  A wait is said once, and once more when it is over."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, WaitNotice] = {}
+        self._blocked: dict[int, str] = {}
+        self._conditions: dict[int, str] = {}
+        self._told: dict[int | None, str] = {}
+        """By culprit: who waits for it."""
+        self._said: set[str] = set()
+        """Deadlocks that were told."""
+        self._has_failed = False
+        """Have operations failed?  Then nothing is said of ranks that wait no more: errors tell."""
+        self._due: float | None = None
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When there is something to be said, None if there is nothing."""
+        return self._due
+
+    def clear(self) -> None:
+        """Forget all, before a new generation."""
+        for table in (self._waiting, self._blocked, self._conditions, self._told):
+            table.clear()
+        self._said.clear()
+        self._due = None
+
+    def take(self, told: RankTold, now: float) -> None:
+        """Take what a rank tells."""
+        if told.notice is None:
+            before = self._waiting.pop(told.rank, None)
+            self._has_failed |= told.has_failed and before is not None
+        else:
+            self._waiting[told.rank] = told.notice
+        if told.blocked:
+            self._blocked[told.rank] = f"blocks its event loop at {told.blocked}"
+        else:
+            self._blocked.pop(told.rank, None)
+        self._change(now)
+
+    def set_condition(self, rank: int, how: str, now: float) -> None:
+        """Take what an agent says of a rank (``is stopped``); "": it runs."""
+        if how:
+            self._conditions[rank] = how
+        else:
+            self._conditions.pop(rank, None)
+        self._change(now)
+
+    def condition(self, rank: int) -> str:
+        """Return what the rank cannot tell others itself, "" if it can."""
+        return self._conditions.get(rank) or self._blocked.get(rank, "")
+
+    def forget(self, rank: int, now: float) -> None:
+        """Forget a rank that has ended."""
+        self._has_failed |= rank in self._waiting
+        for table in (self._waiting, self._blocked, self._conditions):
+            table.pop(rank, None)
+        self._change(now)
+
+    def say(self, now: float) -> list[str]:
+        """Return what is to be said now."""
+        if self._due is None or now < self._due:
+            return []
+        self._due = None
+        notices = {rank: self._explained(notice) for rank, notice in self._waiting.items()}
+        by_culprit: dict[int | None, dict[int, WaitNotice]] = {}
+        for rank, notice in notices.items():
+            by_culprit.setdefault(find_root(rank, notices), {})[rank] = notice
+        lines = []
+        for culprit in [culprit for culprit in self._told if culprit not in by_culprit]:
+            said = self._told.pop(culprit)
+            if self._has_failed:
+                continue
+            lines.append(f"{said} go on" if said.startswith("ranks ") else f"{said} goes on")
+        self._has_failed = False
+        for culprit, waiting in by_culprit.items():
+            if culprit not in self._told:
+                self._told[culprit] = _spell(sorted(waiting))
+                lines += [line for line in sum_up(notices, only=waiting) if line not in self._said]
+                self._said |= {notice.cycle for notice in waiting.values() if notice.cycle}
+        return lines
+
+    def _explained(self, notice: WaitNotice) -> WaitNotice:
+        """Return ``notice`` with what is known here of its culprit."""
+        how = "" if notice.culprit is None else self.condition(notice.culprit)
+        return msgspec.structs.replace(notice, where=how) if how else notice
+
+    def _change(self, now: float) -> None:
+        if self._due is None and (self._waiting or self._told):
+            self._due = now + COALESCE_SECONDS
+
+
+def _spell(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spell_ranks(ranks)}"

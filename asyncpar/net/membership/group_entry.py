@@ -1,0 +1,111 @@
+"""Become an agent of a group: as a newcomer, or as the voter that this host was when its agent ended.
+
+A newcomer asks one agent after another until the leader says yes, or why not.  An agent that finds its votes is the
+same voter again, where the group cannot go on without it; where it can, the host is a newcomer under its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.net.membership.consensus_messages import DurableState, Entry
+from asyncpar.net.membership.group_codec import decode_entry, decode_group, encode_entry, encode_group
+from asyncpar.net.membership.group_network import GroupNetwork
+from asyncpar.net.membership.group_state import GroupNode, GroupState
+
+_RETRY_SECONDS = 0.2
+_ENTER_SECONDS = 6.0
+_GOES_ON_SECONDS = 3.0
+"""Seconds in which a group that can go on without this voter lets it in as a newcomer."""
+
+
+async def find_place(
+    own: GroupNode, stored: DurableState | None, join: Sequence[str], network: GroupNetwork, *, version: str
+) -> DurableState:
+    """Return what this agent begins with: ``stored``, its votes, if it has to be the voter that it was.
+
+    ``own`` is what it is as a newcomer, of the group of the agents at ``join``, or else the founder of one.  Raises as
+    ``enter_group`` does, and ``UsageError`` if the votes are those of another host.
+    """
+    before = None if stored is None else decode_group(stored.decided.content)
+    place = None
+    if stored is not None and before is not None:
+        host = stored.node.rpartition("#")[0]
+        if host != own.name:
+            raise UsageError(
+                f"--state-dir: holds the votes of host {host!r}, and this one is called {own.name!r}; give each agent "
+                "a directory of its own"
+            )
+        place = next((one for one in before.nodes if one.node == stored.node and one.address == own.address), None)
+        others = tuple(one.address for one in before.nodes if one.node != stored.node)
+        if place is None and not join:
+            join = others  # it was held for lost before, or serves elsewhere now
+    if not join:
+        return stored if stored is not None and place is not None else found_group(own)
+    seconds = _ENTER_SECONDS if place is None else _GOES_ON_SECONDS
+    try:
+        known = b"" if stored is None else encode_entry(stored.decided)
+        entry = await enter_group(join, own, network, version=version, seconds=seconds, known=known)
+    except LaunchError:
+        if stored is None or place is None:
+            raise
+        return stored  # without it there is no leader
+    return DurableState(decided=entry, node=own.node)
+
+
+def found_group(own: GroupNode) -> DurableState:
+    """Return the first entry of a new group, of which ``own`` is the only agent."""
+    content = encode_group(GroupState(nodes=(own,)))
+    return DurableState(
+        decided=Entry(generation=0, voters=(own.node,), nodes=(own.node,), content=content), node=own.node
+    )
+
+
+async def enter_group(
+    addresses: Sequence[str],
+    own: GroupNode,
+    network: GroupNetwork,
+    *,
+    version: str,
+    seconds: float,
+    known: bytes = b"",
+) -> Entry:
+    """Return what the group has decided last, in which ``own`` is one of its agents; ``known`` is what it had before.
+
+    Raises ``UsageError`` with the group's reason if there is no place, ``AuthenticationError`` if its secret is
+    another one, and ``LaunchError`` if nobody at ``addresses`` (``host:port``) answers within ``seconds``.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    message = pb.EnterRequest(
+        version=version, node=own.node, name=own.name, address=own.address, is_witness=own.is_witness, known=known
+    )
+    waiting, refusal = list(addresses), ""
+    trouble = ""
+    while True:
+        address = waiting.pop(0) if waiting else addresses[0]
+        try:
+            reply = await network.ask(address, message)
+        except ConnectionError as error:
+            trouble = f"no agent answers at {address} ({error})"
+        else:
+            if reply.entry:
+                return decode_entry(reply.entry)
+            refusal = reply.refusal
+            if refusal and not reply.is_passing:
+                raise UsageError(refusal)
+            if reply.leader_address:
+                waiting.insert(0, reply.leader_address)
+                await asyncio.sleep(0.01)
+        if loop.time() > deadline:
+            if refusal.startswith("--"):
+                raise UsageError(refusal)
+            raise LaunchError(
+                f"--join: {refusal or trouble}, for {seconds:g} s; is an agent running there (`asyncpar agent`)?"
+            )
+        if not waiting:
+            waiting = list(addresses)
+            await asyncio.sleep(_RETRY_SECONDS)

@@ -1,0 +1,177 @@
+"""Connections between the agents of a group over gRPC: frames in order to each, and word of who cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
+from asyncpar._proto.asyncpar.v1 import group_pb2_grpc
+from asyncpar.errors import AuthenticationError, ProtocolError, UsageError
+from asyncpar.net.membership.group_codec import decode_message, encode_message
+from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, TakeFrame
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+
+_RETRY_SECONDS = 0.1
+_ANSWER_SECONDS = 3.0
+_OTHER_START = "another start of that agent serves here"
+_ENDED = "its agent has ended the connection"
+_MOST_WAITING = 4096
+"""Frames that wait for a connection; more are dropped: whatever matters is told again."""
+
+
+class GroupPeer:
+    """The way to another agent: ``send`` never waits.
+
+    Frames that were under way when a connection broke are lost; ``on_up`` is called when there is a connection (again),
+    ``on_down`` when it breaks, or none can be made.
+    """
+
+    def __init__(
+        self,
+        own: tuple[str, str],
+        node: str,
+        address: str,
+        credentials: Credentials,
+        *,
+        on_up: OnUp,
+        on_down: OnDown,
+    ) -> None:
+        """``own`` are node and address of this agent."""
+        self.node = node
+        self.address = address
+        self._own = own
+        self._credentials = credentials
+        self._on_up = on_up
+        self._on_down = on_down
+        self._outbox: asyncio.Queue[pb.GroupFrame] = asyncio.Queue(_MOST_WAITING)
+        self._task = asyncio.create_task(self._run(), name=f"asyncpar group {node}")
+
+    def send(self, message: object) -> None:
+        """Send a message, if the connection lives long enough."""
+        sender, address = self._own
+        content = encode_message(message)
+        frame = pb.GroupFrame(sender=sender, sender_address=address, receiver=self.node, content=content)
+        if not self._outbox.full():
+            self._outbox.put_nowait(frame)
+
+    async def close(self) -> None:
+        """Send what waits, for a moment, and end the connection."""
+        for _ in range(20):
+            if self._outbox.empty():
+                break
+            await asyncio.sleep(0.01)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        async with open_channel(self.address, self._credentials, adds_token=False) as channel:
+            stub = group_pb2_grpc.GroupStub(channel)  # type: ignore[no-untyped-call]  # generated
+            while True:
+                why = await self._talk(stub.Exchange(metadata=self._credentials.metadata()))
+                is_gone = "refused" in why or _OTHER_START in why or why == _ENDED
+                self._on_down(self.node, is_gone)
+                while not self._outbox.empty():
+                    self._outbox.get_nowait()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _talk(self, call: Any) -> str:
+        """Send what comes over one connection; return why it has ended."""
+        try:
+            await call.wait_for_connection()
+            self._on_up(self.node)
+            writing = asyncio.create_task(self._write(call))
+            try:
+                await call.read()  # nothing comes but the end
+            finally:
+                writing.cancel()
+                await asyncio.wait({writing})
+            return _ENDED
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        finally:
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader hears why
+            while True:
+                await call.write(await self._outbox.get())
+
+
+class GroupServicer(group_pb2_grpc.GroupServicer):
+    """Takes frames for this agent, and lets newcomers ask for a place."""
+
+    def __init__(self) -> None:
+        self._node: str | None = None
+        self._take: TakeFrame | None = None
+        self._answer: AnswerNewcomer | None = None
+
+    def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
+        """Take frames for ``node`` from now on."""
+        self._node, self._take, self._answer = node, take, answer
+
+    async def Enter(self, request: pb.EnterRequest, context: Any) -> pb.EnterReply:  # noqa: N802, ARG002
+        """Let a newcomer in."""
+        if self._answer is None:
+            return pb.EnterReply(refusal="this agent is only starting", is_passing=True)
+        return await self._answer(request)
+
+    async def Exchange(self, request_iterator: AsyncIterator[pb.GroupFrame], context: Any) -> None:  # noqa: N802
+        """Take frames until the sender ends."""
+        await context.send_initial_metadata(())
+        async for frame in request_iterator:
+            if frame.receiver != self._node or self._take is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_START)
+                return
+            try:
+                message = decode_message(frame.content)
+            except ProtocolError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._take(frame.sender, frame.sender_address, message)
+
+
+class RpcGroupNetwork:
+    """The network of agents over gRPC (see ``GroupNetwork``); its services are added to ``server``."""
+
+    def __init__(self, server: RpcServer, credentials: Credentials) -> None:
+        self._server = server
+        self._credentials = credentials
+        self._servicer = GroupServicer()
+        group_pb2_grpc.add_GroupServicer_to_server(self._servicer, server.server)  # type: ignore[no-untyped-call]
+
+    @property
+    def address(self) -> str:
+        """See ``GroupNetwork``."""
+        return self._server.address
+
+    def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
+        """See ``GroupNetwork``."""
+        self._servicer.serve(node, take, answer)
+
+    def connect(self, own: tuple[str, str], node: str, address: str, *, on_up: OnUp, on_down: OnDown) -> GroupPeer:
+        """See ``GroupNetwork``."""
+        return GroupPeer(own, node, address, self._credentials, on_up=on_up, on_down=on_down)
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        """See ``GroupNetwork``."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS), open_channel(address, self._credentials) as channel:
+                stub = group_pb2_grpc.GroupStub(channel)  # type: ignore[no-untyped-call]  # generated
+                reply: pb.EnterReply = await stub.Enter(request)
+        except TimeoutError as error:
+            raise ConnectionError(f"nothing for {_ANSWER_SECONDS:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise AuthenticationError(
+                    f"the agent at {address} did not accept our secret; all agents of a group need the same "
+                    "--secret-file"
+                ) from error
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise UsageError(f"--join: what answers at {address} is no agent, or one of another version") from error
+            raise ConnectionError(error.details() or error.code().name) from error
+        return reply

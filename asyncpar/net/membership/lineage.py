@@ -1,0 +1,88 @@
+"""Lineages: which history a state has, what a member has when its world ends, and what survivors go on from.  Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+DIGEST_BYTES = 16
+LINEAGE_BITS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """``step`` steps are committed, and ``digest`` is that of the state and, through its parents, of its history."""
+
+    step: int
+    digest: bytes
+
+    def child(self, state: bytes) -> Lineage:
+        """Return the lineage one step on, when the digest of the state is ``state``."""
+        return Lineage(self.step + 1, hashlib.blake2b(self.digest + state, digest_size=DIGEST_BYTES).digest())
+
+    @property
+    def word(self) -> int:
+        """Bits of the digest that fit into a vote."""
+        return int.from_bytes(self.digest[:4], "little") & ((1 << LINEAGE_BITS) - 1)
+
+    def __str__(self) -> str:
+        return f"step {self.step}, digest {self.digest.hex()[:12]}"
+
+
+def first_lineage(state: bytes) -> Lineage:
+    """Return the lineage of a state that nothing has happened to yet."""
+    return Lineage(0, hashlib.blake2b(state, digest_size=DIGEST_BYTES).digest())
+
+
+class Decision(StrEnum):
+    """The end of the step that was under way when a world ended."""
+
+    ROLL_FORWARD = "roll forward"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReport:
+    """The state that a member has when its world ends.
+
+    ``prepared`` is what its step under way comes to, if the member has voted for it.  ``suspects`` are the ranks of the
+    ended world that it holds for lost, with the reason: hearsay, for those who can look at processes.
+    """
+
+    generation: int
+    lineage: Lineage
+    prepared: Lineage | None = None
+    suspects: tuple[tuple[int, str], ...] = ()
+
+
+def target_step(reports: Sequence[MemberReport]) -> int:
+    """Return how many steps are committed when survivors with these ``reports`` go on.
+
+    If one has committed a step, all have voted for it, so all that are left can commit it, too.  Beyond that a step is
+    committed if each has prepared it: a rank that is lost may have committed it before.  Pure.
+    """
+    most = max(report.lineage.step for report in reports)
+    if all(_has_reached(report, most + 1) for report in reports):
+        return most + 1
+    return most
+
+
+def is_sound(reports: Sequence[MemberReport]) -> bool:
+    """Whether every one of ``reports`` can come to ``target_step``; anything else is a fault of the protocol."""
+    target = target_step(reports)
+    return all(_has_reached(report, target) for report in reports)
+
+
+def lineage_at(report: MemberReport, step: int) -> Lineage | None:
+    """Return what the sender of ``report`` has at ``step``; None if it cannot come there."""
+    if report.lineage.step == step:
+        return report.lineage
+    if report.prepared is not None and report.prepared.step == step:
+        return report.prepared
+    return None
+
+
+def _has_reached(report: MemberReport, step: int) -> bool:
+    return report.lineage.step >= step or (report.prepared is not None and report.prepared.step >= step)

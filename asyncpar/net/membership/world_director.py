@@ -1,0 +1,406 @@
+"""Decide which world comes next, from the reports and losses of members.  Pure.
+
+Among agents the director is the leader's, and what it decides counts once a quorum has logged it (``worlds.py``); the
+leader after it begins with ``resume``, and hears from all hosts what their members have.  In tests one director, that
+never fails, decides alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport, is_sound, lineage_at, target_step
+from asyncpar.net.membership.world_messages import WorldChange
+
+T = TypeVar("T")
+
+READY_PATIENCE = 15.0
+"""Seconds after a world was formed within which each member can be connected to, or it is held for lost."""
+
+LEFT_WELL = "left"
+"""How a member is lost that needs no more worlds."""
+
+QUARRELS = 2
+"""Worlds without progress, one after another, in which two members do not hear each other, until one is lost."""
+
+JOIN_PATIENCE = 5.0
+"""Seconds that a world whose members are ready waits for a newcomer that is almost there."""
+
+SHORT_PATIENCE = 3.0
+"""Seconds that a world of too few goes on when those are gone for whose healing it was formed."""
+
+REPORT_PATIENCE = 10.0
+"""Seconds after a revoke within which each member has to report, or it is held for lost."""
+
+
+def rotated(found: Sequence[T], number: int) -> list[T]:
+    """Return what is asked for by many, for each beginning at another place, so that all are used alike."""
+    start = number % len(found) if found else 0
+    return [*found[start:], *found[:start]]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeWorld:
+    """Tell ``members`` that ``generation`` is over."""
+
+    generation: int
+    members: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FormWorld:
+    """Tell its ``members``, in the order of their ranks, of the next world."""
+
+    generation: int
+    members: tuple[str, ...]
+    lineage: Lineage
+    decision: Decision
+    change: WorldChange
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorld:
+    """Tell ``members``, in the order of their ranks, that all of them can be connected to."""
+
+    generation: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncePending:
+    """Tell ``members`` that a change waits for the end of a step."""
+
+    generation: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """``member`` is held for lost: end it, and answer whatever it asks with ``why``."""
+
+    member: str
+    why: str
+
+
+DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | Evict
+
+
+@dataclass
+class _Current:
+    generation: int
+    members: tuple[str, ...]
+    formed_at: float
+    ready: set[str] = field(default_factory=set)
+    """Members that can be connected to."""
+    lost: dict[str, str] = field(default_factory=dict)
+    reports: dict[str, MemberReport] = field(default_factory=dict)
+    revoked_at: float | None = None
+    ready_at: float | None = None
+    """When all survivors had reported."""
+    is_announced: bool = False
+    is_judged: bool = False
+    """Whether it was looked at who does not hear whom."""
+    why: str = ""
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        return tuple(member for member in self.members if member not in self.lost)
+
+
+class ElasticDirector:
+    """Feed events, obey commands.  ``size`` members make the first world, which has the number ``generation``.
+
+    ``may_form`` says whether enough members are there for another world; ``report_within`` is what members have to
+    report in, in seconds.
+
+    A newcomer has the state once the others have ended a step.  So that it and too few survivors do not wait for each
+    other, those make a world if they are enough together with who is on the way, which ``may_settle`` says: members
+    that fetch the state, beside the given ones, count there.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        generation: int = 0,
+        may_form: Callable[[Sequence[str]], bool] = bool,
+        may_settle: Callable[[Sequence[str]], bool] | None = None,
+        report_within: float = REPORT_PATIENCE,
+    ) -> None:
+        self._size = size
+        self._first = generation
+        self._may_form = may_form
+        self._may_settle = may_settle or may_form
+        self._report_within = report_within
+        self._arrived: dict[str, Lineage] = {}
+        """Who waits for a world: newcomers, and everybody before the first."""
+        self._patience: dict[str, int] = {}
+        """How many steps newcomers have to follow before a world is changed for them; doubled when they came late."""
+        self._followed: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        self._quarrels: dict[tuple[str, str], int] = {}
+        """Pairs of members that do not hear each other, and in how many worlds since there was progress."""
+        self._quarrels_at: Lineage | None = None
+        self._world: _Current | None = None
+        self._short_since: float | None = None
+        """Since when the world of now is too small, and nobody is on the way to it."""
+        self.trouble: str | None = None
+        """Why no world can come any more."""
+
+    def resume(self, generation: int, members: tuple[str, ...], now: float) -> None:
+        """Go on from a world that another director has formed; its members say anew what they have."""
+        self._world = _Current(generation, members, now)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._world is not None
+
+    @property
+    def generation(self) -> int:
+        return -1 if self._world is None else self._world.generation
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members of the world of now that are not lost."""
+        return () if self._world is None else self._world.survivors
+
+    @property
+    def all_members(self) -> tuple[str, ...]:
+        """The members of the world of now, those that are lost included."""
+        return () if self._world is None else self._world.members
+
+    @property
+    def have_all_left(self) -> bool:
+        """Are all members of the world of now gone because they were done?"""
+        lost = {} if self._world is None else self._world.lost
+        return len(lost) == len(self.all_members) and all(how == LEFT_WELL for how in lost.values())
+
+    def arrive(self, member: str, lineage: Lineage, now: float) -> list[DirectorCommand]:
+        """Add ``member``, which waits for its first world."""
+        if self.trouble is not None:  # it had asked whom to be healed by before, and was late
+            return [Evict(member, self.trouble)]
+        self._arrived[member] = lineage
+        if self._world is None:
+            return self._form_first(now)
+        self._patience[member], self._followed[member] = 1, 0
+        return self._complete(now)
+
+    def reconsider(self, now: float) -> list[DirectorCommand]:
+        """Look again whether a world may be formed: a newcomer fetches the state."""
+        return self._complete(now)
+
+    def progress(self, member: str, lineage: Lineage, now: float) -> list[DirectorCommand]:
+        """Note that ``member`` waits, and has come to ``lineage``."""
+        if member not in self._arrived:
+            return []
+        self._arrived[member] = lineage
+        self._followed[member] += 1
+        is_due = self._followed[member] >= self._patience[member]
+        return [*(self._announce() if is_due else []), *self._complete(now)]
+
+    def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
+        """Take ``member``, which has to be healed anew, out of all worlds until it arrives again."""
+        return self.lost(member, "had to begin anew", now)
+
+    def ready(self, member: str, generation: int) -> list[DirectorCommand]:
+        """Note that ``member`` can be connected to in the world of ``generation``."""
+        world = self._world
+        if world is None or generation != world.generation or member not in world.members or member in world.ready:
+            return []
+        world.ready.add(member)
+        return [StartWorld(generation, world.members)] if len(world.ready) == len(world.members) else []
+
+    def drain(self, member: str) -> list[DirectorCommand]:
+        """Have ``member`` leave at the end of a step."""
+        self._leaving.add(member)
+        return self._announce()
+
+    def report(self, member: str, report: MemberReport, now: float, why: str = "") -> list[DirectorCommand]:
+        """Take the report of ``member``, which has left that world; ``why``, if it knows better than suspicion."""
+        world = self._world
+        if world is None or report.generation != world.generation or member not in world.survivors:
+            return [Evict(member, f"generation {report.generation} is over, and it went on without this rank")]
+        world.reports[member] = report
+        why = why or "; ".join(f"{world.members[rank]}: {cause}" for rank, cause in report.suspects)
+        return [*self._revoke(why or f"{member} is ready for a change", now), *self._complete(now)]
+
+    def lost(self, member: str, how: str, now: float) -> list[DirectorCommand]:
+        """Handle the loss of ``member``."""
+        self._forget(member)
+        self._leaving.discard(member)
+        world = self._world
+        if world is None or member not in world.survivors:
+            return self._complete(now)
+        world.lost[member] = how
+        world.reports.pop(member, None)
+        return [*self._revoke(f"{member} {how}", now), *self._complete(now)]
+
+    def tick(self, now: float) -> list[DirectorCommand]:
+        """Do what is due by now."""
+        world, commands = self._world, list[DirectorCommand]()
+        late: tuple[str, ...] = ()
+        why = ""
+        if world is not None and world.revoked_at is not None and now - world.revoked_at > self._report_within:
+            late = tuple(member for member in world.survivors if member not in world.reports)
+            why = f"did not answer for {self._report_within:g} s"
+        elif world is not None and world.revoked_at is None and now - world.formed_at > READY_PATIENCE:
+            late = tuple(member for member in world.survivors if member not in world.ready)
+            why = f"did not come into generation {world.generation} for {READY_PATIENCE:g} s"
+        for member in late:
+            commands += [Evict(member, why), *self.lost(member, why, now)]
+        return [*commands, *self._end_if_short(now), *self._complete(now)]
+
+    def _end_if_short(self, now: float) -> list[DirectorCommand]:
+        """End a world of too few to which nobody comes any more."""
+        world = self._world
+        if world is None or world.revoked_at is not None or self._may_come(world.survivors):
+            self._short_since = None
+            return []
+        if self._short_since is None:
+            self._short_since = now
+        if now - self._short_since < SHORT_PATIENCE:
+            return []
+        return self._revoke("too few are left, and nobody is on the way", now)
+
+    def _may_come(self, members: Sequence[str]) -> bool:
+        """Are ``members`` enough for a world, or will they be, with those who wait or fetch the state?"""
+        return self._may_form(members) or self._may_settle((*members, *self._arrived))
+
+    def _forget(self, member: str) -> None:
+        for kept in (self._arrived, self._patience, self._followed):
+            kept.pop(member, None)
+
+    def _form_first(self, now: float) -> list[DirectorCommand]:
+        if len(self._arrived) < self._size:
+            return []
+        members = tuple(sorted(self._arrived))
+        lineages = [self._arrived[member] for member in members]
+        if len(set(lineages)) > 1:
+            shown = ", ".join(f"{member}: {lineage}" for member, lineage in zip(members, lineages, strict=True))
+            self.trouble = f"state: expected the same on all ranks when the job begins, got {shown}"
+            return [Evict(member, self.trouble) for member in members]
+        change = WorldChange(generation=self._first, joined=members)
+        return [self._form(members, lineages[0], Decision.ABORT, change, now)]
+
+    def _announce(self) -> list[DirectorCommand]:
+        world = self._world
+        if world is None or world.revoked_at is not None or world.is_announced or not world.survivors:
+            return []
+        world.is_announced = True
+        return [AnnouncePending(world.generation, world.survivors)]
+
+    def _revoke(self, why: str, now: float) -> list[DirectorCommand]:
+        world = self._world
+        assert world is not None
+        if world.revoked_at is not None:
+            return []
+        world.revoked_at, world.why = now, why
+        others = tuple(member for member in world.survivors if member not in world.reports)
+        return [RevokeWorld(world.generation, others, why)]
+
+    def _complete(self, now: float) -> list[DirectorCommand]:
+        """Form the next world if everybody who is to be in it is ready."""
+        world = self._world
+        if world is None or world.revoked_at is None or self.trouble is not None:
+            return []
+        survivors = world.survivors
+        if not survivors:
+            self.trouble = "all members are lost"
+            return [Evict(member, self.trouble) for member in self._arrived]
+        if any(member not in world.reports for member in survivors):
+            return []
+        reports = [world.reports[member] for member in survivors]
+        target = target_step(reports)
+        lineage = self._agreed(survivors, reports, target)
+        if lineage is None:
+            return [Evict(member, str(self.trouble)) for member in survivors]
+        if not world.is_judged and (odd := self._odd_member(world, lineage)) is not None:
+            why = f"does not hear {odd[1]}, nor is heard there, while both are heard here"
+            return [Evict(odd[0], why), *self.lost(odd[0], why, now)]
+        world.ready_at = now if world.ready_at is None else world.ready_at
+        ready = tuple(sorted(member for member, held in self._arrived.items() if self.is_caught_up(held, lineage)))
+        late = [member for member, held in self._arrived.items() if held.step == target - 1]
+        if late and not world.lost and now - world.ready_at < JOIN_PATIENCE:
+            return []
+        for member in late:
+            self._patience[member], self._followed[member] = 2 * self._patience[member], 0
+        leaver = self._leaver(world)
+        staying = tuple(member for member in survivors if member != leaver)
+        if not staying + ready:
+            staying = survivors
+        if not self._may_form(staying + ready) and not self._may_wait_for(staying, lineage):
+            return []
+        left = tuple(member for member in world.members if member not in staying)
+        commands: list[DirectorCommand] = [Evict(member, "drained") for member in survivors if member not in staying]
+        rolls = any(report.lineage.step < target for report in reports)
+        change = WorldChange(
+            generation=world.generation + 1,
+            joined=ready,
+            left=left,
+            why="; ".join(f"{member} {how}" for member, how in world.lost.items()) or world.why,
+            is_by_loss=bool(world.lost) or any(report.suspects for report in reports),
+        )
+        decision = Decision.ROLL_FORWARD if rolls else Decision.ABORT
+        formed = self._form(staying + ready, lineage, decision, change, now)
+        return [*commands, formed, *(self._announce() if self._leaving else [])]
+
+    def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:
+        """May too few form a world?  If with newcomers who need a step of them, or its repetition, they are enough."""
+        coming = [member for member, held in self._arrived.items() if held.step >= lineage.step - 1]
+        return self._may_settle((*staying, *coming))
+
+    def _leaver(self, world: _Current) -> str | None:
+        """Return who leaves: one at a time, and none where another is lost, for what two hold is lost with both."""
+        leaving = (member for member in world.survivors if member in self._leaving)
+        return None if world.lost else next(leaving, None)
+
+    @staticmethod
+    def is_caught_up(held: Lineage, lineage: Lineage) -> bool:
+        """May a newcomer that has ``held`` be a member of a world that goes on from ``lineage``?"""
+        return held == lineage
+
+    def _odd_member(self, world: _Current, lineage: Lineage) -> tuple[str, str] | None:
+        """Return who is to go where members cannot hear each other, and one whom it does not hear.
+
+        That is the one that is in most of such pairs, else the one that came last.  One world is not enough: a
+        connection may break for once.
+        """
+        world.is_judged = True
+        before = self._quarrels if lineage == self._quarrels_at else {}
+        accused = [
+            (min(member, other), max(member, other))
+            for member in world.survivors
+            for other in (world.members[rank] for rank, _ in world.reports[member].suspects)
+            if other in world.survivors
+        ]
+        self._quarrels = before | {pair: before.get(pair, 0) + 1 for pair in dict.fromkeys(accused)}
+        self._quarrels_at = lineage
+        present = set(world.survivors)
+        lasting = [pair for pair, count in self._quarrels.items() if count >= QUARRELS and present.issuperset(pair)]
+        if not lasting:
+            return None
+        odd = max(world.survivors, key=lambda m: (sum(m in pair for pair in lasting), world.members.index(m)))
+        one, other = next(pair for pair in lasting if odd in pair)
+        return odd, other if odd == one else one
+
+    def _agreed(self, survivors: Sequence[str], reports: Sequence[MemberReport], target: int) -> Lineage | None:
+        found = {member: lineage_at(report, target) for member, report in zip(survivors, reports, strict=True)}
+        if is_sound(reports):
+            known = {lineage for lineage in found.values() if lineage is not None}
+            if len(known) == 1:
+                return known.pop()
+        shown = ", ".join(f"{member}: {lineage}" for member, lineage in found.items())
+        self.trouble = f"step {target}: the ranks have not the same state: {shown}"
+        return None
+
+    def _form(
+        self, members: tuple[str, ...], lineage: Lineage, decision: Decision, change: WorldChange, now: float
+    ) -> FormWorld:
+        self._world = _Current(change.generation, members, now)
+        for member in members:
+            self._forget(member)
+        self._leaving -= set(change.left)
+        return FormWorld(change.generation, members, lineage, decision, change)

@@ -1,0 +1,323 @@
+"""Messages between the agents of a group and their leader about jobs, members and worlds.  Pure values.
+
+A *member* is one start of one process, by a name that is never used again: ``host/slot/incarnation``.  Hosts tell the
+leader what happens to their members, and hear what was decided, each thing once and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldChange:
+    """The difference of a world from the one before: members that joined and left, by name, and why.
+
+    ``is_by_loss``: a member held another for lost, which need not have left: a connection may break for once.
+    """
+
+    generation: int
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    why: str = ""
+    is_by_loss: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"generation {self.generation}"]
+        parts += [f"joined: {', '.join(self.joined)}"] if self.joined else []
+        parts += [f"left: {', '.join(self.left)}"] if self.left else []
+        return "; ".join(parts + ([self.why] if self.why else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedMember:
+    """A member of a world; ``address`` is where newcomers ask it for its state."""
+
+    name: str
+    host: str
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldTerms:
+    """Description of a job for the leader: it begins with ``most_hosts``, or with ``least_hosts`` after ``last_call``.
+
+    Each host has ``members`` of them.  Times are in seconds: ``report_within`` is what members have from the end of a
+    world to their report, before they are held for lost.
+    """
+
+    least_hosts: int
+    most_hosts: int
+    members: int
+    last_call: float = 5.0
+    report_within: float = 10.0
+
+
+# What a host tells the leader.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOpened:
+    """Job ``number`` begins; for the leader: if no job is open, and the last one was ``number - 1``.
+
+    ``record`` is for the hosts: what they run, and how.
+    """
+
+    number: int
+    terms: WorldTerms
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobClosed:
+    """Job ``number`` is over: no member joins it any more, and the world that it has does not change without a fault.
+
+    ``record`` is for the hosts: why, and its exit code.  Members end by themselves, or because their hosts end them.
+    """
+
+    number: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberArrived:
+    """``member`` waits for its first world, with ``lineage``, and gives its state to others at ``address``.
+
+    ``settings``, by name, are equal in all members.
+    """
+
+    member: str
+    host: str
+    lineage: Lineage
+    settings: tuple[tuple[str, str], ...] = ()
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHealing:
+    """``member`` fetches the state from members of a world; it arrives when it has it."""
+
+    member: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberProgressed:
+    """``member`` waits, and has come to ``lineage``."""
+
+    member: str
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class MemberWithdrawn:
+    """``member`` waits no more: its healing begins anew; it may arrive again."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReady:
+    """``member`` can be reached at ``address`` in the world of ``generation``, which was announced."""
+
+    member: str
+    generation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReported:
+    """``member`` has left the world of ``report.generation``; ``why``, if it is the first and no member is lost."""
+
+    member: str
+    report: MemberReport
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """``member`` needs no more worlds: it is done."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFailed:
+    """The program of ``member`` has raised in ``step``, and leaves: ``why``."""
+
+    member: str
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDied:
+    """The process of ``member`` is gone: ``how`` it ended.  Who tells it has waited for the process."""
+
+    member: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraining:
+    """The members of ``host`` are to leave at the end of a step, and none may join there; False: as before again."""
+
+    host: str
+    is_draining: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeaving:
+    """The agent ends: it runs nothing, and needs no more of the group."""
+
+    host: str
+
+
+HostEvent = (
+    JobOpened
+    | JobClosed
+    | MemberHealing
+    | MemberArrived
+    | MemberProgressed
+    | MemberWithdrawn
+    | MemberReady
+    | MemberReported
+    | MemberLeft
+    | MemberFailed
+    | MemberDied
+    | HostDraining
+    | HostLeaving
+)
+
+
+# What a host hears, beside ``JobOpened`` and ``JobClosed``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldAnnounced:
+    """The next world is decided: ``members`` in the order of their ranks.  Every host hears it; newcomers the last."""
+
+    generation: int
+    members: tuple[PlacedMember, ...]
+    lineage: Lineage
+    decision: Decision
+    change: WorldChange
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStarted:
+    """All members of ``generation`` are ready, at ``addresses``, in the order of their ranks."""
+
+    generation: int
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldEnded:
+    """The world of ``generation`` is revoked: its members have to report."""
+
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePending:
+    """A change waits until the members of ``generation`` have ended a step."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDismissed:
+    """There is no place for ``member`` any more: it was drained, or is held for lost."""
+
+    member: str
+    why: str
+    is_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopped:
+    """No world of job ``number`` can come any more."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostParked:
+    """This host reaches no quorum, "" : it does again.  Its members keep what they have, and commit nothing."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostDismissed:
+    """This host was held for lost, and the others have gone on: its members have to end; it may join again."""
+
+    why: str
+
+
+HostCommand = (
+    JobOpened
+    | JobClosed
+    | WorldAnnounced
+    | WorldStarted
+    | WorldEnded
+    | ChangePending
+    | MemberDismissed
+    | JobStopped
+    | HostParked
+    | HostDismissed
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHost:
+    """A host of the group; ``address`` is that of its agent's server."""
+
+    name: str
+    address: str
+    is_voter: bool = False
+    is_draining: bool = False
+    is_witness: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldStatus:
+    """A host's view of its group.  ``leader`` None: none is known; ``parked`` "": a quorum is reached.
+
+    ``world`` is the last one that was announced, ``job`` the last one that was opened.
+    """
+
+    leader: str | None
+    hosts: tuple[GroupHost, ...]
+    world: WorldAnnounced | None = None
+    job: JobOpened | None = None
+    closed: JobClosed | None = None
+    parked: str = ""
+
+
+class WorldGroup(Protocol):
+    """The group of agents, as one of its hosts has it."""
+
+    @property
+    def commands(self) -> AsyncIterator[HostCommand]:
+        """What this host hears, each thing once and in order; ends when the group is left."""
+        ...
+
+    def tell(self, event: HostEvent) -> None:
+        """Tell the leader; again, and also a new leader, until it is taken."""
+        ...
+
+    async def status(self) -> WorldStatus:
+        """Return what this host knows."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave the group in good order."""
+        ...

@@ -1,0 +1,450 @@
+"""The group of agents, as one of them has it: consensus and, while this agent leads, the decisions about worlds.
+
+The machines decide (``consensus.py``, ``worlds.py``); this carries their messages, timers and the file of votes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import random
+import secrets
+from collections.abc import AsyncIterator, Sequence
+
+from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
+from asyncpar.net.membership import consensus_messages as consensus
+from asyncpar.net.membership.agent_silence import PARKED_SECONDS, AgentSilence
+from asyncpar.net.membership.consensus import ConsensusNode, ElectionTimes
+from asyncpar.net.membership.consensus_messages import Entry
+from asyncpar.net.membership.group_codec import decode_entry, decode_group, encode_entry, encode_group
+from asyncpar.net.membership.group_entry import find_place
+from asyncpar.net.membership.group_network import GroupNetwork, PeerConnection
+from asyncpar.net.membership.group_state import GroupNode, GroupState, choose_voters
+from asyncpar.net.membership.host_facts import HostFacts
+from asyncpar.net.membership.vote_file import VoteFile, VoteFileError
+from asyncpar.net.membership.world_messages import (
+    ChangePending,
+    GroupHost,
+    HostCommand,
+    HostDismissed,
+    HostEvent,
+    HostLeaving,
+    HostParked,
+    MemberArrived,
+    MemberDied,
+    WorldAnnounced,
+    WorldEnded,
+    WorldStarted,
+    WorldStatus,
+)
+from asyncpar.net.membership.worlds import (
+    HostTold,
+    LeaderCommand,
+    NodeGone,
+    NodeJoined,
+    ProposeState,
+    StateDecided,
+    TellHosts,
+    VotersDue,
+    WorldEvent,
+    WorldMachine,
+    WorldTick,
+)
+
+_TIMES = ElectionTimes(heartbeat=0.2, election=1.2, stagger=0.2, lease=0.9)
+_TICK_SECONDS = 0.1
+_SOONEST_SECONDS = 0.01
+_LEAVE_SECONDS = 3.0
+_LONG_AGO = 60.0
+_NO_QUORUM = "no quorum of the voters can be reached"
+_NODE_BYTES = 6
+
+
+class WorldService:
+    """One agent's part in the group.
+
+    See ``WorldGroup``.  ``name`` is that of the host, unique in the group; ``join`` are addresses of agents, none to
+    found a group; ``votes`` is where votes are kept, which it goes on with if it has any; ``is_witness``: it votes, and
+    has no members.
+    """
+
+    def __init__(
+        self, *, name: str, network: GroupNetwork, join: Sequence[str], votes: VoteFile, is_witness: bool = False
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._join = tuple(join)
+        self._votes = votes
+        self._is_witness = is_witness
+        self._id = f"{name}#{secrets.token_hex(_NODE_BYTES)}"
+        self._facts = HostFacts()
+        self._own: set[str] = set()
+        """Members that this start of the agent has had."""
+        self._outbox: asyncio.Queue[HostCommand | None] = asyncio.Queue()
+        self._peers: dict[str, PeerConnection] = {}
+        self._node: ConsensusNode | None = None
+        self._state = GroupState(nodes=())
+        self._machine: WorldMachine | None = None
+        self._leader: str | None = None
+        self._before: str | None = None
+        """The leader before that."""
+        self._heard: set[HostCommand] = set()
+        self._early: list[HostCommand] = []
+        """What the leader has told of a world that this agent has not learnt of yet."""
+        self._waiting: list[HostTold] = []
+        """What this agent, about to lead, has been told."""
+        self._told: list[HostCommand] = []
+        """What this agent, as the leader, has told of the world of now."""
+        self._silence = AgentSilence()
+        self._is_parked = False
+        self._is_leaving = False
+        self._is_dismissed = False
+        self._trouble: Exception | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Found the group, come into it, or go on as the voter that this host was.
+
+        Raises ``UsageError`` if it has a host of that name, or is of another version, ``AuthenticationError`` if it
+        has another secret, ``LaunchError`` if nobody answers, or the votes that are stored cannot be read.
+        """
+        own = GroupNode(node=self._id, name=self.name, address=self._network.address, is_witness=self._is_witness)
+        stored = self._votes.read()
+        state = await find_place(own, stored, self._join, self._network, version=_version())
+        self._id = state.node
+        if state != stored:
+            self._votes.write(state)
+        is_alone = state.decided.voters == (self._id,)
+        began = self._now() - (_LONG_AGO if is_alone else 0.0)  # whose heartbeat could be waited for?
+        self._node = ConsensusNode(self._id, state, now=began, jitter=random.random, times=_TIMES)
+        self._network.serve(self._id, self._take_frame, self._answer_newcomer)
+        self._learn(state.decided)
+        self._arm()
+        self._ticking = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    @property
+    def commands(self) -> AsyncIterator[HostCommand]:
+        """See ``WorldGroup``.  Raises what keeps this agent from taking part any longer."""
+        return self._commands()
+
+    async def _commands(self) -> AsyncIterator[HostCommand]:
+        while (command := await self._outbox.get()) is not None:
+            yield command
+        if self._trouble is not None:
+            raise self._trouble
+
+    def tell(self, event: HostEvent) -> None:
+        """See ``WorldGroup``."""
+        if isinstance(event, MemberArrived):
+            self._own.add(event.member)
+        self._facts.note(event)
+        self._tell_leader(event)
+
+    async def status(self) -> WorldStatus:
+        """See ``WorldGroup``."""
+        state, voters = self._state, () if self._node is None else self._node.decided.voters
+        leader = next((node.name for node in state.nodes if node.node == self._leader), None)
+        hosts = tuple(
+            GroupHost(name=node.name, address=node.address, is_voter=node.node in voters, is_witness=node.is_witness)
+            for node in state.nodes
+        )
+        parked = _NO_QUORUM if self._is_parked else ""
+        return WorldStatus(
+            leader=leader, hosts=hosts, world=state.world, job=state.job, closed=state.closed, parked=parked
+        )
+
+    async def stop(self) -> None:
+        """See ``WorldGroup``."""
+        self._is_leaving = True
+        if len(self._state.nodes) > 1 and not self._is_dismissed:
+            self.tell(HostLeaving(self.name))
+            try:
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    while any(node.node == self._id for node in self._state.nodes):
+                        self._changed.clear()
+                        await self._changed.wait()
+            except TimeoutError:  # the others will find that it is gone
+                pass
+        for timer in (self._clock, self._ticking):
+            if timer is not None:
+                timer.cancel()
+        self._node = None
+        for peer in list(self._peers.values()):
+            await peer.close()
+        self._outbox.put_nowait(None)
+
+    # -- consensus -----------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: consensus.Event) -> None:
+        if self._node is None:
+            return
+        try:
+            for command in self._node.handle(event, now=self._now()):
+                self._obey(command)
+        except VoteFileError as error:
+            self._fail(error)
+
+    def _obey(self, command: consensus.Command) -> None:
+        match command:
+            case consensus.Persist(state):
+                self._votes.write(state)
+            case consensus.SendMessage(node, message):
+                if node in self._peers:
+                    self._peers[node].send(message)
+            case consensus.LearnDecided(entry):
+                self._learn(entry)
+            case consensus.FollowLeader(leader):
+                self._follow(leader)
+            case consensus.BeginLeading():
+                self._lead()
+
+    def _fail(self, error: Exception) -> None:
+        """Stop voting: this agent's votes cannot be kept any more."""
+        self._trouble = self._trouble or error
+        self._node = None
+        self._outbox.put_nowait(None)
+
+    def _learn(self, entry: Entry) -> None:
+        before, self._state = self._state, decode_group(entry.content)
+        self._connect(entry.nodes)
+        self._changed.set()
+        self._facts.prune(self._state)
+        if self._leader is not None and self._leader not in entry.nodes and self._leader != self._id:
+            asyncio.get_running_loop().call_soon(self._feed, consensus.NodeUnreachable(self._leader))  # it has left
+        if self._id not in entry.nodes:
+            self._dismiss()
+            return
+        state = self._state
+        if not before.nodes and not state.is_job_open:
+            return  # a newcomer has nothing to do with a job that is over
+        if state.job is not None and state.job != before.job:
+            self._outbox.put_nowait(state.job)
+        if state.closed is not None and state.closed != before.closed:
+            self._outbox.put_nowait(state.closed)
+        if state.world is not None and state.world != before.world:
+            self._heard.clear()
+            self._told.clear()
+            self._outbox.put_nowait(state.world)
+            self._disown(state.world)
+            early, self._early = self._early, []
+            for command in early:
+                self._hear(command)
+
+    def _disown(self, world: WorldAnnounced) -> None:
+        """Tell of members that an earlier start of this agent has had, and which ended with it."""
+        for member in world.members:
+            if member.host == self.name and member.name not in self._own:
+                self.tell(MemberDied(member.name, "was lost when its agent was started again"))
+
+    def _dismiss(self) -> None:
+        if not self._is_leaving and not self._is_dismissed:
+            self._is_dismissed = True
+            self._outbox.put_nowait(HostDismissed("it did not answer them"))
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Have the others gone on without this agent?  It may come again, as another one."""
+        return self._is_dismissed
+
+    def _connect(self, nodes: Sequence[str]) -> None:
+        for node in self._state.nodes:
+            if node.node != self._id and node.node not in self._peers:
+                self._open(node.node, node.address)
+        for name in [name for name in self._peers if name not in nodes]:
+            peer = self._peers.pop(name)
+            self._silence.forget(name)
+            asyncio.ensure_future(peer.close())  # noqa: RUF006  # it takes a moment at most
+
+    def _open(self, node: str, address: str) -> None:
+        own = (self._id, self._network.address)
+        self._silence.connects(node, self._now())
+        self._peers[node] = self._network.connect(own, node, address, on_up=self._is_up, on_down=self._is_down)
+
+    def _follow(self, leader: str | None) -> None:
+        if self._leader is not None and self._leader != leader:
+            self._before = self._leader
+        self._leader = leader
+        if leader != self._id:
+            self._machine = None
+            if leader is not None:
+                self._waiting.clear()
+                self._tell_facts()
+
+    def _consider_parking(self, node: ConsensusNode) -> None:
+        """Park before others may go on without this host; go on when a leader hears it."""
+        is_parked = self._now() - node.contact > PARKED_SECONDS
+        if is_parked != self._is_parked:
+            self._is_parked = is_parked
+            self._outbox.put_nowait(HostParked(_NO_QUORUM if is_parked else ""))
+
+    # -- leading -------------------------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        """Propose the next change, as the leader."""
+        if self._machine is None:
+            self._machine = WorldMachine(self._state, now=self._now())
+            self._told.clear()
+            self._silence.begin(self._peers, self._now(), before=self._before)
+            waiting, self._waiting = self._waiting, []
+            for told in waiting:
+                self._direct(told)
+            self._tell_facts()
+            self._direct(WorldTick())
+        else:
+            self._direct(StateDecided(self._state))
+
+    def _direct(self, event: WorldEvent) -> None:
+        machine = self._machine
+        if machine is not None:
+            for command in machine.handle(event, now=self._now()):
+                self._carry_out(command)
+
+    def _carry_out(self, command: LeaderCommand) -> None:
+        match command:
+            case ProposeState(state):
+                node = self._node
+                if node is None:
+                    return
+                voters = choose_voters(state, node.decided.voters, self._id, self._silence.has_heard)
+                nodes = tuple(one.node for one in state.nodes)
+                if nodes:
+                    self._feed(consensus.Propose(encode_group(state), voters, nodes))
+            case TellHosts(told):
+                self._told.append(told)
+                self._hear(told)
+                for one in self._state.nodes:
+                    if one.node in self._peers:
+                        self._peers[one.node].send(told)
+
+    def _look_at_agents(self) -> None:
+        """Find those that are lost."""
+        for node, why in self._silence.lost(self._state, self._now()):
+            if node != self._id:
+                self._direct(NodeGone(node, why))
+
+    def _look_for_voters(self) -> None:
+        """Let those vote who have been let in, and are heard of since."""
+        if self._node is None or not self._node.leads:
+            return
+        before = self._node.decided.voters
+        if set(choose_voters(self._state, before, self._id, self._silence.has_heard)) - set(before):
+            self._direct(VotersDue())
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    def _take_frame(self, sender: str, address: str, message: object) -> None:
+        if self._node is None:
+            return
+        self._silence.heard(sender, self._now())
+        if isinstance(message, consensus.Message):
+            if sender not in self._peers:
+                self._open(sender, address)  # it may have to learn that it is none of us
+            self._feed(consensus.MessageReceived(sender, message))
+        elif isinstance(message, HostEvent):
+            if self._machine is None and self._leader in (None, self._id):  # who votes for it holds it for the leader
+                self._waiting.append(HostTold(sender, message))
+            self._direct(HostTold(sender, message))
+        elif sender == self._leader:
+            self._hear(message)  # type: ignore[arg-type]  # what remains
+
+    def _hear(self, command: HostCommand) -> None:
+        """Pass on what the leader tells, once in the world of now."""
+        generation = -1 if self._state.world is None else self._state.world.generation
+        if isinstance(command, WorldStarted | WorldEnded | ChangePending) and command.generation != generation:
+            if command.generation > generation:
+                self._early.append(command)
+            return
+        if command not in self._heard and not self._is_dismissed:
+            self._heard.add(command)
+            self._outbox.put_nowait(command)
+
+    def _tell_leader(self, event: HostEvent) -> None:
+        if self._leader == self._id:
+            self._direct(HostTold(self._id, event))
+        elif self._leader in self._peers:
+            self._peers[self._leader].send(event)
+
+    def _tell_facts(self) -> None:
+        for event in self._facts.all():
+            self._tell_leader(event)
+
+    def _is_up(self, node: str) -> None:
+        if node == self._leader:
+            self._tell_facts()
+        if self._machine is not None and any(one.node == node for one in self._state.nodes):
+            for command in self._told:
+                self._peers[node].send(command)
+
+    def _is_down(self, node: str, is_gone: bool) -> None:
+        if node not in self._peers:
+            return
+        if is_gone:
+            self._silence.refused(node, self._now())
+        self._feed(consensus.NodeUnreachable(node))
+        self._arm()
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _arm(self) -> None:
+        """Keep the clock of consensus."""
+        if self._node is not None and self._now() >= self._node.next_deadline:
+            self._feed(consensus.ConsensusTick())
+        if self._clock is not None:
+            self._clock.cancel()
+        if self._node is not None:
+            at = max(self._node.next_deadline, self._now() + _SOONEST_SECONDS)
+            self._clock = asyncio.get_running_loop().call_at(at, self._arm)
+
+    def _tick(self) -> None:
+        if self._node is None:
+            return
+        if self._machine is not None:
+            self._direct(WorldTick())
+            self._look_at_agents()
+            self._look_for_voters()
+        if self._node is not None:
+            self._consider_parking(self._node)
+        self._ticking = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    # -- newcomers -----------------------------------------------------------------------------------------------------
+
+    async def _answer_newcomer(self, request: pb.EnterRequest) -> pb.EnterReply:
+        if request.version != _version():
+            return pb.EnterReply(
+                refusal=f"version: the group is of asyncpar {_version()}, this agent of "
+                f"{request.version or 'another'}; install the same version on all hosts"
+            )
+        if request.known:
+            known = decode_entry(request.known)
+            self._feed(consensus.MessageReceived(request.node, consensus.Learn(known.generation, known)))
+        if self._machine is None:
+            leader = next((node.address for node in self._state.nodes if node.node == self._leader), "")
+            if leader and leader != self._network.address:
+                return pb.EnterReply(leader_address=leader)
+            return pb.EnterReply(refusal="the group has no leader now", is_passing=True)
+        taken = self._state.named(request.name)
+        if taken is not None and taken.node != request.node:
+            return pb.EnterReply(
+                refusal=f"--name: a host called {request.name!r} is in the group already, at {taken.address}; give "
+                "this one another --name",
+                is_passing=True,  # it may be dead, and not known to be
+            )
+        newcomer = GroupNode(
+            node=request.node, name=request.name, address=request.address, is_witness=request.is_witness
+        )
+        self._direct(NodeJoined(newcomer))
+        for _ in range(100):
+            node = self._node
+            if node is not None and newcomer.node in node.decided.nodes:
+                return pb.EnterReply(entry=encode_entry(node.decided))
+            await asyncio.sleep(0.02)
+        return pb.EnterReply(refusal="the group could not decide on it", is_passing=True)
+
+
+def _version() -> str:
+    return importlib.metadata.version("asyncpar")

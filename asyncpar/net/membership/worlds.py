@@ -1,0 +1,496 @@
+"""Decide, as the leader of a group of agents, about its hosts, its job and the worlds of the job.
+
+Sans-I/O.  What must survive the leader is the *group state*: hosts, job, and the last world.  A change of it is
+proposed, and counts once a quorum of voters has it; whatever comes after it waits until then.  Everything else (who has
+arrived, who is ready, who has reported) is known to the hosts, which tell every new leader anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.world_director import (
+    LEFT_WELL,
+    AnnouncePending,
+    DirectorCommand,
+    ElasticDirector,
+    Evict,
+    FormWorld,
+    RevokeWorld,
+    StartWorld,
+)
+from asyncpar.net.membership.world_messages import (
+    ChangePending,
+    HostCommand,
+    HostDraining,
+    HostEvent,
+    HostLeaving,
+    JobClosed,
+    JobOpened,
+    JobStopped,
+    MemberArrived,
+    MemberDied,
+    MemberDismissed,
+    MemberFailed,
+    MemberHealing,
+    MemberLeft,
+    MemberProgressed,
+    MemberReady,
+    MemberReported,
+    MemberWithdrawn,
+    PlacedMember,
+    WorldAnnounced,
+    WorldChange,
+    WorldEnded,
+    WorldStarted,
+)
+
+_ALL_LOST = "all members are lost"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTold:
+    """The agent ``node`` tells what happens to its members."""
+
+    node: str
+    event: HostEvent
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """An agent wants to take part."""
+
+    node: GroupNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """An agent leaves, or is held for lost, because of ``why``."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateDecided:
+    """The proposal is decided, and the next change may be proposed."""
+
+    state: GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class WorldTick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class VotersDue:
+    """Others are to vote: the state has to be decided anew, as it is."""
+
+
+WorldEvent = HostTold | NodeJoined | NodeGone | StateDecided | VotersDue | WorldTick
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeState:
+    """Propose this state; ``StateDecided`` comes when it is decided."""
+
+    state: GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class TellHosts:
+    """Tell all agents ``command``: it concerns this world, and is told again to whom it may not have reached."""
+
+    command: HostCommand
+
+
+LeaderCommand = ProposeState | TellHosts
+_Change = Callable[[GroupState], GroupState]
+
+
+@dataclass
+class _FirstWorld:
+    """The members that wait for the first world, or for the one after all members were lost."""
+
+    arrived: dict[str, MemberArrived] = field(default_factory=dict)
+    call_at: float | None = None
+    """When it begins without those who are not there."""
+
+    @property
+    def hosts(self) -> dict[str, int]:
+        """How many members of each host are there."""
+        counts: dict[str, int] = {}
+        for arrived in self.arrived.values():
+            counts[arrived.host] = counts.get(arrived.host, 0) + 1
+        return counts
+
+
+@dataclass
+class _Failures:
+    """Failures of the program at ``step``, by place: the host and slot of members."""
+
+    step: int
+    places: set[str]
+    """Those of the world in which the first one was."""
+    counts: dict[str, int] = field(default_factory=dict)
+    told: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def are_everywhere(self) -> bool:
+        """Have all places failed?  One alone has to twice."""
+        return sum(self.counts.values()) > 1 and self.places <= self.counts.keys()
+
+
+def _difference(members: Sequence[MemberArrived]) -> str:
+    """Return which setting the first of ``members`` has otherwise than another one; "" if they have the same."""
+    first, *others = members
+    for other in others:
+        one, another = dict(first.settings), dict(other.settings)
+        for name in sorted(one.keys() | another.keys()):
+            if one.get(name) != another.get(name):
+                shown = f"{one.get(name)} at {first.member}, {another.get(name)} at {other.member}"
+                return f"{name}: expected the same on all ranks when the job begins, got {shown}"
+    return ""
+
+
+def _same(state: GroupState) -> GroupState:
+    return state
+
+
+def _place(member: str) -> str:
+    return member.rpartition("/")[0]
+
+
+class WorldMachine:
+    """The decisions of the agent that leads, from the decided ``state`` on."""
+
+    def __init__(self, state: GroupState, *, now: float) -> None:
+        self._state = state
+        self._queue: deque[_Change | TellHosts] = deque()
+        self._is_deciding = False
+        self._deferred: list[WorldEvent] = []
+        self._director: ElasticDirector | None = None
+        self._first = _FirstWorld()
+        self._placed: dict[str, PlacedMember] = {}
+        self._healing: dict[str, str] = {}
+        """The hosts of members that fetch the state."""
+        self._addresses: dict[str, str] = {}
+        self._draining: set[str] = set()
+        self._has_stopped = False
+        self._failures = _Failures(-1, set())
+        self._generation = state.generation
+        """That of the next world, changes that are not decided yet included."""
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Go on with the job and the world of the state."""
+        self._generation = max(self._generation, self._state.generation)
+        self._director, self._first, self._has_stopped = None, _FirstWorld(), False
+        world = self._state.world
+        if world is not None and world.members:
+            self._director = self._make_director(len(world.members), world.generation)
+            self._director.resume(world.generation, tuple(member.name for member in world.members), now)
+            self._placed = {member.name: member for member in world.members}
+
+    def _make_director(self, size: int, generation: int) -> ElasticDirector:
+        job = self._state.job
+        assert job is not None, "only a job has worlds"
+        return ElasticDirector(
+            size,
+            generation=generation,
+            may_form=self._is_enough,
+            may_settle=self._will_be_enough,
+            report_within=job.terms.report_within,
+        )
+
+    def _is_enough(self, members: Sequence[str], *more_hosts: str) -> bool:
+        """Are there members of enough hosts for a world?  A job that is over goes on with any."""
+        job = self._state.job
+        hosts = {self._placed[member].host for member in members}.union(more_hosts)
+        return job is None or not self._state.is_job_open or len(hosts) >= job.terms.least_hosts
+
+    def _will_be_enough(self, members: Sequence[str]) -> bool:
+        """Will there be members of enough hosts when all have arrived that fetch the state?"""
+        return self._is_enough(members, *(host for host in self._healing.values() if host not in self._draining))
+
+    def handle(self, event: WorldEvent, *, now: float) -> list[LeaderCommand]:
+        """Return what is to be done about ``event``."""
+        if self._is_deciding and not isinstance(event, StateDecided):
+            self._deferred.append(event)
+            return []
+        match event:
+            case HostTold(node, told):
+                sender = next((one for one in self._state.nodes if one.node == node), None)
+                if sender is not None:
+                    self._told(sender.name, told, now)
+            case NodeJoined(newcomer):
+                if self._state.named(newcomer.name) is None:
+                    self._change(lambda state: replace(state, nodes=(*state.nodes, newcomer)))
+            case NodeGone(node, why):
+                self._gone(node, why, now)
+            case StateDecided(state):
+                return self._decided(state, now)
+            case VotersDue():
+                self._change(_same)
+            case WorldTick():
+                self._tick(now)
+        return self._flush()
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def _change(self, change: _Change) -> None:
+        self._queue.append(change)
+
+    def _tell(self, command: HostCommand) -> None:
+        self._queue.append(TellHosts(command))
+
+    def _flush(self) -> list[LeaderCommand]:
+        """Return what waits, up to the next change that has to be decided first."""
+        commands: list[LeaderCommand] = []
+        while self._queue and not self._is_deciding:
+            item = self._queue.popleft()
+            if isinstance(item, TellHosts):
+                commands.append(item)
+                continue
+            changed = item(self._state)
+            if changed != self._state or item is _same:
+                self._is_deciding = True
+                commands.append(ProposeState(changed))
+        return commands
+
+    def _decided(self, state: GroupState, now: float) -> list[LeaderCommand]:
+        """Go on from the decided state: first with what was decided on before, then with what has come meanwhile."""
+        before, self._state, self._is_deciding = self._state, state, False
+        if state.job != before.job:
+            self._healing.clear()
+            self._begin(now)
+        commands = self._flush()
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            commands += self.handle(event, now=now)
+        return commands
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    def _gone(self, node: str, why: str, now: float) -> None:
+        gone = next((one for one in self._state.nodes if one.node == node), None)
+        if gone is None:
+            return
+        self._draining.discard(gone.name)
+        self._healing = {member: host for member, host in self._healing.items() if host != gone.name}
+        self._change(lambda state: replace(state, nodes=tuple(one for one in state.nodes if one.node != node)))
+        for member in [name for name, placed in self._placed.items() if placed.host == gone.name]:
+            self._lost(member, f"was lost with its host ({why})", now)
+
+    def _told(self, host: str, event: HostEvent, now: float) -> None:
+        match event:
+            case JobOpened():
+                self._change(lambda state: self._opened(state, event))
+            case JobClosed():
+                self._change(lambda state: self._closed(state, event))
+            case HostLeaving():
+                gone = self._state.named(host)
+                if gone is not None:
+                    self._gone(gone.node, "it has left", now)
+            case HostDraining(_, is_draining):
+                self._drain(host, is_draining)
+            case MemberArrived():
+                self._arrived(event, now)
+            case MemberHealing(member) if member not in self._placed:
+                self._healing[member] = host
+                if self._director is not None:
+                    self._obey(self._director.reconsider(now))
+            case _:
+                self._member_told(event, now)
+
+    @staticmethod
+    def _opened(state: GroupState, event: JobOpened) -> GroupState:
+        before = 0 if state.job is None else state.job.number
+        if state.is_job_open or event.number != before + 1:
+            return state
+        return replace(state, job=event, world=None)
+
+    @staticmethod
+    def _closed(state: GroupState, event: JobClosed) -> GroupState:
+        is_its = state.job is not None and state.job.number == event.number and state.is_job_open
+        return replace(state, closed=event) if is_its else state
+
+    def _drain(self, host: str, is_draining: bool) -> None:
+        if not is_draining:
+            self._draining.discard(host)
+            return
+        self._draining.add(host)
+        for name, member in list(self._first.arrived.items()):
+            if member.host == host:
+                del self._first.arrived[name]
+        if self._director is not None:
+            for name in self._director.members:
+                if self._placed[name].host == host:
+                    self._obey(self._director.drain(name))
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: MemberArrived, now: float) -> None:
+        if not self._state.is_job_open or event.host in self._draining:
+            return
+        director = self._director
+        self._healing.pop(event.member, None)
+        if director is not None and event.member in director.members:
+            return  # told again
+        self._placed[event.member] = PlacedMember(name=event.member, host=event.host, address=event.address)
+        if director is None:
+            self._first.arrived[event.member] = event
+            self._consider_first(now)
+        else:
+            self._obey(director.arrive(event.member, event.lineage, now))
+
+    def _member_told(self, event: HostEvent, now: float) -> None:
+        director = self._director
+        match event:
+            case MemberProgressed(member, lineage):
+                if director is not None:
+                    self._obey(director.progress(member, lineage, now))
+                elif member in self._first.arrived:
+                    self._first.arrived[member] = replace(self._first.arrived[member], lineage=lineage)
+            case MemberReady(member, generation, address) if director is not None:
+                if generation == director.generation:
+                    self._addresses[member] = address
+                    self._obey(director.ready(member, generation))
+            case MemberReported(member=member, report=report, why=why) if director is not None:
+                is_told_again = report.generation < director.generation and member in director.members
+                if not is_told_again:
+                    self._obey(director.report(member, report, now, why))
+            case MemberWithdrawn(member):
+                self._lost(member, "had to begin anew", now)
+            case MemberLeft(member):
+                self._lost(member, LEFT_WELL, now)
+            case MemberFailed(member, step, why):
+                self._failed(member, step, why, now)
+            case MemberDied(member, how):
+                self._lost(member, how, now)
+
+    def _failed(self, member: str, step: int, why: str, now: float) -> None:
+        """Stop the job when its program has failed at the same step in every place: another world would not help."""
+        told, failures, job = (member, step), self._failures, self._state.job
+        if told in failures.told or job is None:
+            return
+        if failures.step != step:
+            members = () if self._director is None else self._director.all_members
+            failures = self._failures = _Failures(step, {_place(one) for one in members})
+        failures.told.add(told)
+        failures.counts[_place(member)] = failures.counts.get(_place(member), 0) + 1
+        self._lost(member, f"failed at step {step}: {why}", now)
+        if failures.are_everywhere and not self._has_stopped:
+            self._has_stopped = True
+            why = f"step {step}: it failed in every place; the fault is in the program, not in the world: {why}"
+            self._tell(JobStopped(job.number, why))
+
+    def _lost(self, member: str, how: str, now: float) -> None:
+        self._first.arrived.pop(member, None)
+        self._healing.pop(member, None)
+        if self._director is not None:
+            self._obey(self._director.lost(member, how, now))
+        if self._director is None or member not in self._director.members:
+            self._placed.pop(member, None)
+
+    # -- worlds --------------------------------------------------------------------------------------------------------
+
+    def _consider_first(self, now: float) -> None:
+        """Form the first world if all hosts are there, or enough of them and the last call is over."""
+        job, first = self._state.job, self._first
+        if job is None or self._director is not None or not self._state.is_job_open:
+            return
+        self._dismiss_healed()
+        counts = first.hosts
+        if len(counts) < job.terms.least_hosts:
+            first.call_at = None
+            return
+        if first.call_at is None:
+            first.call_at = now + job.terms.last_call
+        whole = [host for host, count in counts.items() if count >= job.terms.members]
+        if len(whole) < job.terms.most_hosts and now < first.call_at:
+            return
+        chosen = sorted(counts, key=lambda host: (host not in whole, list(counts).index(host)))[: job.terms.most_hosts]
+        members = [arrived for arrived in first.arrived.values() if arrived.host in chosen]
+        later = [arrived for arrived in first.arrived.values() if arrived.host not in chosen]
+        if (why := _difference(members)) and not self._has_stopped:
+            self._has_stopped = True
+            self._tell(JobStopped(job.number, why))
+        if self._has_stopped:
+            return
+        self._first = _FirstWorld()
+        director = self._director = self._make_director(len(members), self._generation)
+        for arrived in members:
+            self._obey(director.arrive(arrived.member, arrived.lineage, now))
+        for arrived in later:
+            self._tell(MemberDismissed(arrived.member, "the job has all its hosts"))
+
+    def _dismiss_healed(self) -> None:
+        """Let those begin anew that had been healed by members that are lost, if others have begun anew already."""
+        arrived = self._first.arrived
+        least = min((one.lineage.step for one in arrived.values()), default=0)
+        if self._state.world is None:
+            return
+        for name in [name for name, one in arrived.items() if one.lineage.step > least]:
+            del arrived[name]
+            self._placed.pop(name, None)
+            self._tell(MemberDismissed(name, f"{_ALL_LOST}, and with them the state that it has"))
+
+    def _tick(self, now: float) -> None:
+        if self._director is None:
+            self._consider_first(now)
+        else:
+            self._obey(self._director.tick(now))
+
+    def _obey(self, commands: Sequence[DirectorCommand]) -> None:
+        director = self._director
+        assert director is not None, "it has just decided"
+        for command in commands:
+            match command:
+                case RevokeWorld(generation, _, why):
+                    self._tell(WorldEnded(generation, why))
+                case AnnouncePending(generation, _):
+                    self._tell(ChangePending(generation))
+                case StartWorld(generation, members):
+                    addresses = tuple(self._addresses[member] for member in members)
+                    self._tell(WorldStarted(generation, addresses))
+                case Evict(member, why):
+                    self._tell(MemberDismissed(member, why, is_drained=why == "drained"))
+                case FormWorld():
+                    self._announce(command)
+        if director.trouble == _ALL_LOST:
+            self._begin_anew()
+        elif director.trouble is not None and not self._has_stopped and self._state.job is not None:
+            self._has_stopped = True
+            self._tell(JobStopped(self._state.job.number, director.trouble))
+
+    def _announce(self, formed: FormWorld) -> None:
+        self._addresses.clear()
+        self._generation = formed.generation + 1
+        world = WorldAnnounced(
+            generation=formed.generation,
+            members=tuple(self._placed[name] for name in formed.members),
+            lineage=formed.lineage,
+            decision=formed.decision,
+            change=formed.change,
+        )
+        self._change(lambda state: replace(state, world=world, generation=world.generation + 1))
+
+    def _begin_anew(self) -> None:
+        """Begin without a state, which no member has any more: those that arrive from now on make a first world."""
+        director = self._director
+        assert director is not None, "there was a world"
+        self._director, self._first = None, _FirstWorld()
+        if not self._state.is_job_open or director.have_all_left:
+            return
+        change = WorldChange(generation=self._generation, left=director.all_members, why=_ALL_LOST, is_by_loss=True)
+        world = WorldAnnounced(
+            generation=self._generation, members=(), lineage=Lineage(0, b""), decision=Decision.ABORT, change=change
+        )
+        self._generation += 1
+        self._change(lambda state: replace(state, world=world, generation=world.generation + 1))

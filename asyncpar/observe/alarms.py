@@ -1,0 +1,92 @@
+"""Alarms of a job from one summary: a rank that holds up the others and why, a slow link.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from asyncpar.observe.rounds import Cause, Round
+from asyncpar.observe.stragglers import LEAST_COMMON, common_rounds, find_slow_link, find_slow_sender, find_straggler
+from asyncpar.observe.summary import JobSummary, RankSummary
+
+LOOKS_BEFORE: Final = 3
+"""Looks in a row that have an alarm before it is said."""
+
+SECONDS_AFTER: Final = 15.0
+"""Seconds without an alarm after which it is over."""
+
+_IS_SLOW: Final = " is slow"
+_CAUSES = {cause.value: cause for cause in Cause}
+
+
+def find_alarms(job: JobSummary) -> tuple[str, ...]:
+    """Return a sentence for each thing that makes the job slow; empty if it is not, or too little is known."""
+    told = [report.summary for report in job.ranks if report.summary is not None]
+    found = []
+    straggler = find_straggler({summary.rank: _rounds(summary) for summary in told})
+    if straggler is not None:
+        host = next((summary.host for summary in told if summary.rank == straggler.rank), "")
+        found.append(straggler.describe(host))
+    slow = find_slow_link(
+        {
+            (min(summary.rank, link.peer), max(summary.rank, link.peer)): link.rtt
+            for summary in told
+            for link in summary.links
+            if link.rtt is not None
+        }
+    )
+    if slow is not None:
+        found.append(slow.describe())
+    busiest = {summary.rank: max(summary.links, key=lambda link: link.bytes) for summary in told if summary.links}
+    sender = find_slow_sender(
+        {rank: (link.rate, link.is_full) for rank, link in busiest.items() if link.rate is not None}
+    )
+    if sender is not None and (straggler is None or straggler.rank != sender.rank):
+        found.append(sender.describe(next((one.host for one in told if one.rank == sender.rank), "")))
+    return tuple(found)
+
+
+def count_missing_rounds(job: JobSummary) -> int:
+    """Return how many more steps must be seen before a slow rank can be told; 0 if enough were, or there are none."""
+    told = [report.summary for report in job.ranks if report.summary is not None]
+    if len(told) < 2 or len(told) < len(job.ranks) or not any(summary.rounds for summary in told):
+        return 0
+    return max(0, LEAST_COMMON - len(common_rounds({summary.rank: _rounds(summary) for summary in told})))
+
+
+class AlarmBoard:
+    """Decides when a launcher says an alarm: once, when it has stayed for a while, and once more when it is over."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, int] = {}
+        """By what is slow: in how many looks in a row it was."""
+        self._said: dict[str, float] = {}
+        """By what is slow, and was said to be: when that was seen last."""
+
+    def look(self, alarms: Iterable[str], now: float) -> list[str]:
+        """Take the alarms of one look; return what is to be said now."""
+        current = {alarm.partition(_IS_SLOW)[0]: alarm for alarm in alarms}
+        self._looks = {what: self._looks.get(what, 0) + 1 for what in current}
+        lines = []
+        for what, alarm in current.items():
+            if what in self._said:
+                self._said[what] = now
+            elif self._looks[what] >= LOOKS_BEFORE:
+                self._said[what] = now
+                lines.append(alarm)
+        for what in [what for what, seen in self._said.items() if now - seen >= SECONDS_AFTER]:
+            del self._said[what]
+            lines.append(f"{what} is slow no more")
+        return lines
+
+
+def _rounds(summary: RankSummary) -> list[Round]:
+    return [
+        Round(
+            number=one.number,
+            own=one.own * 1e-6,
+            seconds=one.micros * 1e-6,
+            parts={_CAUSES[name]: micros * 1e-6 for name, micros in one.parts.items() if name in _CAUSES},
+        )
+        for one in summary.rounds
+    ]

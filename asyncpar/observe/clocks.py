@@ -1,0 +1,99 @@
+"""Align the clocks of ranks by the operations that they have in common.  Pure.
+
+Theory of operation.  No rank ends a barrier before the last one has begun it, and no message arrives before it was
+sent.  Each such pair of times bounds the offset between two clocks from one side; the bounds of all operations in the
+rings leave an interval, whose width is the shortest round trip that was recorded.  The offset is its middle, and half
+its width the uncertainty.  Any offset in the interval keeps every effect behind its cause, so no arrow of a trace
+points backwards.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of the day
+decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from asyncpar.core.observe.records import EventKind, EventState
+from asyncpar.observe.image import Event, RankImage
+
+SYNCHRONIZING: Final = frozenset({"all_reduce", "all_reduce_many", "all_gather", "barrier", "all_to_all", "split"})
+"""Operations that no rank ends before all have begun."""
+
+_UNKNOWN: Final = 1.0
+"""Seconds of uncertainty where only the time of the day is known."""
+
+
+class ClockOffset(NamedTuple):
+    """Seconds to add to the times of a rank to get those of the reference, and how far off that may be."""
+
+    seconds: float
+    uncertainty: float
+
+
+def align_clocks(images: Mapping[int, RankImage]) -> dict[int, ClockOffset]:
+    """Return for each rank the offset of its clock from that of the lowest rank."""
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank in sorted(images):
+        ranks_of[images[rank].identity.clock_domain or f"of rank {rank}"].append(rank)
+    clocks = {domain: number for number, domain in enumerate(ranks_of)}
+    clock_of = {rank: clocks[domain] for domain, ranks in ranks_of.items() for rank in ranks}
+    most = _bounds(images, clock_of, len(clocks))
+    walls = [images[ranks[0]].wall(0.0) for ranks in ranks_of.values()]
+    offsets: list[ClockOffset] = []
+    for clock in range(len(clocks)):
+        offsets.append(_choose(clock, offsets, most, walls[clock] - walls[0]))
+    return {rank: offsets[clock] for rank, clock in clock_of.items()}
+
+
+def _choose(clock: int, chosen: list[ClockOffset], most: list[list[float]], by_wall: float) -> ClockOffset:
+    """Return an offset of ``clock`` that agrees with those ``chosen`` for the clocks before it."""
+    if not chosen:
+        return ClockOffset(0.0, 0.0)
+    high = min(known.seconds + most[other][clock] for other, known in enumerate(chosen))
+    low = max(known.seconds - most[clock][other] for other, known in enumerate(chosen))
+    if math.isinf(high) or math.isinf(low):
+        return ClockOffset(min(max(by_wall, low), high), _UNKNOWN)
+    return ClockOffset((low + high) / 2, abs(most[0][clock] + most[clock][0]) / 2)
+
+
+def _bounds(images: Mapping[int, RankImage], clock_of: Mapping[int, int], clocks: int) -> list[list[float]]:
+    """Return by how much the offset of one clock (second index) may exceed that of another (first), at most."""
+    most = [[0.0 if one == other else math.inf for other in range(clocks)] for one in range(clocks)]
+    for cause_rank, cause, effect_rank, effect in _causes(images):
+        one, other = clock_of[effect_rank], clock_of[cause_rank]
+        if one != other:
+            most[one][other] = min(most[one][other], effect - cause)
+    for through in range(clocks):
+        for one in range(clocks):
+            for other in range(clocks):
+                most[one][other] = min(most[one][other], most[one][through] + most[through][other])
+    return most
+
+
+def _causes(images: Mapping[int, RankImage]) -> Iterator[tuple[int, float, int, float]]:
+    """Yield causes and effects on different ranks: the ranks, and the times by their own clocks."""
+    places: dict[tuple[int, int], list[tuple[int, Event]]] = defaultdict(list)
+    for rank, image in images.items():
+        for event in image.events:
+            if event.state is EventState.COMPLETED and event.group:
+                places[event.group, event.sequence].append((rank, event))
+    for place in places.values():
+        for rank, event in place:
+            for other_rank, other in place:
+                if rank != other_rank and other.ended is not None and _precedes(event, other):
+                    is_call = event.kind is EventKind.ASK  # which begins before its endpoint does
+                    yield rank, event.created, other_rank, other.created if is_call else other.ended
+
+
+def _precedes(cause: Event, effect: Event) -> bool:
+    """Must ``cause`` have begun before ``effect`` has ended?"""
+    kinds = (cause.kind, effect.kind)
+    if kinds == (EventKind.COLLECTIVE, EventKind.COLLECTIVE):
+        return cause.name == effect.name and cause.name in SYNCHRONIZING
+    return kinds in (
+        (EventKind.SEND, EventKind.RECEIVE),
+        (EventKind.ASK, EventKind.HANDLE),
+        (EventKind.HANDLE, EventKind.ASK),
+    )

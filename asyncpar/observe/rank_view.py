@@ -1,0 +1,391 @@
+"""Answers of this rank to who looks at it: its summary and its stacks, made in the observer's thread.
+
+State that belongs to the event loop is only read.  A look at a dictionary that changes meanwhile is taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from asyncpar.actors.runtime.system import ActorSystem
+from asyncpar.collectives.ledger import world_number
+from asyncpar.collectives.operation import Group, Operation
+from asyncpar.collectives.shared_memory.group import ArenaHost
+from asyncpar.collectives.table import OperationTable
+from asyncpar.core.observe.pauses import PauseRecorder
+from asyncpar.core.observe.recorder import current_recorder
+from asyncpar.core.observe.reported import reported
+from asyncpar.net.transport.link import Link
+from asyncpar.net.transport.links import Links
+from asyncpar.observe.figures import figures_of
+from asyncpar.observe.image import Event, read_image
+from asyncpar.observe.rounds import rounds_of
+from asyncpar.observe.service import provide
+from asyncpar.observe.stack_views import ProcessStacks
+from asyncpar.observe.stacks import capture_tasks, capture_threads, user_site
+from asyncpar.observe.stragglers import TOLD_ROUNDS
+from asyncpar.observe.summary import (
+    MOST_LINKS,
+    MOST_MAILBOXES,
+    MOST_OPERATIONS,
+    AskSummary,
+    BlockedSummary,
+    LinkSummary,
+    MailboxSummary,
+    OperationSummary,
+    ProgressSummary,
+    RankSummary,
+    RoundSummary,
+    pack,
+)
+
+BLOCKED_SECONDS: Final = 0.5
+"""A loop that has not answered for so long counts as blocked in a summary."""
+
+_LATEST: Final = 128
+"""Events that are looked at: enough for the rounds that are told, with what happens between."""
+
+_NOTE_BYTES: Final = 4088
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_TRIES: Final = 5
+
+Part = Callable[[], Mapping[str, Any]]
+_parts: list[Part] = []
+
+
+def add_summary_part(part: Part) -> Callable[[], None]:
+    """Let ``part`` set fields of each summary (``values``, ``progress``); the function returned ends that."""
+    _parts.append(part)
+    return lambda: _parts.remove(part)
+
+
+@dataclass
+class _LoopPulse:
+    """Measures how long the event loop of a node takes to answer."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: int
+    asked_at: float | None = None
+    lag: float = 0.0
+
+    def look(self) -> float:
+        """Return the lag as far as it is known, and ask again."""
+        now = time.monotonic()
+        if self.asked_at is not None:
+            self.lag = now - self.asked_at
+            return self.lag
+        lag, self.asked_at = self.lag, now
+        self.lag = 0.0
+        try:
+            if not self.loop.is_running():
+                raise RuntimeError
+            self.loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # it is closed, or its thread runs it only when it has to
+            self.asked_at = None
+        return lag
+
+    def _answer(self) -> None:
+        if self.asked_at is not None:
+            self.lag, self.asked_at = time.monotonic() - self.asked_at, None
+
+
+@dataclass
+class NodeView:
+    """A node of this process, for the observer's thread; made on the node's loop."""
+
+    links: Links
+    actors: ActorSystem
+    arena: ArenaHost | None
+    pulse: _LoopPulse = field(init=False)
+    pauses: PauseRecorder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulse = _LoopPulse(asyncio.get_running_loop(), threading.get_ident())
+        self.pauses = PauseRecorder(self.links.recorder)
+
+
+_nodes: list[NodeView] = []
+
+
+def watch_node(links: Links, actors: ActorSystem, arena: ArenaHost | None) -> Callable[[], None]:
+    """Tell of a node from now on; the function returned ends that."""
+    view = NodeView(links, actors, arena)
+    view.pauses.start()
+    _nodes.append(view)
+
+    def forget() -> None:
+        view.pauses.stop()
+        _nodes.remove(view)
+
+    return forget
+
+
+class _GcClock:
+    """Adds up the time in garbage collections."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._begun = 0.0
+
+    def __call__(self, phase: str, _: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._begun = now
+        else:
+            self.seconds += now - self._begun
+
+
+_gc_clock = _GcClock()
+
+
+def provide_process() -> None:
+    """Tell of this process: what the agent of a launched rank asks for."""
+    gc.callbacks.append(_gc_clock)
+    provide("summary", lambda: pack(make_summary()))
+    provide("stacks", lambda: pack(make_stacks()))
+    provide("image", _snapshot)
+
+
+def _snapshot() -> bytes:
+    recorder = current_recorder()
+    return b"" if recorder is None else recorder.snapshot()
+
+
+def make_stacks() -> ProcessStacks:
+    """Return the stacks of this process."""
+    tasks, more = (), 0
+    for view in _nodes[-1:]:
+        tasks, more = _retry(lambda view=view: capture_tasks(view.pulse.loop))  # type: ignore[misc]
+    return ProcessStacks(
+        pid=os.getpid(), rank=_rank(), time=time.time(), threads=capture_threads(), tasks=tasks, more_tasks=more
+    )
+
+
+def make_summary() -> RankSummary:
+    """Return the summary of this process's rank, and leave it in the ring."""
+    view = _nodes[-1] if _nodes else None
+    fields: dict[str, Any] = {
+        "rank": _rank(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "cpu": time.process_time(),
+        "rss": _resident_bytes(),
+        "gc": _gc_clock.seconds,
+        "stolen": _stolen_seconds(),
+        "values": reported.values,
+        "progress": _progress(),
+    }
+    main = threading.main_thread().ident or 0
+    here = user_site(sys._current_frames().get(main))
+    if view is not None:
+        fields |= _retry(lambda: _of_node(view))
+    operations = fields.get("operations", ())
+    if not here and view is not None:
+        here = next((one.site for one in operations if one.site), "") or _task_site(view)
+    for part in _parts:
+        fields |= part()
+    summary = RankSummary(user_site=here, **fields)
+    _leave_note(summary)
+    return summary
+
+
+def _progress() -> ProgressSummary | None:
+    if reported.progress is None:
+        return None
+    description, completed, total = reported.progress
+    return ProgressSummary(description=description, completed=completed, total=total)
+
+
+def _of_node(view: NodeView) -> dict[str, Any]:
+    links, world = view.links, view.links.world
+    view.pauses.sample()
+    events = read_image(links.recorder.snapshot(), latest=_LATEST).events
+    operations, more = _operations(view, events)
+    lag = view.pulse.look()
+    lanes = {"messages": links.bytes_sent}
+    if view.arena is not None:
+        lanes["arena"] = view.arena.bytes_shown
+    return {
+        "rank": links.rank,
+        "host": world.members[links.rank].host,
+        "world_size": world.size,
+        "generation": world.generation,
+        "phase": "left" if links.is_closing else "member",
+        "loop_lag": lag,
+        "blocked": _blocked(view, lag),
+        "operations": operations,
+        "more_operations": more,
+        "operations_done": {"called": sum(_called(group) for group in _groups(view))},
+        "bytes_moved": lanes,
+        "asks": _asks(view.actors),
+        "mailboxes": _mailboxes(view.actors),
+        "links": _links(links),
+        "rounds": _rounds(events, world_number(world.generation)),
+        "figures": figures_of(events),
+    }
+
+
+def _blocked(view: NodeView, lag: float) -> BlockedSummary | None:
+    if lag < BLOCKED_SECONDS:
+        return None
+    frame = sys._current_frames().get(view.pulse.thread)
+    if frame is None:
+        return None
+    task = asyncio.current_task(view.pulse.loop)
+    what = "a callback" if task is None else f"task {task.get_name()!r}"
+    where = user_site(frame) or f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return BlockedSummary(what=what, where=where, seconds=lag)
+
+
+def _groups(view: NodeView) -> list[Group]:
+    table = view.links.operations
+    return list(table._groups.values()) if isinstance(table, OperationTable) else []
+
+
+def _called(group: Group) -> int:
+    last = getattr(group.ledger, "last", 0)
+    return last if isinstance(last, int) else 0
+
+
+def _rounds(events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
+    return tuple(
+        RoundSummary(
+            number=one.number,
+            own=round(one.own * 1e6),
+            micros=round(one.seconds * 1e6),
+            parts={cause.value: round(seconds * 1e6) for cause, seconds in one.parts.items()},
+        )
+        for one in rounds_of(events, group)[-TOLD_ROUNDS:]
+    )
+
+
+def _operations(view: NodeView, events: Sequence[Event]) -> tuple[tuple[OperationSummary, ...], int]:
+    """Return the operations that have waited longest, and how many more there are."""
+    found = [
+        operation
+        for group in _groups(view)
+        for operation in [*list(group.active.values()), *list(group.loose)]
+        if operation.failure is None
+    ]
+    now = view.pulse.loop.time()
+    sites = {(event.group, event.sequence): event for event in events if not event.is_over}
+    found.sort(key=lambda operation: operation.progress_at or now)
+    views = tuple(_view_operation(operation, now, sites) for operation in found[:MOST_OPERATIONS])
+    return views, len(found) - len(views)
+
+
+def _view_operation(operation: Operation, now: float, sites: Mapping[tuple[int, int], Event]) -> OperationSummary:
+    culprit = operation.find_culprit(now)
+    event = None if operation.route is None else sites.get((operation.route.number, operation.sequence))
+    arrays = [] if event is None else event.arrays
+    return OperationSummary(
+        label=operation.label,
+        kind=operation.name,
+        group=operation.home.name,
+        sequence=operation.sequence,
+        text=operation.description.text[:200],
+        dtype=arrays[0][0] if arrays else "",
+        bytes=0 if event is None else event.nbytes,
+        waits_for=tuple(operation.waits_for()[:MOST_OPERATIONS]),
+        culprit=None if culprit is None else culprit.rank,
+        seconds=max(0.0, now - operation.progress_at) if operation.has_started else 0.0,
+        site="" if event is None or event.site is None else str(event.site),
+        is_awaited=operation.has_started,
+    )
+
+
+def _task_site(view: NodeView) -> str:
+    """Return where the first task with code of the program waits."""
+    tasks, _ = _retry(lambda: capture_tasks(view.pulse.loop))
+    frame = next((task.user_frame for task in tasks if task.user_frame is not None), None)
+    return "" if frame is None else frame.site
+
+
+def _asks(actors: ActorSystem) -> tuple[AskSummary, ...]:
+    pending = [one for one in list(actors._caller._pending.values()) if not one.future.done()]
+    return tuple(
+        AskSummary(rank=one.ref.rank, actor=one.ref.name, endpoint=one.endpoint) for one in pending[:MOST_MAILBOXES]
+    )
+
+
+def _mailboxes(actors: ActorSystem) -> tuple[MailboxSummary, ...]:
+    waiting = [(len(cell._mailbox), name) for name, cell in list(actors._registry.cells.items())]
+    return tuple(
+        MailboxSummary(actor=name, waiting=count)
+        for count, name in sorted(waiting, reverse=True)[:MOST_MAILBOXES]
+        if count
+    )
+
+
+def _links(links: Links) -> tuple[LinkSummary, ...]:
+    known = sorted(links._links.copy().items())[:MOST_LINKS]
+    return tuple(_link(links, peer, link) for peer, link in known)
+
+
+def _link(links: Links, peer: int, link: Link) -> LinkSummary:
+    rate, is_full = (link.lane.delivery_rate if link.lane is not None else None) or (None, False)
+    return LinkSummary(
+        peer=peer,
+        lane=links.lane_kind(peer),
+        bytes=link.bytes_sent,
+        rtt=None if link.lane is None else link.lane.round_trip,
+        rate=rate,
+        is_full=is_full,
+    )
+
+
+def _rank() -> int:
+    if _nodes:
+        return _nodes[-1].links.rank
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _stolen_seconds() -> float:
+    """Return how long the main thread has waited for a processor."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _leave_note(summary: RankSummary) -> None:
+    """Leave the summary in the ring, where the agent finds it also when this process was killed."""
+    recorder = current_recorder()
+    if recorder is None:
+        return
+    for short in (summary, msgspec.structs.replace(summary, operations=summary.operations[:4], links=(), mailboxes=())):
+        note = pack(short)
+        if len(note) <= _NOTE_BYTES:
+            recorder.note(note)
+            return
+
+
+def _retry(look: Callable[[], Any]) -> Any:
+    """Return what ``look`` returns; what it looks at may change size meanwhile."""
+    for _ in range(_TRIES):
+        with suppress(RuntimeError):
+            return look()
+    return look()

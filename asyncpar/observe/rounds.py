@@ -1,0 +1,107 @@
+"""Rounds of a rank: from the end of one operation of a group to the end of the next, and where the time went.  Pure.
+
+The time that a rank spends between two operations is its own: no other rank is the cause of it, and it is a difference
+on one clock.  What it waited within an operation may be others'.  So ranks that are slow differ from the others in
+their own time, also where all finish at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+from asyncpar.core.observe.pauses import COLLECTION, TAKEN
+from asyncpar.core.observe.records import EventKind
+from asyncpar.observe.image import Event
+
+INPUT_NAMES: Final = ("load", "input", "data", "batch", "read", "fetch")
+"""Spans whose names begin with one of these wait for input."""
+
+
+class Cause(StrEnum):
+    """Where time went."""
+
+    COMPUTE = "compute"
+    INPUT = "input"
+    """Spans of the program that are named as loading, see ``INPUT_NAMES``."""
+    BLOCKED = "blocked loop"
+    """Code that kept the event loop from going on."""
+    COLLECTION = "garbage collection"
+    TAKEN = "processor taken"
+    """The thread could have run, and the processor was another program's."""
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round: ``own`` is the time before the operation, ``seconds`` the whole round; ``parts`` are of ``own``."""
+
+    number: int
+    own: float
+    seconds: float
+    parts: dict[Cause, float] = field(default_factory=dict)
+
+
+def rounds_of(events: Sequence[Event], group: int) -> list[Round]:
+    """Return the rounds of ``group`` (a number on the wire), in order, from events in the order of their begins."""
+    operations = [
+        event
+        for event in events
+        if event.kind == EventKind.COLLECTIVE and event.group == group and event.is_over and not event.is_keyed
+    ]
+    operations.sort(key=lambda event: event.sequence)
+    pauses = [event for event in events if event.kind in (EventKind.SPAN, EventKind.BLOCKED)]
+    found = []
+    for before, this in pairwise(operations):
+        if this.sequence != before.sequence + 1 or before.ended is None or this.ended is None:
+            continue
+        own = max(0.0, this.created - before.ended)
+        parts = _parts(pauses, before.ended, this.created) if own else {}
+        found.append(
+            Round(number=this.sequence, own=own, seconds=max(own, this.ended - before.ended), parts=_rest(own, parts))
+        )
+    return found
+
+
+def _parts(pauses: Iterable[Event], start: float, stop: float) -> dict[Cause, float]:
+    parts: dict[Cause, float] = {}
+    for pause in pauses:
+        cause = _cause_of(pause)
+        if cause is None:
+            continue
+        begun, ended = pause.created, stop if pause.ended is None else pause.ended
+        if cause is Cause.TAKEN:  # at the end of the time that was looked at
+            begun, ended = pause.created - pause.sequence * 1e-6, pause.created
+        shared = min(ended, stop) - max(begun, start)
+        if shared <= 0.0:
+            continue
+        if cause is Cause.TAKEN:
+            shared *= min(1.0, pause.nbytes * 1e-6 / max(ended - begun, 1e-9))
+        parts[cause] = parts.get(cause, 0.0) + shared
+    return parts
+
+
+def _cause_of(pause: Event) -> Cause | None:
+    if pause.kind == EventKind.BLOCKED:
+        return Cause.BLOCKED
+    if pause.name == COLLECTION:
+        return Cause.COLLECTION
+    if pause.name == TAKEN:
+        return Cause.TAKEN
+    return Cause.INPUT if pause.name.lower().startswith(INPUT_NAMES) else None
+
+
+def _rest(own: float, parts: dict[Cause, float]) -> dict[Cause, float]:
+    """Return ``parts`` without what overlaps, and with the rest: that is compute."""
+    left, found = own, {}
+    for cause in (Cause.TAKEN, Cause.COLLECTION, Cause.INPUT, Cause.BLOCKED):
+        part = min(left, parts.get(cause, 0.0))
+        if part > 0.0:
+            found[cause] = part
+            left -= part
+    if left > 0.0:
+        found[Cause.COMPUTE] = left
+    return found

@@ -1,0 +1,151 @@
+"""The rank's end of its line to the agent: a thread of its own answers what is asked.
+
+Theory of operation.  The agent hands each rank one end of a pair of sockets (``ASYNCPAR_OBSERVE_FD``).  A daemon thread
+reads requests, one at a time, and writes answers: it never needs the event loop, and takes part in nothing, so a hang
+does not reach it.  Only a process that is stopped, or whose interpreter lock is held, does not answer; the agent sees
+that by other means.  Where nothing asks, the thread sleeps in the kernel.
+
+Frames are a length of four bytes and msgpack: ``ObserverRequest`` one way, ``ObserverReply`` the other.  What can be
+asked is decided by ``provide``: a name, and a function that is called in the thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from asyncpar.core.observe.reporting import text_of
+
+OBSERVE_FD: Final = "ASYNCPAR_OBSERVE_FD"
+"""The variable with the number of the inherited socket over which the agent asks."""
+
+LENGTH: Final = struct.Struct("!I")
+MOST_BYTES: Final = 64 << 20
+_SEND_SECONDS: Final = 5.0
+
+
+class ObserverRequest(msgspec.Struct, frozen=True):
+    """Ask for what is provided as ``kind``; the reply has the same ``number``."""
+
+    number: int
+    kind: str
+
+
+class ObserverReply(msgspec.Struct, frozen=True):
+    """The answer; ``error`` says why there is no ``content``."""
+
+    number: int
+    content: bytes = b""
+    error: str = ""
+
+
+Provide = Callable[[], bytes]
+_providers: dict[str, Provide] = {}
+
+
+def provide(kind: str, make: Provide) -> Callable[[], None]:
+    """Answer requests for ``kind`` with what ``make`` returns, called in the thread; the function returned ends that.
+
+    The provider that came last answers.
+    """
+    before = _providers.get(kind)
+    _providers[kind] = make
+
+    def withdraw() -> None:
+        if _providers.get(kind) is make:
+            if before is None:
+                del _providers[kind]
+            else:
+                _providers[kind] = before
+
+    return withdraw
+
+
+class RankService:
+    """Answers over one socket until that ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.answered = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self.run, name="asyncpar observer", daemon=True).start()
+
+    def run(self) -> None:
+        """Answer until the other end is closed, or does not take an answer."""
+        with suppress(OSError, EOFError, msgspec.DecodeError), self._connection:
+            self._connection.settimeout(None)
+            while True:
+                request = msgspec.msgpack.decode(read_frame(self._connection), type=ObserverRequest)
+                reply = self._answer(request)
+                self._connection.settimeout(_SEND_SECONDS)
+                self._connection.sendall(frame(reply))
+                self._connection.settimeout(None)
+                self.answered += 1
+
+    def _answer(self, request: ObserverRequest) -> ObserverReply:
+        make = _providers.get(request.kind)
+        if make is None:
+            return ObserverReply(request.number, error=f"this rank has no {request.kind} to tell of")
+        try:
+            return ObserverReply(request.number, make())
+        except Exception as error:  # noqa: BLE001  # state in motion, seen from a thread: the next look succeeds
+            return ObserverReply(request.number, error=f"{type(error).__name__}: {text_of(error)}")
+
+
+_service: RankService | None = None
+
+
+def open_service(environment: Mapping[str, str]) -> None:
+    """Answer the agent that has started this process, if it has given a socket for that; once in a process.
+
+    ``rank_view.provide_process`` says what is answered.
+    """
+    global _service  # noqa: PLW0603  # the descriptor is the process's
+    text = environment.get(OBSERVE_FD, "")
+    if _service is not None or not (text.isascii() and text.isdecimal()):
+        return
+    try:
+        os.set_inheritable(int(text), False)
+        connection = socket.socket(fileno=int(text))
+    except OSError:  # a program that a rank has started has its variables, and not its descriptors
+        return
+    _service = RankService(connection)
+    _service.start()
+
+
+def is_open() -> bool:
+    """Does an agent look at this process?"""
+    return _service is not None
+
+
+def frame(value: msgspec.Struct) -> bytes:
+    """Return ``value`` as it travels."""
+    content = msgspec.msgpack.encode(value)
+    return LENGTH.pack(len(content)) + content
+
+
+def read_frame(connection: socket.socket) -> bytes:
+    """Return the content of the next frame.  Raises ``EOFError`` at the end, or for one that is too long."""
+    (length,) = LENGTH.unpack(_read(connection, LENGTH.size))
+    if length > MOST_BYTES:
+        raise EOFError(f"a frame of {length} bytes")
+    return _read(connection, length)
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    content = bytearray()
+    while len(content) < count:
+        chunk = connection.recv(min(1 << 20, count - len(content)))
+        if not chunk:
+            raise EOFError
+        content += chunk
+    return bytes(content)

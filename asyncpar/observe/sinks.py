@@ -1,0 +1,101 @@
+"""Sinks: other places that get the summaries of a job, such as experiment trackers; found by the entry point
+``asyncpar.sinks``.
+
+A sink runs in the launcher's process, in a thread of its own.  When it is slow, summaries are dropped and counted; when
+it fails, it is said once and the sink is left out.  The job goes on undisturbed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from asyncpar.core.observe.reporting import text_of
+from asyncpar.errors import UsageError
+from asyncpar.observe.summary import JobSummary
+
+ENTRY_POINTS: Final = "asyncpar.sinks"
+_MOST_WAITING: Final = 8
+_CLOSE_PATIENCE: Final = 2.0
+
+
+class Sink(Protocol):
+    """Gets the summaries of a job.  All is called in one thread; an exception ends the sink, not the job."""
+
+    def take(self, job: JobSummary) -> None:
+        """Take the summary of about one second."""
+        ...
+
+    def close(self, outcome: str) -> None:
+        """End: ``outcome`` says how the job ended."""
+        ...
+
+
+MakeSink = Callable[[], Sink]
+
+
+def load_sink(name: str) -> MakeSink:
+    """Return what makes the sink ``name``: an entry point, or ``package.module:NAME``.
+
+    Raises ``UsageError`` if there is none, naming those that there are.
+    """
+    found = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    module, colon, attribute = name.partition(":")
+    try:
+        if name in found:
+            make = found[name].load()
+        elif colon:
+            make = getattr(importlib.import_module(module), attribute)
+        else:
+            known = ", ".join(sorted(found)) or "none"
+            raise UsageError(f"--sink: expected one of those installed ({known}) or package.module:NAME, got {name!r}")
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--sink: {name} cannot be imported: {error}") from error
+    if not callable(make):
+        raise UsageError(f"--sink: {name}: expected a class or function that makes a sink, got {type(make).__name__}")
+    return make  # type: ignore[no-any-return]
+
+
+class SinkThread:
+    """Feeds one sink.  ``say`` is told, in the sink's thread, what went wrong."""
+
+    def __init__(self, name: str, make: MakeSink, say: Callable[[str], None]) -> None:
+        self._name, self._make, self._say = name, make, say
+        self._waiting: queue.Queue[JobSummary | str] = queue.Queue(_MOST_WAITING)
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"asyncpar sink {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def take(self, job: JobSummary) -> None:
+        """Hand over a summary; it is dropped and counted if the sink has several waiting."""
+        try:
+            self._waiting.put_nowait(job)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self, outcome: str) -> None:
+        """Tell the outcome and wait for the sink, two seconds at most."""
+        with suppress(queue.Full):
+            self._waiting.put(outcome, timeout=_CLOSE_PATIENCE / 2)
+            self._thread.join(_CLOSE_PATIENCE)
+        if self.dropped:
+            self._say(f"sink {self._name}: {self.dropped} summaries were dropped, because it was slow")
+
+    def _run(self) -> None:
+        try:
+            sink = self._make()
+            while not isinstance(item := self._waiting.get(), str):
+                sink.take(item)
+            sink.close(item)
+        except Exception as error:  # noqa: BLE001  # code of others: it is told, and the job goes on
+            self._say(f"sink {self._name} has failed and gets nothing more: {type(error).__name__}: {text_of(error)}")
+            while not isinstance(self._waiting.get(), str):
+                pass

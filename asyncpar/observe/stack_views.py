@@ -1,0 +1,109 @@
+"""Stacks as values: frames, tasks, threads and processes, as they travel from ranks to commands.  Pure."""
+
+from __future__ import annotations
+
+import re
+import threading
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+_DUMPED_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
+_DUMPED_FRAME: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')
+_PACKAGE: Final = str(Path(__file__).parents[1])
+_LIBRARY: Final = str(Path(threading.__file__).parent)
+
+
+class FrameView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One frame; ``is_user``: it is code of the program, not of asyncpar, asyncio or the interpreter."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+    is_user: bool = False
+
+    @property
+    def site(self) -> str:
+        """``train.py:57``."""
+        return f"{Path(self.file).name}:{self.line}"
+
+
+class CallView(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an actor: ``number`` is that of its caller, ``rank`` the other end of it."""
+
+    rank: int
+    number: int
+    actor: str
+    endpoint: str
+
+
+class TaskView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task; ``frames`` go from the outermost to where it waits.
+
+    ``waits`` says for what, ``ranks`` for which ranks, ``tasks`` for which other tasks of this process, ``ask`` for
+    which answer; ``serves`` is the call that it works for.
+    """
+
+    name: str
+    frames: tuple[FrameView, ...]
+    waits: str = ""
+    ranks: tuple[int, ...] = ()
+    tasks: tuple[str, ...] = ()
+    ask: CallView | None = None
+    serves: CallView | None = None
+    is_running: bool = False
+
+    @property
+    def user_frame(self) -> FrameView | None:
+        """The innermost frame of the program."""
+        return next((frame for frame in reversed(self.frames) if frame.is_user), None)
+
+
+class ThreadView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A thread; ``frames`` go from the outermost to where it is."""
+
+    name: str
+    frames: tuple[FrameView, ...]
+    is_main: bool = False
+
+
+class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stacks of a process at one moment; ``more_tasks`` are not among ``tasks``."""
+
+    pid: int
+    rank: int
+    time: float
+    threads: tuple[ThreadView, ...] = ()
+    tasks: tuple[TaskView, ...] = ()
+    more_tasks: int = 0
+    text: str = ""
+    """Stacks as text, where nothing else could be had."""
+
+
+def parse_dump(dump: str) -> tuple[str, tuple[ThreadView, ...]]:
+    """Return what ``faulthandler`` wrote: the error at its begin ("": none), and the threads, the main one first.
+
+    It writes no more than that about a frame, so what is installed counts as no code of the program.
+    """
+    begins = list(_DUMPED_THREAD.finditer(dump))
+    fatal = next((line for line in dump.splitlines() if line.startswith("Fatal Python error")), "")
+    threads = []
+    for number, begin in enumerate(begins):
+        until = begins[number + 1].start() if number + 1 < len(begins) else len(dump)
+        lines = dump[begin.end() : until].strip("\n").splitlines()
+        found = [match for match in takewhile(bool, map(_DUMPED_FRAME.match, lines)) if match is not None]
+        frames = tuple(
+            FrameView(file=match[1], line=int(match[2]), function=match[3], is_user=_is_of_user(match[1]))
+            for match in reversed(found)
+        )
+        is_main = number == len(begins) - 1  # it goes from the newest to the oldest
+        name = "MainThread" if is_main else begin[0].rstrip(":").partition(" (")[0]
+        threads.append(ThreadView(name=name, frames=frames, is_main=is_main))
+    return fatal, tuple(sorted(threads, key=lambda thread: not thread.is_main))
+
+
+def _is_of_user(file: str) -> bool:
+    return not file.startswith((_PACKAGE, _LIBRARY, "<frozen")) and "/site-packages/" not in file

@@ -1,0 +1,191 @@
+"""Stacks of a process, seen from another thread of it: its threads, its tasks, and what each task awaits.
+
+Nothing is stopped, and no debugger takes part: threads by ``sys._current_frames``, tasks by the coroutines that they
+await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames say which
+operation or which actor's answer a task waits for, and for which call of which rank it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import linecache
+import os
+import selectors
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from asyncpar.actors.runtime.calls import Delivery, PendingCall
+from asyncpar.collectives.operation import Operation
+from asyncpar.core.observe.recorder import is_internal
+from asyncpar.core.observe.reporting import text_of
+from asyncpar.observe.stack_views import CallView, FrameView, TaskView, ThreadView
+
+MOST_TASKS: Final = 512
+MOST_FRAMES: Final = 64
+_STANDARD: Final = (str(Path(threading.__file__).parent) + os.sep, "<frozen")
+_PACKAGES: Final = f"{os.sep}site-packages{os.sep}"
+_COMPILED: Final = (".pxi", ".pyx")
+_ASYNCIO: Final = str(Path(asyncio.__file__).parent)
+_LONGEST: Final = 200
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Is it code of the program, not of a library or of the interpreter?"""
+    return not is_internal(code) and _is_of_program(code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def _is_of_program(file: str) -> bool:
+    """Is ``file`` of the program?  Of what is installed, only the package that was started is."""
+    if _PACKAGES in file:
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        package = "" if spec is None else spec.name.partition(".")[0]
+        return bool(package) and f"{_PACKAGES}{package}{os.sep}" in file
+    return not file.startswith(_STANDARD) and not file.endswith(_COMPILED)
+
+
+def user_site(frame: FrameType | None) -> str:
+    """Return ``train.py:57`` for the innermost frame of the program that runs at ``frame``; "" if the loop sleeps.
+
+    Frames around the event loop do not count: they wait for the loop.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if is_user_code(code):
+            return f"{Path(code.co_filename).name}:{frame.f_lineno or code.co_firstlineno}"
+        if code.co_filename.startswith(_ASYNCIO) or code.co_filename == selectors.__file__:
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+def capture_threads() -> tuple[ThreadView, ...]:
+    """Return all threads of this process but the one that asks, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    return tuple(
+        ThreadView(
+            name=names.get(ident, f"thread {ident}"),
+            frames=tuple(view_frames(reversed([each for each, _ in traceback.walk_stack(frame)]))),
+            is_main=ident == main,
+        )
+        for ident, frame in frames
+        if ident != own
+    )
+
+
+def capture_tasks(loop: asyncio.AbstractEventLoop) -> tuple[tuple[TaskView, ...], int]:
+    """Return the tasks of ``loop``, those with code of the program first, and how many more there are."""
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
+    views = [_view_task(task, loop) for task in tasks[:MOST_TASKS]]
+    views.sort(key=lambda view: view.user_frame is None)
+    return tuple(views), len(tasks) - len(views)
+
+
+def view_frames(frames: Iterable[FrameType]) -> list[FrameView]:
+    """Return views of ``frames``, the innermost ones if there are too many."""
+    views = []
+    for frame in list(frames)[-MOST_FRAMES:]:
+        code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
+        is_user = is_user_code(code)
+        source = linecache.getline(code.co_filename, line).strip()[:_LONGEST] if is_user else ""
+        views.append(
+            FrameView(file=code.co_filename, line=line, function=code.co_qualname, source=source, is_user=is_user)
+        )
+    return views
+
+
+def _view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskView:
+    frames = list(await_chain(task.get_coro()))
+    is_running = asyncio.current_task(loop) is task
+    waiter = getattr(task, "_fut_waiter", None)
+    operation, ask, serves = _find_parts(frames, waiter)
+    tasks = tuple(_awaited_tasks(waiter))
+    waits, ranks = "", tuple[int, ...]()
+    if operation is not None:
+        waits, ranks = operation.label, tuple(operation.waits_for())
+    elif ask is not None:
+        waits, ranks = f"{ask.endpoint} of {ask.actor!r}", (ask.rank,)
+    elif tasks:
+        waits = f"task {', '.join(tasks[:8])}"
+    elif not is_running:
+        waits = _describe_wait(frames, waiter)
+    return TaskView(
+        name=task.get_name(),
+        frames=tuple(view_frames(frames)),
+        waits=waits,
+        ranks=ranks,
+        tasks=tasks,
+        ask=ask,
+        serves=serves,
+        is_running=is_running,
+    )
+
+
+def await_chain(awaitable: Any) -> Iterable[FrameType]:
+    """Yield the frames from a coroutine to where it waits, through generators and wrapped coroutines."""
+    for _ in range(MOST_FRAMES * 4):
+        frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "gi_frame", None)
+        if isinstance(frame, FrameType):
+            yield frame
+        following = getattr(awaitable, "cr_await", None) or getattr(awaitable, "gi_yieldfrom", None)
+        if following is None:
+            following = getattr(awaitable, "_steps", None)  # a call of ours
+        if following is None and type(awaitable).__name__ in ("coroutine_wrapper", "async_generator_asend"):
+            following = next(iter(gc.get_referents(awaitable)), None)
+            if (frame := getattr(following, "ag_frame", None)) is not None:
+                yield frame
+                following = getattr(following, "ag_await", None)
+        if following is None:
+            return
+        awaitable = following
+
+
+def _find_parts(frames: list[FrameType], waiter: Any) -> tuple[Operation | None, CallView | None, CallView | None]:
+    """Return the operation and the ask that the frames wait for, and the call that they work for."""
+    operation = getattr(waiter, "_operation", None)
+    ask = serves = None
+    for frame in frames:
+        if not is_internal(frame.f_code):
+            continue
+        for value in list(frame.f_locals.values()):
+            match value:
+                case Operation():
+                    operation = value
+                case PendingCall():
+                    ask = CallView(
+                        rank=value.ref.rank, number=value.call, actor=value.ref.name, endpoint=value.endpoint
+                    )
+                case Delivery():
+                    serves = CallView(
+                        rank=value.sender, number=value.call or 0, actor=value.actor, endpoint=value.endpoint
+                    )
+                case _:
+                    held = getattr(type(value), "_operation", None) and getattr(value, "_operation", None)
+                    operation = held if isinstance(held, Operation) else operation
+    return (operation if isinstance(operation, Operation) and not operation.is_over else None), ask, serves
+
+
+def _awaited_tasks(waiter: Any) -> Iterable[str]:
+    """Yield the names of tasks that end ``waiter``: itself, those that it gathers, or that ``asyncio.wait`` has."""
+    if isinstance(waiter, asyncio.Task):
+        yield waiter.get_name()
+    for child in getattr(waiter, "_children", ()) or ():
+        if isinstance(child, asyncio.Task) and not child.done():
+            yield child.get_name()
+
+
+def _describe_wait(frames: list[FrameType], waiter: Any) -> str:
+    """Return what a task waits for that is none of ours: the innermost call, ``sleep``, ``Queue.get``."""
+    inner = frames[-1].f_code if frames else None
+    if inner is not None and not is_user_code(inner):
+        return inner.co_qualname
+    return "" if waiter is None else text_of(type(waiter).__name__)

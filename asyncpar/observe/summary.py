@@ -1,0 +1,241 @@
+"""Summaries: ranks, hosts and jobs as they tell of themselves once a second; plain values, as msgpack and JSON.  Pure.
+
+A rank makes a ``RankSummary`` (about 2 kB); its agent adds what only it sees (is the process stopped?) in a
+``RankReport``; the launcher of a job puts the reports of all hosts together in a ``JobSummary``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+MOST_OPERATIONS: Final = 16
+"""Operations that a summary names; those that have waited longest come first."""
+
+MOST_LINKS: Final = 64
+MOST_MAILBOXES: Final = 16
+MOST_FIGURES: Final = 8
+"""Figures of each kind of event that a summary has."""
+
+MOST_VALUES: Final = 32
+
+
+class OperationSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operation that has begun and is not over.
+
+    ``label`` is its name in messages (``all_reduce #7``), ``text`` describes it with dtype and size, ``seconds`` is the
+    time since its last progress.  ``waits_for`` are the ranks that it waits for, the one that it needs next first, and
+    ``culprit`` the rank that holds it up as far as other ranks have told.  ``site`` is where the program called it
+    (``train.py:57``), "" if that is not known.  ``is_awaited`` False: it was called, and is not awaited yet.
+    """
+
+    label: str
+    kind: str
+    group: str
+    sequence: int
+    text: str = ""
+    dtype: str = ""
+    bytes: int = 0
+    waits_for: tuple[int, ...] = ()
+    culprit: int | None = None
+    seconds: float = 0.0
+    site: str = ""
+    is_awaited: bool = True
+
+
+class AskSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call of an actor that waits for its answer; ``rank`` is where the actor lives."""
+
+    rank: int
+    actor: str
+    endpoint: str
+    seconds: float = 0.0
+    site: str = ""
+
+
+class BlockedSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Code that has blocked the event loop for ``seconds``: whose it is, and where it is now."""
+
+    what: str
+    where: str
+    seconds: float
+
+
+class MailboxSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """An actor with messages that wait."""
+
+    actor: str
+    waiting: int
+
+
+class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The link to ``peer``: bytes sent over it so far, its lane, and the smallest round trip in seconds.
+
+    ``rate`` is how many bytes/s arrived lately; ``is_full``: the link allows no more, else it may be faster.
+    """
+
+    peer: int
+    lane: str = ""
+    bytes: int = 0
+    rtt: float | None = None
+    rate: float | None = None
+    is_full: bool = False
+
+
+class ProgressSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The progress that the program has reported last."""
+
+    description: str
+    completed: float
+    total: float | None = None
+
+
+class RoundSummary(msgspec.Struct, frozen=True, array_like=True):
+    """A round of a rank (see ``rounds.py``) in microseconds: its own time, the whole round, and parts by cause."""
+
+    number: int
+    own: int
+    micros: int
+    parts: dict[str, int]
+
+
+class FigureSummary(msgspec.Struct, frozen=True, array_like=True):
+    """Microseconds that events took lately: ``what`` they are (``collective``, ``span``), sizes up to ``bytes``."""
+
+    what: str
+    name: str
+    algorithm: str
+    bytes: int
+    count: int
+    p50: int
+    p99: int
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank tells about itself.  ``time`` is on its own wall clock; sizes are in bytes, times in seconds.
+
+    ``loop_lag`` is how long the event loop took to answer, ``blocked`` what holds it.  ``cpu`` is processor time used
+    so far, ``stolen`` how long threads waited for a processor, ``gc`` the time in garbage collections.  ``operations``
+    are those under way, ``operations_done`` and ``bytes_moved`` count by kind of lane (``arena``, ``messages``).
+    ``user_site`` is where the program's own code is in the main thread or in the task that waits.  ``rounds`` are the
+    last ones of the world's group, ``figures`` those of its last events.  ``dropped`` counts what
+    was not told, because nobody took it.
+    """
+
+    rank: int
+    pid: int
+    time: float
+    host: str = ""
+    world_size: int = 0
+    generation: int = 0
+    phase: str = ""
+    loop_lag: float = 0.0
+    blocked: BlockedSummary | None = None
+    cpu: float = 0.0
+    rss: int = 0
+    arena: int = 0
+    gc: float = 0.0
+    stolen: float = 0.0
+    operations_done: dict[str, int] = {}
+    bytes_moved: dict[str, int] = {}
+    operations: tuple[OperationSummary, ...] = ()
+    more_operations: int = 0
+    asks: tuple[AskSummary, ...] = ()
+    user_site: str = ""
+    progress: ProgressSummary | None = None
+    values: dict[str, float] = {}
+    mailboxes: tuple[MailboxSummary, ...] = ()
+    links: tuple[LinkSummary, ...] = ()
+    rounds: tuple[RoundSummary, ...] = ()
+    figures: tuple[FigureSummary, ...] = ()
+    dropped: int = 0
+
+    @property
+    def longest(self) -> OperationSummary | None:
+        """The operation that has waited longest, None if there is none."""
+        return self.operations[0] if self.operations else None
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank as its agent sees it.
+
+    ``condition`` is ``well``, ``stopped`` (SIGSTOP, a debugger), ``hung`` (no Python code runs), or ``ended``, for
+    ``seconds``.  ``summary`` is what it told last, ``age`` seconds ago; None: it has told nothing (it does not use
+    asyncpar, or has not come so far).  ``ending`` says how it ended.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    local_rank: int = 0
+    condition: str = "well"
+    seconds: float = 0.0
+    phase: str = ""
+    age: float = 0.0
+    summary: RankSummary | None = None
+    ending: str = ""
+
+
+class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A host: its ranks, ordered.  ``age`` is how many seconds ago its agent told this."""
+
+    host: str
+    ranks: tuple[RankReport, ...] = ()
+    age: float = 0.0
+
+
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job, as the launcher of its first host sees it.  ``time`` and ``started`` are on that host's wall clock."""
+
+    job: str
+    pid: int
+    time: float
+    started: float = 0.0
+    phase: str = ""
+    command: tuple[str, ...] = ()
+    nnodes: int = 1
+    world_size: int = 0
+    generation: int = 0
+    restarts: int = 0
+    hosts: tuple[HostSummary, ...] = ()
+    log_directory: str = ""
+    dashboard: str = ""
+    alarms: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> list[RankReport]:
+        """The reports of all ranks, in the order of ranks."""
+        return sorted((report for host in self.hosts for report in host.ranks), key=lambda report: report.rank)
+
+
+class RankAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank has told when it was asked; ``error`` says why there is no ``content``."""
+
+    rank: int
+    host: str
+    content: bytes = b""
+    error: str = ""
+
+
+Value = TypeVar("Value", bound=msgspec.Struct)
+
+
+def pack(value: msgspec.Struct) -> bytes:
+    """Return ``value`` as msgpack."""
+    return msgspec.msgpack.encode(value)
+
+
+def unpack(content: bytes, kind: type[Value]) -> Value:
+    """Return the ``kind`` that ``pack`` encoded.  Raises ``msgspec.DecodeError``."""
+    return msgspec.msgpack.decode(content, type=kind)
+
+
+def to_json(value: msgspec.Struct) -> bytes:
+    """Return ``value`` as JSON in one line."""
+    return msgspec.json.encode(value)
+
+
+def from_json(content: bytes, kind: type[Value]) -> Value:
+    """Return the ``kind`` that ``to_json`` encoded.  Raises ``msgspec.DecodeError``."""
+    return msgspec.json.decode(content, type=kind)

@@ -1,0 +1,180 @@
+"""One timeline of all ranks: slices in tracks, on one clock, and arrows from sends to receives.  Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from asyncpar.core.observe.records import UNBOUND, EventKind, EventState
+from asyncpar.observe.clocks import ClockOffset, align_clocks
+from asyncpar.observe.image import Event, RankImage
+
+TRACKS: Final = {
+    EventKind.STEP: "steps",
+    EventKind.SPAN: "program",
+    EventKind.COLLECTIVE: "collectives",
+    EventKind.SEND: "messages",
+    EventKind.RECEIVE: "messages",
+    EventKind.BUCKET: "gradients",
+    EventKind.PIPELINE: "pipeline",
+    EventKind.ASK: "calls",
+    EventKind.HANDLE: "actors",
+    EventKind.CHECKPOINT: "checkpoint",
+    EventKind.WORLD: "world",
+    EventKind.BLOCKED: "blocked loop",
+}
+"""The track of each kind of event, in the order in which they are shown."""
+
+_ARROWS: Final = ((EventKind.SEND, EventKind.RECEIVE), (EventKind.ASK, EventKind.HANDLE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSlice:
+    """A stretch of a rank's time, in seconds of the timeline's clock; slices of one ``lane`` of a track nest.
+
+    ``ended`` is when it was last seen if it ``is_open``.
+    """
+
+    rank: int
+    track: str
+    lane: int
+    name: str
+    begun: float
+    ended: float
+    is_open: bool
+    event: Event
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """More about it, by name."""
+        event = self.event
+        facts: dict[str, str | int | None] = {
+            "call": event.text or None,
+            "algorithm": event.algorithm or None,
+            "bytes": event.nbytes or None,
+            "peer": event.peer,
+            "at": None if event.site is None else str(event.site),
+            "state": None if event.state is EventState.COMPLETED else event.state.name.lower(),
+        }
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """A message or a call: from the begin of ``source`` to the end of ``sink``, or to its begin for a call."""
+
+    number: int
+    source: EventSlice
+    sink: EventSlice
+
+    @property
+    def begun(self) -> float:
+        return self.source.begun
+
+    @property
+    def ended(self) -> float:
+        return self.sink.begun if self.sink.event.kind is EventKind.HANDLE else self.sink.ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All slices in the order of their begins, and the arrows.  ``backwards`` arrows were left out.
+
+    Times are by the clock of the lowest rank; ``offsets`` has what was added to those of the others.
+    """
+
+    slices: tuple[EventSlice, ...]
+    arrows: tuple[Arrow, ...]
+    ranks: Mapping[int, str]
+    offsets: Mapping[int, ClockOffset]
+    backwards: int = 0
+
+
+def merge_images(older: RankImage | None, newer: RankImage) -> RankImage:
+    """Return the events of both images of a rank; where both have one, the newer image's."""
+    if older is None or older.identity.generation != newer.identity.generation:
+        return newer
+    events = {event.ticket: event for event in (*older.events, *newer.events)}
+    return replace(newer, events=tuple(events[ticket] for ticket in sorted(events)), groups=older.groups | newer.groups)
+
+
+def make_timeline(images: Mapping[int, RankImage]) -> Timeline:
+    """Put the images of all ranks on one clock."""
+    offsets = align_clocks(images)
+    slices: list[EventSlice] = []
+    for rank, image in images.items():
+        slices += _slices(rank, image, offsets[rank].seconds)
+    slices.sort(key=lambda slice_: (slice_.begun, -slice_.ended, slice_.rank))
+    arrows, backwards = _arrows(slices)
+    names = {
+        rank: f"rank {rank}" + (f" ({image.identity.host})" if image.identity.host else "")
+        for rank, image in images.items()
+    }
+    return Timeline(slices=tuple(slices), arrows=tuple(arrows), ranks=names, offsets=offsets, backwards=backwards)
+
+
+def _slices(rank: int, image: RankImage, offset: float) -> Iterable[EventSlice]:
+    lanes: dict[str, list[list[float]]] = defaultdict(list)
+    for event in sorted(image.events, key=lambda event: (event.created, -(event.ended or image.last_at))):
+        ended = max(event.created, image.last_at) if event.ended is None else event.ended
+        track = TRACKS[event.kind]
+        yield EventSlice(
+            rank=rank,
+            track=track,
+            lane=_lane(lanes[track], event.created, ended),
+            name=event.label,
+            begun=event.created + offset,
+            ended=ended + offset,
+            is_open=event.ended is None,
+            event=event,
+        )
+
+
+def _lane(lanes: list[list[float]], begun: float, ended: float) -> int:
+    """Return the first lane in which a slice is within another, or behind all; each has the ends of its open slices."""
+    for number, ends in enumerate(lanes):
+        while ends and ends[-1] <= begun:
+            ends.pop()
+        if not ends or ended <= ends[-1]:
+            ends.append(ended)
+            return number
+    lanes.append([ended])
+    return len(lanes) - 1
+
+
+def _arrows(slices: Iterable[EventSlice]) -> tuple[list[Arrow], int]:
+    """Return the arrows that point forwards, and how many others there are."""
+    ends: dict[tuple[EventKind, int, int], EventSlice] = {}
+    for found in slices:
+        if found.event.group and found.event.sequence != UNBOUND:
+            ends[found.event.kind, found.event.group, found.event.sequence] = found
+    arrows: list[Arrow] = []
+    backwards = 0
+    for (kind, group, sequence), source in ends.items():
+        sink = next((ends.get((into, group, sequence)) for out, into in _ARROWS if out is kind), None)
+        if sink is None or (sink.is_open and sink.event.kind is not EventKind.HANDLE):
+            continue
+        arrow = Arrow(number=len(arrows) + 1, source=source, sink=sink)
+        if arrow.ended < arrow.begun:
+            backwards += 1
+        else:
+            arrows.append(arrow)
+    return arrows, backwards
+
+
+def print_timeline(timeline: Timeline, *, decimals: int = 3) -> str:
+    """Return the timeline as text, a line for each slice in the order of their begins: times, rank, what, how it went.
+
+    In virtual time it is the same in every run.
+    """
+    start = min((one.begun for one in timeline.slices), default=0.0)
+    lines = []
+    for one in sorted(timeline.slices, key=lambda one: (one.begun, one.rank, one.event.ticket)):
+        end = "..." if one.is_open else f"{one.ended - start:.{decimals}f}"
+        about = ", ".join(f"{name} {fact}" for name, fact in one.facts.items() if name in ("bytes", "state"))
+        lines.append(
+            f"{one.begun - start:.{decimals}f}-{end}  rank {one.rank}  {one.name}" + (f"  ({about})" if about else "")
+        )
+    return "\n".join(lines)

@@ -1,0 +1,278 @@
+"""Elastic worlds of real processes on this host, for tests and benchmarks: killed, stopped, drained, added."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.elasticity.pipe import MOST_BYTES, decode_lineage, encode_lineage
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.net.membership.credentials import create_secret
+from asyncpar.net.membership.lineage import MemberReport
+from asyncpar.net.membership.world_director import (
+    AnnouncePending,
+    DirectorCommand,
+    ElasticDirector,
+    Evict,
+    FormWorld,
+    RevokeWorld,
+    StartWorld,
+    rotated,
+)
+
+_LOOK_EVERY = 0.2
+STOPPED_AFTER = 0.6
+"""Seconds after which a process that is stopped (SIGSTOP, a debugger) is held for lost."""
+
+
+@dataclass
+class _Member:
+    process: asyncio.subprocess.Process
+    writer: asyncio.StreamWriter
+    host: str
+    snapshots: str = ""
+    address: str = ""
+    stopped_at: float | None = None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    is_gone: bool = False
+
+
+class ProcessWorlds:
+    """Runs members of an elastic job as processes, and directs them: ``async with ProcessWorlds(4) as worlds``.
+
+    ``size`` members make the first world.  Programs find their worlds by ``ap.elastic(...)``.
+    """
+
+    def __init__(self, size: int, *, environment: Mapping[str, str] | None = None) -> None:
+        self.director = ElasticDirector(size)
+        self.worlds: list[tuple[float, FormWorld]] = []
+        """All worlds so far, with the time at which they were decided."""
+        self.exits: dict[str, int] = {}
+        """The exit codes of members that have ended."""
+        self._environment = dict(os.environ if environment is None else environment)
+        self._members: dict[str, _Member] = {}
+        self._addresses: dict[str, str] = {}
+        self._asked = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncpar-elastic-")
+        create_secret(self._secret_file)
+        self._looking = asyncio.create_task(self._look(), name="look at processes")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._looking is not None
+        assert self._folder is not None
+        self._looking.cancel()
+        for member in self._members.values():
+            if member.process.returncode is None:
+                with suppress(ProcessLookupError):
+                    member.process.kill()
+        tasks = [task for member in self._members.values() for task in member.tasks]
+        await asyncio.wait([*tasks, self._looking])
+        self._folder.cleanup()
+
+    @property
+    def _secret_file(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / "secret"
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    async def start(self, name: str, arguments: Sequence[str], *, host: str = "localhost") -> None:
+        """Start ``python arguments`` as member ``name``, which pretends to be on ``host``."""
+        if name in self._members:
+            raise UsageError(f"name: a member was called {name!r} before; each incarnation needs a name of its own")
+        here, there = socket.socketpair()
+        with there:
+            environment = {
+                **self._environment,
+                ELASTIC_PIPE: str(there.fileno()),
+                "ASYNCPAR_SECRET_FILE": str(self._secret_file),
+            }
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, env=environment, pass_fds=[there.fileno()]
+            )
+        reader, writer = await asyncio.open_connection(sock=here, limit=MOST_BYTES)
+        member = self._members[name] = _Member(process, writer, host)
+        member.tasks = [
+            asyncio.create_task(self._serve(name, reader), name=f"hear {name}"),
+            asyncio.create_task(self._reap(name), name=f"reap {name}"),
+        ]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a member."""
+        self._members[name].process.send_signal(number)
+
+    def drain(self, name: str) -> None:
+        """Let a member leave at the end of a step."""
+        self._obey(self.director.drain(name))
+
+    @property
+    def present(self) -> list[str]:
+        """The members of the world of now that have not ended."""
+        return [name for name in self.director.members if not self._members[name].is_gone]
+
+    @property
+    def running(self) -> list[str]:
+        """All members whose processes have not ended."""
+        return [name for name, member in self._members.items() if not member.is_gone]
+
+    async def wait(self, name: str) -> int:
+        """Return the exit code of a member, when it has ended."""
+        await asyncio.wait(self._members[name].tasks)
+        return self.exits[name]
+
+    def pid(self, name: str) -> int:
+        """Return the number of a member's process."""
+        return self._members[name].process.pid
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    async def _reap(self, name: str) -> None:
+        member = self._members[name]
+        code = await member.process.wait()
+        member.is_gone, self.exits[name] = True, code
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        self._obey(self.director.lost(name, how, self._now()))
+        member.writer.close()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            for name, member in list(self._members.items()):
+                if not member.is_gone:
+                    self._look_at(name, member)
+            self._obey(self.director.tick(self._now()))
+
+    def _look_at(self, name: str, member: _Member) -> None:
+        try:
+            is_stopped = psutil.Process(member.process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return
+        if not is_stopped:
+            member.stopped_at = None
+            return
+        member.stopped_at = member.stopped_at or self._now()
+        if self._now() - member.stopped_at > STOPPED_AFTER:
+            self._obey(self.director.lost(name, "is stopped", self._now()))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, name: str, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                self._hear(name, self._members[name], json.loads(line))
+
+    def _hear(self, name: str, member: _Member, message: dict[str, Any]) -> None:
+        now = self._now()
+        match message["kind"]:
+            case "donors":
+                self._tell_donors(name)
+            case "join":
+                member.snapshots = message["address"]
+                lineage = decode_lineage(message["lineage"])
+                assert lineage is not None
+                self._obey(self.director.arrive(name, lineage, now))
+            case "progress":
+                lineage = decode_lineage(message["lineage"])
+                assert lineage is not None
+                self._obey(self.director.progress(name, lineage, now))
+            case "report":
+                lineage = decode_lineage(message["lineage"])
+                assert lineage is not None
+                report = MemberReport(
+                    generation=message["generation"],
+                    lineage=lineage,
+                    prepared=decode_lineage(message["prepared"]),
+                    suspects=tuple((rank, why) for rank, why in message["suspects"]),
+                )
+                self._obey(self.director.report(name, report, now))
+            case "address":
+                self._note_address(name, message["generation"], message["address"])
+            case "withdraw":
+                self._obey(self.director.withdraw(name, now))
+                self._write([name], {"kind": "withdrawn"})
+            case "leave":
+                self._obey(self.director.lost(name, "left", now))
+            case kind:
+                raise LaunchError(f"{name}: unknown kind {kind!r}")
+
+    def _tell_donors(self, name: str) -> None:
+        self._asked += 1
+        found = rotated([[other, self._members[other].snapshots] for other in self.present], self._asked)
+        if self.director.has_begun and not found:
+            self._write([name], {"kind": "evicted", "why": "all members have left", "is_over": True})
+        else:
+            self._write([name], {"kind": "donors", "donors": found})
+
+    def _note_address(self, name: str, generation: int, address: str) -> None:
+        if generation == self.director.generation:
+            self._addresses[name] = address
+            self._obey(self.director.ready(name, generation))
+
+    def _obey(self, commands: Iterable[DirectorCommand]) -> None:
+        for command in commands:
+            match command:
+                case RevokeWorld(generation, members, why):
+                    self._write(members, {"kind": "revoked", "generation": generation, "why": why})
+                case AnnouncePending(generation, members):
+                    self._write(members, {"kind": "pending", "generation": generation})
+                case Evict(member, "drained"):
+                    self._write([member], {"kind": "drained"})
+                case Evict(member, why):
+                    is_over = self.director.trouble is not None
+                    self._write([member], {"kind": "evicted", "why": why, "is_over": is_over})
+                case FormWorld():
+                    self._form(command)
+                case StartWorld(generation, members):
+                    addresses = [self._addresses[member] for member in members]
+                    self._write(members, {"kind": "members", "generation": generation, "members": addresses})
+
+    def _form(self, formed: FormWorld) -> None:
+        self.worlds.append((self._now(), formed))
+        self._addresses.clear()
+        hosts = [self._members[name].host for name in formed.members]
+        for rank, name in enumerate(formed.members):
+            message = {
+                "kind": "world",
+                "generation": formed.generation,
+                "rank": rank,
+                "hosts": hosts,
+                "job": "elastic",
+                "lineage": encode_lineage(formed.lineage),
+                "decision": formed.decision,
+                "joined": list(formed.change.joined),
+                "left": list(formed.change.left),
+                "why": formed.change.why,
+                "is_by_loss": formed.change.is_by_loss,
+            }
+            self._write([name], message)
+
+    def _write(self, members: Iterable[str], message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        for name in members:
+            writer = self._members[name].writer
+            if not writer.is_closing():
+                writer.write(line)

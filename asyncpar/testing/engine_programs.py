@@ -1,0 +1,101 @@
+"""Functions that the conformance suite of engines runs as ranks; each says what it has seen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncpar.core.observe.reporting import Reporter
+from asyncpar.node import init
+
+
+async def describe() -> dict[str, Any]:
+    """Return where this rank is, and the sum of all ranks, from a collective."""
+    async with init() as node:
+        total = np.full(4, node.rank, np.int64)
+        await node.world.all_reduce(total)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        return {
+            "pid": os.getpid(),
+            "sum": int(total[0]),
+            "rank": node.rank,
+            "size": node.size,
+            "job": os.environ["ASYNCPAR_JOB"],
+            "given": os.environ.get("ENGINE_TEST", ""),
+            **{name: int(os.environ[name]) for name in names},
+        }
+
+
+def add(left: int, right: int) -> int:
+    """Return a sum, and the rank's number as a thousand of it."""
+    return left + right + 1000 * int(os.environ["RANK"])
+
+
+async def fail(culprit: int) -> None:
+    """Raise on one rank; the others wait for it."""
+    async with init() as node:
+        if node.rank == culprit:
+            raise ZeroDivisionError(f"rank {culprit} divides by zero")
+        await node.world.barrier()
+
+
+async def die(culprit: int) -> None:
+    """Die on one rank; the others wait for it."""
+    async with init() as node:
+        await node.world.barrier()
+        if node.rank == culprit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await node.world.barrier()
+
+
+async def linger(folder: str) -> None:
+    """Write this process's number into ``folder``, and wait for the end of the world."""
+    async with init() as node:
+        await node.world.barrier()
+        Path(folder, str(os.getpid())).touch()
+        await asyncio.sleep(3600.0)
+
+
+def ignore_interrupts(folder: str) -> None:
+    """Wait as ``linger`` does, without a world, until a kill."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(3600.0)
+
+
+def speak() -> None:
+    """Print a line on each stream, and report progress."""
+    rank = int(os.environ["RANK"])
+    os.write(1, f"rank {rank} says hello\n".encode())
+    os.write(2, f"rank {rank} complains\n".encode())
+    Reporter.from_environment(os.environ).progress(description="speaking", completed=rank + 1, total=7)
+
+
+def look_for_secret() -> dict[str, Any]:
+    """Return what others could see of the job's secret."""
+    path = Path(os.environ["ASYNCPAR_SECRET_FILE"])
+    secret = path.read_bytes()
+    shown = b"".join(Path(f"/proc/self/{name}").read_bytes() for name in ("cmdline", "environ"))
+    return {
+        "path": str(path),
+        "file_mode": stat.S_IMODE(path.stat().st_mode),
+        "directory_mode": stat.S_IMODE(path.parent.stat().st_mode),
+        "is_shown": secret in shown or secret.hex().encode() in shown,
+        "length": len(secret),
+    }
+
+
+def fail_once() -> int:
+    """Fail in the first attempt; return the number of restarts in the second."""
+    attempt = int(os.environ["ASYNCPAR_RESTART_COUNT"])
+    if attempt == 0:
+        raise RuntimeError("the first attempt fails")
+    return attempt

@@ -1,0 +1,194 @@
+"""The conformance suite of engines: twelve behaviours that all of them have.
+
+Subclass ``EngineConformance`` in a test module, say how to launch, and pytest runs the suite against it::
+
+    class TestMyEngine(EngineConformance):
+        async def launch(self, function, *arguments, ranks, output=None, **options):
+            return await my_engine.launch(function, *arguments, ranks=ranks, **options)
+
+The suite needs pytest for nothing but collecting it.  Its functions are those of ``asyncpar.testing.engine_programs``,
+which ranks import by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from asyncpar.errors import PeerLost, RemoteError, UsageError
+from asyncpar.testing import engine_programs as programs
+
+__all__ = ["EngineConformance", "EngineOutput"]
+
+PATIENCE: Final = 30.0
+
+
+@dataclass
+class EngineOutput:
+    """What the caller has got of its ranks while they ran."""
+
+    text: str = ""
+    errors: str = ""
+    progress: list[str] = field(default_factory=list)
+
+
+class EngineConformance(ABC):
+    """The suite.  Each test is one behaviour of a ``PlacementEngine``, as its callers see it."""
+
+    @abstractmethod
+    async def launch(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: int,
+        output: EngineOutput | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        """Run ``function`` on ``ranks`` ranks, 3 at most, and fill ``output``; ``options`` are those of all engines."""
+
+    # -- 1 to 3: where ranks are, and what they know of it
+
+    async def test_values_come_in_the_order_of_ranks_each_from_a_process_of_its_own(self) -> None:
+        seen = await self.launch(programs.describe, ranks=2)
+        assert [one["rank"] for one in seen] == [0, 1]
+        assert [one["sum"] for one in seen] == [1, 1]
+        assert len({one["pid"] for one in seen}) == 2
+        assert os.getpid() not in {one["pid"] for one in seen}
+
+    async def test_places_that_are_not_full_number_their_ranks_without_gaps(self) -> None:
+        seen = await self.launch(programs.describe, ranks=3)
+        by_place: dict[int, list[dict[str, Any]]] = {}
+        for one in seen:
+            by_place.setdefault(one["GROUP_RANK"], []).append(one)
+        assert sorted(by_place) == list(range(seen[0]["GROUP_WORLD_SIZE"]))
+        for ranks in by_place.values():
+            assert [one["LOCAL_RANK"] for one in ranks] == list(range(len(ranks)))
+            assert {one["LOCAL_WORLD_SIZE"] for one in ranks} == {len(ranks)}
+
+    async def test_ranks_have_the_environment_of_their_place_and_of_the_caller(self) -> None:
+        seen = await self.launch(programs.describe, ranks=2, environment={"ENGINE_TEST": "given"})
+        assert [one["RANK"] for one in seen] == [0, 1]
+        assert {(one["WORLD_SIZE"], one["size"], one["given"]) for one in seen} == {(2, 2, "given")}
+
+    # -- 4 and 5: ends that are not the good one
+
+    async def test_the_first_failure_comes_first_with_its_cause(self) -> None:
+        failed = await self._failure(programs.fail, 1, ranks=2)
+        first = failed.exceptions[0]
+        assert isinstance(first, RemoteError), first
+        assert (first.rank, first.type_name) == (1, "ZeroDivisionError")
+        assert "divides by zero" in first.message
+        assert "engine_programs" in first.remote_traceback
+
+        failed = await self._failure(programs.die, 0, ranks=2)
+        first = failed.exceptions[0]
+        assert isinstance(first, PeerLost), first
+        assert first.rank == 0
+        assert "SIGKILL" in str(first)
+
+    async def test_cancelling_ends_all_ranks_before_it_returns(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            launching = asyncio.ensure_future(self.launch(programs.linger, folder, ranks=2))
+            pids = await self._pids(folder, launching)
+            launching.cancel()
+            with suppress(asyncio.CancelledError):
+                async with asyncio.timeout(PATIENCE):
+                    await launching
+            assert launching.cancelled()
+            assert not [pid for pid in pids if _is_running(pid)]
+
+    # -- 6 to 8: what comes back while ranks run, and what does not
+
+    async def test_what_ranks_print_comes_to_the_caller(self) -> None:
+        output = EngineOutput()
+        await self.launch(programs.speak, ranks=2, output=output)
+        assert "rank 0 says hello\n" in output.text
+        for line in ("0] rank 0 complains\n", "1] rank 1 says hello\n", "1] rank 1 complains\n"):
+            assert line in output.errors
+
+    async def test_progress_comes_to_the_caller(self) -> None:
+        output = EngineOutput()
+        await self.launch(programs.speak, ranks=1, output=output)
+        assert any("speaking 1/7" in line for line in output.progress), output.progress
+
+    async def test_the_secret_is_in_a_private_file_and_nowhere_else(self) -> None:
+        (seen,) = await self.launch(programs.look_for_secret, ranks=1)
+        assert (seen["file_mode"], seen["directory_mode"]) == (0o600, 0o700)
+        assert seen["length"] >= 32
+        assert not seen["is_shown"]
+
+    # -- 9 to 11: more than one job, one job more than once, and nothing after it
+
+    async def test_two_jobs_at_once_do_not_meet(self) -> None:
+        one, other = await asyncio.gather(
+            self.launch(programs.describe, ranks=2), self.launch(programs.describe, ranks=1)
+        )
+        assert [seen["sum"] for seen in one] == [1, 1]
+        assert [seen["size"] for seen in other] == [1]
+        assert {seen["job"] for seen in one}.isdisjoint({seen["job"] for seen in other})
+
+    async def test_a_job_that_may_starts_again(self) -> None:
+        assert await self.launch(programs.fail_once, ranks=2, max_restarts=1) == [1, 1]
+
+    async def test_nothing_is_left_of_a_job(self) -> None:
+        (seen,) = await self.launch(programs.look_for_secret, ranks=1)
+        assert not Path(seen["path"]).parent.exists()
+        described = await self.launch(programs.describe, ranks=2)
+        assert not [one["pid"] for one in described if _is_running(one["pid"])]
+
+    # -- 12
+
+    async def test_bad_input_is_told_before_anything_starts(self) -> None:
+        for ranks in (0, -1, True, 1.5):
+            await self._refused("ranks", programs.add, 1, 2, ranks=ranks)
+        await self._refused("fn", "no function", ranks=1)
+        await self._refused("max_restarts", programs.add, 1, 2, ranks=1, max_restarts=-1)
+        await self._refused("transport", programs.add, 1, 2, ranks=1, transport="pigeon")
+        assert await self.launch(programs.add, 1, 2, ranks=2) == [3, 1003]
+
+    # -- inside
+
+    async def _failure(self, function: Callable[..., Any], *arguments: Any, ranks: int) -> ExceptionGroup[Exception]:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                values = await self.launch(function, *arguments, ranks=ranks)
+        except ExceptionGroup as failed:
+            return failed
+        raise AssertionError(f"expected an ExceptionGroup, got {values}")
+
+    async def _refused(self, name: str, function: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            values = await self.launch(function, *arguments, **options)
+        except UsageError as error:
+            said = str(error)
+        else:
+            raise AssertionError(f"expected a UsageError that names {name}, got {values}")
+        assert name in said, said
+
+    async def _pids(self, folder: str, launching: asyncio.Future[Any]) -> list[int]:
+        """Return the processes of both ranks, once they run."""
+        async with asyncio.timeout(PATIENCE):
+            while len(found := os.listdir(folder)) < 2:
+                assert not launching.done(), launching
+                await asyncio.sleep(0.05)
+        return [int(name) for name in found]
+
+
+def _is_running(pid: int) -> bool:
+    """Does process ``pid`` of this host run?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False

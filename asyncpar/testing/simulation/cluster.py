@@ -1,0 +1,226 @@
+"""The machines of a simulation: processes on nodes, their disks, and faults that happen to them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final
+
+from asyncpar.testing.simulation.disk import SimulatedDisk
+from asyncpar.testing.simulation.faults import Fault
+from asyncpar.testing.simulation.loop import SimulationLoop
+from asyncpar.testing.simulation.network import Conditions, SimulatedNetwork
+from asyncpar.testing.simulation.process import Health, SimulatedProcess
+from asyncpar.testing.simulation.trace import Trace
+
+Program = Callable[[SimulatedProcess], Coroutine[Any, Any, Any]]
+"""What a process runs."""
+
+_BOOT_SECONDS: Final = 0.01
+"""How long the start of a process takes at least."""
+
+
+class SimulatedCluster:
+    """``size`` nodes.  ``launch`` starts a process on one.
+
+    ``on_death`` is told of every process that dies by a fault, ``on_restart`` asked to start what a node has to run.
+    """
+
+    def __init__(
+        self,
+        loop: SimulationLoop,
+        *,
+        size: int,
+        seed: object,
+        trace: Trace,
+        conditions: Conditions,
+    ) -> None:
+        self.loop = loop
+        self.size = size
+        self.network = SimulatedNetwork(loop, trace, seed, conditions)
+        self.disks = [SimulatedDisk(Random(f"{seed} disk {node}")) for node in range(size)]
+        self.dice = Random(f"{seed} cluster")
+        self.processes: list[SimulatedProcess] = []
+        """All processes that ever were, in the order of their start."""
+        self.helpers = 0
+        """Nodes behind those that fail: they never do, but can be out of reach."""
+        self.happened: list[Fault] = []
+        self._trace = trace
+        self.on_death: Callable[[SimulatedProcess], None] = lambda _: None
+        self.on_restart: Callable[[int], None] = lambda _: None
+        self._healings: dict[Fault, Callable[[], None]] = {}
+        """Faults that last, with what ends them."""
+        self._incarnations = defaultdict[int, int](int)
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def launch(self, node: int, program: Program) -> SimulatedProcess:
+        """Start a new process on ``node``; its task is made at once and runs soon."""
+        incarnation = self._incarnations[node]
+        self._incarnations[node] += 1
+        process = SimulatedProcess(
+            f"node {node}" + (f" ({incarnation + 1})" if incarnation else ""),
+            number=len(self.processes) + 1,
+            node=node,
+            incarnation=incarnation,
+        )
+        process.offset = self.dice.random() * 1000.0  # clocks of machines do not begin together
+        process.offset -= self.loop.now * process.rate
+        self.processes.append(process)
+        when = self.loop.now + self.dice.random() * _BOOT_SECONDS
+        self.loop.schedule(process, when, lambda: self.loop.start(process, program(process)))
+        return process
+
+    def living(self, node: int) -> SimulatedProcess | None:
+        """Return the newest process of ``node``, if it lives."""
+        found = next((process for process in reversed(self.processes) if process.node == node), None)
+        return None if found is None or found.is_dead else found
+
+    def kill(self, process: SimulatedProcess, *, is_told: bool = True) -> None:
+        """End ``process`` at once; it runs nothing any more.  ``is_told``: its machine resets its connections."""
+        if not process.is_dead:
+            self.loop.kill(process)
+            self.network.bury(process, is_told=is_told)
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def plan(self, faults: tuple[Fault, ...]) -> None:
+        """Let ``faults`` happen at their times."""
+        for fault in faults:
+            self.loop.schedule(self.loop.outside, fault.at, self.inject, fault)
+
+    def inject(self, fault: Fault) -> None:
+        """Let ``fault`` happen now."""
+        self._trace.event(self.loop.now, repr(fault).encode(), lambda: repr(fault))
+        self.happened.append(fault)
+        heal = getattr(self, f"_{fault.kind}")(fault)
+        if heal is not None and fault.seconds is not None:
+            self._healings[fault] = heal
+            self.loop.schedule(self.loop.outside, self.loop.now + fault.seconds, self.heal, fault)
+
+    def heal(self, fault: Fault) -> None:
+        """End ``fault``, if it lasts still."""
+        end = self._healings.pop(fault, None)
+        if end is not None:
+            self._trace.event(self.loop.now, f"end of {fault!r}".encode(), lambda: f"end of {fault!r}")
+            end()
+
+    def settle(self, core: frozenset[int]) -> None:
+        """Heal what concerns only nodes of ``core``, now; whatever else lasts is permanent from now on."""
+        for fault in list(self._healings):
+            if core.issuperset(fault.nodes):
+                self.heal(fault)
+            else:
+                del self._healings[fault]
+                if fault.kind == "clog" and fault.peer is not None:  # for good: then a network is silent
+                    self.network.silence(fault.node, fault.peer)
+
+    def _kill(self, fault: Fault) -> None:
+        self._end(fault.node, is_told=True)
+
+    def _crash(self, fault: Fault) -> Callable[[], None]:
+        node = fault.node
+        self._end(node, is_told=False)
+        self.network.take_down(node, self._others(node))
+        self.disks[node].lose_unsynced()
+
+        def heal() -> None:
+            self.network.put_up(node)
+            self.on_restart(node)
+
+        return heal
+
+    def _restart(self, fault: Fault) -> None:
+        self._end(fault.node, is_told=True)
+        self.network.put_up(fault.node)
+        self.on_restart(fault.node)
+
+    def _pause(self, fault: Fault) -> Callable[[], None] | None:
+        process = self.living(fault.node)
+        if process is None or process.health is Health.PAUSED:
+            return None
+        self.loop.pause(process)
+        return lambda: self.loop.resume(process)
+
+    def _isolate(self, fault: Fault) -> Callable[[], None]:
+        pairs = [pair for other in self._others(fault.node) for pair in ((fault.node, other), (other, fault.node))]
+        return self._silence_all(pairs)
+
+    def _silence(self, fault: Fault) -> Callable[[], None]:
+        assert fault.peer is not None
+        return self._silence_all([(fault.node, fault.peer), (fault.peer, fault.node)])
+
+    def _one_way(self, fault: Fault) -> Callable[[], None]:
+        assert fault.peer is not None
+        return self._silence_all([(fault.node, fault.peer)])
+
+    def _silence_all(self, pairs: list[tuple[int, int]]) -> Callable[[], None]:
+        for source, target in pairs:
+            self.network.silence(source, target)
+
+        def heal() -> None:
+            for source, target in pairs:
+                self.network.end_silence(source, target)
+
+        return heal
+
+    def _clog(self, fault: Fault) -> Callable[[], None]:
+        node, peer = fault.node, fault.peer
+        assert peer is not None
+        self.network.clog(node, peer)
+        return lambda: self.network.unclog(node, peer)
+
+    def _slow(self, fault: Fault) -> Callable[[], None]:
+        assert fault.factor is not None
+        route, factor = self.network.route(fault.node, fault.peer), fault.factor
+        route.slowness *= factor
+
+        def heal() -> None:
+            route.slowness /= factor
+
+        return heal
+
+    def _reset(self, fault: Fault) -> None:
+        assert fault.peer is not None
+        self.network.reset(fault.node, fault.peer)
+
+    def _half_open(self, fault: Fault) -> None:
+        assert fault.peer is not None
+        self.network.reset(fault.node, fault.peer, is_half=True)
+
+    def _replay(self, fault: Fault) -> None:
+        assert fault.peer is not None
+        self.network.replay(fault.node, fault.peer)
+
+    def _damage(self, fault: Fault) -> None:
+        assert fault.peer is not None
+        self.network.damage(fault.node, fault.peer)
+
+    def _clock(self, fault: Fault) -> None:
+        process = self.living(fault.node)
+        if process is not None and fault.factor is not None:
+            self.loop.set_clock(process, fault.factor)
+
+    def _jump(self, fault: Fault) -> None:
+        process = self.living(fault.node)
+        if process is not None and fault.seconds is not None:
+            process.skew += fault.seconds
+
+    def _disk(self, fault: Fault) -> Callable[[], None]:
+        disk = self.disks[fault.node]
+        disk.is_broken = True
+
+        def heal() -> None:
+            disk.is_broken = False
+
+        return heal
+
+    def _end(self, node: int, *, is_told: bool) -> None:
+        process = self.living(node)
+        if process is not None:
+            self.kill(process, is_told=is_told)
+            self.on_death(process)
+
+    def _others(self, node: int) -> list[int]:
+        return [other for other in range(self.size + self.helpers) if other != node]

@@ -1,0 +1,317 @@
+"""Take safeguards away, in simulations only, to show that a missing one would be found.
+
+Production code has no switches for this.  Each safeguard is one row of ``SAFEGUARDS``: what it is for, and which
+functions are replaced by what while ``without(name)`` lasts.  Places that stand in for each other go together.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from asyncpar.collectives.fault_tolerance.machine import SurvivorAgreement
+from asyncpar.collectives.operation import Group
+from asyncpar.collectives.revocation import Revocation
+from asyncpar.collectives.table import OperationTable
+from asyncpar.elasticity import donors as shelves
+from asyncpar.elasticity import placement
+from asyncpar.elasticity import state as states
+from asyncpar.elasticity.job import ElasticJob
+from asyncpar.elasticity.parts import StateParts
+from asyncpar.elasticity.step import ElasticStep
+from asyncpar.elasticity.step_machine import Vote
+from asyncpar.errors import UsageError
+from asyncpar.net.membership import lineage, world_director
+from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.transport.link import Link
+from asyncpar.net.transport.machine import Answer, Defer, Negotiator, Proposal
+from asyncpar.net.transport.messages import MessageInbox
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameVerifier, Key
+from asyncpar.testing.simulation import connector
+from asyncpar.testing.simulation.elastic_worlds import SimulatedWorldSource
+
+Patch = tuple[object, str, Any]
+"""A module or class, the name of a function of it, and what stands in for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Safeguard:
+    """A safeguard: the failure that it prevents, and the patch that removes it."""
+
+    prevents: str
+    patches: Callable[[], tuple[Patch, ...]]
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Take the safeguards of these ``names`` away for the time of the block.  Raises ``UsageError`` for others."""
+    with ExitStack() as stack:
+        for name in names:
+            if name not in SAFEGUARDS:
+                raise UsageError(f"without: expected some of {', '.join(SAFEGUARDS)}, got {name!r}")
+            for place, attribute, replacement in SAFEGUARDS[name].patches():
+                stack.callback(setattr, place, attribute, inspect.getattr_static(place, attribute))
+                setattr(place, attribute, replacement)
+        yield
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def _any_generation() -> tuple[Patch, ...]:
+    lend, accept, answer = Link.lend, Link.accept, Negotiator.answer
+
+    def lend_any(link: Link, header: FrameHeader) -> memoryview | None:
+        return lend(link, header._replace(generation=link._generation))
+
+    def accept_any(link: Link, header: FrameHeader, payload: memoryview) -> bool:
+        return accept(link, header._replace(generation=link._generation), payload)
+
+    def answer_any(negotiator: Negotiator, proposal: Proposal, **rest: Any) -> Answer:
+        return answer(negotiator, replace(proposal, generation=negotiator._generation), **rest)
+
+    return (
+        (Link, "lend", lend_any),
+        (Link, "accept", accept_any),
+        (Negotiator, "answer", answer_any),
+        (connector, "own_terms", lambda _proposal, agreed: agreed),
+    )
+
+
+def _any_number() -> tuple[Patch, ...]:
+    check = FrameVerifier.check_header
+
+    def check_any(verifier: FrameVerifier, data: memoryview, offset: int) -> None:
+        verifier._number = int.from_bytes(data[offset + 40 : offset + 44], "little")
+        check(verifier, data, offset)
+
+    def accept_any(inbox: MessageInbox, header: FrameHeader, payload: memoryview) -> bool:
+        inbox._admit_eager(header)
+        inbox._next = max(inbox._next, header.sequence + 1)
+        inbox.deliver(memoryview(bytearray(payload)), partial(inbox._release, header))
+        return True
+
+    return (FrameVerifier, "check_header", check_any), (MessageInbox, "accept", accept_any)
+
+
+def _unchecked_payload() -> tuple[Patch, ...]:
+    return ((FrameVerifier, "check_payload", lambda _verifier, _data, _offset: None),)
+
+
+def _unchecked_header() -> tuple[Patch, ...]:
+    def check(verifier: FrameVerifier, data: memoryview, offset: int) -> None:
+        verifier._value = int.from_bytes(data[offset + 44 : offset + 48], "little")
+
+    return ((FrameVerifier, "check_header", check),)
+
+
+def _without_frames(*kinds: FrameKind) -> tuple[Patch, ...]:
+    control = Link.control
+
+    def say(link: Link, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
+        if kind not in kinds:
+            control(link, kind, key, payload)
+
+    return ((Link, "control", say),)
+
+
+def _both_dials() -> tuple[Patch, ...]:
+    answer = Negotiator.answer
+
+    def accept_both(negotiator: Negotiator, proposal: Proposal, **rest: Any) -> Answer:
+        dialing, negotiator._dialing = negotiator._dialing, set()
+        try:
+            return answer(negotiator, proposal, **rest)
+        finally:
+            negotiator._dialing = dialing
+
+    return ((Negotiator, "answer", accept_both),)
+
+
+def _always_defer() -> tuple[Patch, ...]:
+    answer = Negotiator.answer
+
+    def defer_both(negotiator: Negotiator, proposal: Proposal, **rest: Any) -> Answer:
+        if proposal.dialer in negotiator._dialing:
+            return Defer()
+        return answer(negotiator, proposal, **rest)
+
+    return ((Negotiator, "answer", defer_both),)
+
+
+# -- groups without the lost -------------------------------------------------------------------------------------------
+
+
+def _child_groups_stay() -> tuple[Patch, ...]:
+    end = OperationTable._end
+
+    def end_this(table: OperationTable, group: Group, revocation: Revocation) -> None:
+        if group.number == revocation.number:
+            end(table, group, revocation)
+
+    return ((OperationTable, "_end", end_this),)
+
+
+def _own_proposal() -> tuple[Patch, ...]:
+    choose = SurvivorAgreement._choose
+
+    def choose_own(machine: SurvivorAgreement, others: list[int]) -> Any:
+        machine._inherited = machine._accepted = None
+        for rank, given in machine._contributions.items():
+            machine._contributions[rank] = replace(given, accepted=None)
+        return choose(machine, others)
+
+    return ((SurvivorAgreement, "_choose", choose_own),)
+
+
+# -- elastic worlds ----------------------------------------------------------------------------------------------------
+
+
+def _stays_arrived() -> tuple[Patch, ...]:
+    async def withdraw(_source: SimulatedWorldSource) -> None:
+        pass
+
+    return ((SimulatedWorldSource, "withdraw", withdraw),)
+
+
+def _any_lineage() -> tuple[Patch, ...]:
+    return ((world_director.ElasticDirector, "is_caught_up", staticmethod(lambda _held, _lineage: True)),)
+
+
+def _quarrels_last() -> tuple[Patch, ...]:
+    return ((world_director.ElasticDirector, "_odd_member", lambda _director, _world, _lineage: None),)
+
+
+# -- elastic steps -----------------------------------------------------------------------------------------------------
+
+
+def _commit_alone() -> tuple[Patch, ...]:
+    async def vote(step: ElasticStep) -> Vote:
+        return Vote(agrees=True, is_pending=step._job.has_pending)
+
+    return ((ElasticStep, "_vote_with_all", vote),)
+
+
+def _never_forward() -> tuple[Patch, ...]:
+    def target(reports: Any) -> int:
+        return int(max(report.lineage.step for report in reports))
+
+    return (lineage, "target_step", target), (world_director, "target_step", target)
+
+
+def _always_forward() -> tuple[Patch, ...]:
+    def target(reports: Any) -> int:
+        prepared = [report.prepared.step for report in reports if report.prepared is not None]
+        return int(max([report.lineage.step for report in reports] + prepared))
+
+    return (
+        (lineage, "target_step", target),
+        (world_director, "target_step", target),
+        (world_director, "is_sound", lambda _: True),
+    )
+
+
+def _step_number_alone() -> tuple[Patch, ...]:
+    return (
+        (Lineage, "word", property(lambda lineage: lineage.step)),
+        (Lineage, "__eq__", lambda lineage, other: isinstance(other, Lineage) and lineage.step == other.step),
+        (Lineage, "__hash__", lambda lineage: lineage.step),
+    )
+
+
+def _deaf_to_revoke() -> tuple[Patch, ...]:
+    return ((ElasticJob, "_hear_revoked", lambda _job, _generation, _why: None),)
+
+
+def _values_stay() -> tuple[Patch, ...]:
+    async def abort(state: states.ElasticState) -> None:
+        state._prepared = None
+        states._abort_all(state._arrays.values())
+
+    return ((states.ElasticState, "abort", abort),)
+
+
+def _arrays_stay() -> tuple[Patch, ...]:
+    return ((states, "_abort_all", lambda _arrays: None),)
+
+
+def _shelf_is_alias() -> tuple[Patch, ...]:
+    start = shelves.SnapshotShelf._start_copy
+
+    def lend(shelf: shelves.SnapshotShelf, number: int, pin: Any) -> None:
+        start(shelf, number, pin)
+        assert shelf._state is not None
+        for name in pin.arrays:
+            pin.arrays[name] = shelf._state.committed_array(name)
+
+    return ((shelves.SnapshotShelf, "_start_copy", lend),)
+
+
+def _no_mirror() -> tuple[Patch, ...]:
+    return ((placement, "mirror_of", lambda _rank, _hosts: None),)
+
+
+def _parts_begin_anew() -> tuple[Patch, ...]:
+    async def reshard(parts: StateParts, communicator: Any, hosts: Any, _step: int) -> None:
+        parts._rank, parts._placement = communicator.rank, parts._place(hosts)
+        for kind in parts.kinds.values():
+            for part in parts._placement.held(parts._rank):
+                parts._committed.setdefault((kind.name, part), np.array(kind.initial(part)))
+
+    return ((StateParts, "reshard", reshard),)
+
+
+SAFEGUARDS: Final[dict[str, Safeguard]] = {
+    "generation-check": Safeguard(
+        prevents="a rank that wakes in an old world takes part in a new one", patches=_any_generation
+    ),
+    "frame-numbers": Safeguard(prevents="a frame that comes twice is taken twice", patches=_any_number),
+    "payload-checksums": Safeguard(prevents="changed bits of a payload are taken", patches=_unchecked_payload),
+    "header-checksums": Safeguard(prevents="changed bits of a header are taken", patches=_unchecked_header),
+    "leaving-is-told": Safeguard(
+        prevents="a rank that leaves in good order counts as lost", patches=partial(_without_frames, FrameKind.GOODBYE)
+    ),
+    "one-dial-wins": Safeguard(prevents="ranks that dial each other at once get two lanes", patches=_both_dials),
+    "one-dial-goes-on": Safeguard(prevents="ranks that dial each other at once both wait", patches=_always_defer),
+    "child-groups-are-revoked": Safeguard(
+        prevents="a rank waits in a group made from one that was revoked", patches=_child_groups_stay
+    ),
+    "proposals-are-inherited": Safeguard(
+        prevents="survivors form different groups: one that was lost had told some of its outcome",
+        patches=_own_proposal,
+    ),
+    "arrival-is-taken-back": Safeguard(
+        prevents="a world waits for a newcomer that has to be healed anew", patches=_stays_arrived
+    ),
+    "newcomers-are-caught-up": Safeguard(
+        prevents="a newcomer with an older state counts as a member", patches=_any_lineage
+    ),
+    "quarrels-end": Safeguard(
+        prevents="two members that do not hear each other end all worlds", patches=_quarrels_last
+    ),
+    "vote-of-all": Safeguard(prevents="a step is committed on some ranks only", patches=_commit_alone),
+    "roll-forward": Safeguard(prevents="a step that a lost rank has committed is done again", patches=_never_forward),
+    "forward-if-all-prepared": Safeguard(
+        prevents="a step is committed that a rank has not prepared", patches=_always_forward
+    ),
+    "lineage-digest": Safeguard(prevents="ranks with other states go on together", patches=_step_number_alone),
+    "revoke-interrupts": Safeguard(prevents="a rank waits in a world that is over", patches=_deaf_to_revoke),
+    "abort-restores-values": Safeguard(
+        prevents="random numbers and values of an aborted step stay", patches=_values_stay
+    ),
+    "abort-restores-arrays": Safeguard(prevents="sums of an aborted step stay", patches=_arrays_stay),
+    "parts-are-mirrored": Safeguard(prevents="parts of the state are lost with one rank", patches=_no_mirror),
+    "residuals-are-rekeyed": Safeguard(
+        prevents="a portion that another rank takes over begins without what its codec owes", patches=_parts_begin_anew
+    ),
+    "snapshot-is-copied": Safeguard(
+        prevents="a newcomer gets another state than the digest says", patches=_shelf_is_alias
+    ),
+}
+"""All safeguards that can be taken away, by name."""

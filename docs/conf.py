@@ -1,0 +1,74 @@
+"""The documentation site: ``scripts/docs`` builds it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(DOCS))
+
+project = "asyncpar"
+author = "The asyncpar authors"
+project_copyright = author
+release = version = importlib.metadata.version("asyncpar")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_click", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+add_module_names = False
+
+html_theme = "furo"
+html_title = "asyncpar"
+html_static_path = ["_static"]
+html_css_files = ["asyncpar.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+# Pages of the site whose text is a file elsewhere in the repository.
+PAGES = {
+    "architecture": ROOT / "asyncpar" / "ARCHITECTURE.md",
+    "actors_contract": ROOT / "asyncpar" / "actors" / "runtime" / "semantics.md",
+    "changelog": ROOT / "CHANGELOG.md",
+    "figures": ROOT / "scripts" / "bench" / "FIGURES.md",
+    "security": ROOT / "SECURITY.md",
+}
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def take_in(_app: Any, page: str, source: list[str]) -> None:
+    """Fill the pages of ``PAGES`` with their texts, and let links between files of the repository lead to pages."""
+    origin = PAGES.get(page, DOCS / f"{page}.md")
+    text = origin.read_text() if page in PAGES else source[0]
+
+    def follow(link: re.Match[str]) -> str:
+        words, target, anchor = link.group(1), (origin.parent / link.group(2)).resolve(), link.group(3) or ""
+        if not target.exists():
+            raise FileNotFoundError(f"{origin}: the link to {link.group(2)} leads nowhere")
+        names = {path: name for name, path in PAGES.items()}
+        if target in names:
+            target = DOCS / f"{names[target]}.md"
+        if target.is_relative_to(DOCS) and target.suffix == ".md":
+            return f"[{words}]({os.path.relpath(target, (DOCS / page).parent)}{anchor})"
+        return words  # a file that is no page of the site
+
+    source[0] = _LINK.sub(follow, text)
+
+
+def setup(app: Any) -> None:
+    from directives import PublicIndex, PublicNames
+
+    app.add_directive("public-names", PublicNames)
+    app.add_directive("public-index", PublicIndex)
+    app.connect("source-read", take_in)

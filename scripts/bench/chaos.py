@@ -1,0 +1,390 @@
+"""Train under faults, and compare every bit with the run without: what ranks of an elastic job lose when others go.
+
+    python scripts/bench/chaos.py --faults 60 --seed 1
+    python scripts/bench/chaos.py --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill
+    python scripts/bench/chaos.py --faults 20 --mode zero3
+    python scripts/bench/chaos.py --faults 0 --megabytes 100
+    python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1
+
+Ranks are processes of this host.  Every few steps one is killed (SIGKILL), stopped (SIGSTOP, and woken later), drained,
+or a new one is started, as the seed says.  With ``--agents`` each pretended host has a real agent, and faults are those
+of agents: the leader's is killed, or another one, stopped or drained; each comes back.  The last line on stdout is one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from asyncpar.testing.elastic_processes import ProcessWorlds
+from scripts.bench.chaos_agents import HOST_KINDS, measure_hosts
+from scripts.bench.elastic_rank import MODES
+
+RANK = Path(__file__).with_name("elastic_rank.py")
+KINDS = ("kill", "stop", "join", "drain")
+LEAST_RANKS = 2
+WOKEN_AFTER = 4.0
+LONGEST_STALL = 60.0
+
+
+@dataclass
+class Fault:
+    """What was done to whom, and when ranks went on."""
+
+    kind: str
+    member: str
+    time: float
+    step: int
+    generation: int
+    recovered: float | None = None
+    """Seconds until the next commit in a later world; of a join: from the start of its process to its world."""
+
+
+@dataclass
+class Logs:
+    """What all ranks have written."""
+
+    folder: Path
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    _read: dict[str, int] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Read what is new."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            name, content = path.stem, path.read_bytes()
+            start = self._read.get(name, 0)
+            end = content.rfind(b"\n") + 1
+            self._read[name] = max(start, end)
+            self.lines.setdefault(name, []).extend(json.loads(line) for line in content[start:end].splitlines())
+
+    def of(self, kind: str) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Yield the lines of a kind, with who wrote them."""
+        for name, lines in self.lines.items():
+            yield from ((name, line) for line in lines if line["kind"] == kind)
+
+    @property
+    def commits(self) -> list[dict[str, Any]]:
+        """The commits of members, not those that newcomers repeat, in order of time."""
+        return sorted((line for _, line in self.of("committed") if not line["replay"]), key=lambda line: line["time"])
+
+    @property
+    def position(self) -> int:
+        """How many steps are committed somewhere."""
+        return max((line["step"] + 1 for line in self.commits), default=0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the settings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--every", type=int, default=8, help="steps from one fault to the next")
+    parser.add_argument("--kinds", default=None, help="which faults, separated by commas")
+    parser.add_argument("--agents", type=int, default=0, help="so many hosts with agents; faults are those of agents")
+    parser.add_argument("--portions", type=int, default=16)
+    parser.add_argument("--megabytes", type=float, default=1.0)
+    parser.add_argument("--compute", type=float, default=0.01, help="seconds that a portion takes")
+    parser.add_argument("--adam", action="store_true")
+    parser.add_argument("--mode", choices=MODES, default="plain", help="what is sharded, or encoded")
+    parser.add_argument("--out", type=Path, help="keep the logs there")
+    return parser.parse_args()
+
+
+def arguments_of(options: argparse.Namespace, log: Path, *, compute: float) -> list[str]:
+    """Return the command line of a rank."""
+    steps = (options.faults + 2) * options.every
+    settings = [
+        f"--steps={steps}",
+        f"--portions={options.portions}",
+        f"--megabytes={options.megabytes}",
+        f"--compute={compute}",
+        f"--mode={options.mode}",
+    ]
+    return [str(RANK), *settings, *(["--adam"] if options.adam else []), f"--log={log}"]
+
+
+async def run_alone(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run without faults in one process, as fast as it can, and return what comes out."""
+    log = folder / "alone.log"
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments_of(options, log, compute=0.0))
+    if await process.wait() != 0:
+        raise SystemExit("chaos: the run without faults has failed")
+    return next(line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "result")
+
+
+class Chaos:
+    """One run under faults."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._random = random.Random(options.seed)
+        self.logs = Logs(folder)
+        self.faults: list[Fault] = []
+        self._count = 0
+        self._folder = folder
+        self._waking: set[asyncio.Task[None]] = set()
+
+    @property
+    def victims(self) -> set[str]:
+        """Who was killed or stopped."""
+        return {fault.member for fault in self.faults if fault.kind in ("kill", "stop")}
+
+    async def run(self) -> ProcessWorlds:
+        """Run to the end, and return the worlds that there were."""
+        async with ProcessWorlds(self._options.ranks) as worlds:
+            for _ in range(self._options.ranks):
+                await self._start(worlds)
+            await self._until(lambda: self.logs.position >= self._options.every, "the first steps")
+            for number in range(self._options.faults):
+                await self._until(
+                    lambda number=number: self.logs.position >= (number + 1) * self._options.every,  # type: ignore[misc]
+                    f"fault {number}",
+                )
+                await self._fault(worlds)
+            steps = (self._options.faults + 2) * self._options.every
+            await self._until(lambda: self.logs.position >= steps, "the end")
+            for name in worlds.running:
+                await asyncio.wait_for(worlds.wait(name), LONGEST_STALL)
+            if self._waking:
+                await asyncio.wait(self._waking)
+        self.logs.refresh()
+        return worlds
+
+    async def _start(self, worlds: ProcessWorlds) -> str:
+        name = f"m{self._count:03d}"
+        self._count += 1
+        log = self._folder / f"{name}.jsonl"
+        await worlds.start(name, arguments_of(self._options, log, compute=self._options.compute))
+        return name
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        waited = 0.0
+        before = -1
+        while True:
+            self.logs.refresh()
+            if condition():
+                return
+            waited = 0.0 if self.logs.position != before else waited + 0.01
+            before = self.logs.position
+            if waited > LONGEST_STALL:
+                raise SystemExit(f"chaos: nothing was committed for {LONGEST_STALL:g} s before {what}")
+            await asyncio.sleep(0.01)
+
+    async def _fault(self, worlds: ProcessWorlds) -> None:
+        present, kinds = worlds.present, self._options.kinds.split(",")
+        kind = self._random.choice(kinds)
+        if len(present) <= LEAST_RANKS:
+            kind = "join"
+        elif kind == "join" and len(worlds.running) >= self._options.ranks + 2:
+            kind = next((other for other in kinds if other != "join"), "join")
+        generation = worlds.director.generation
+        member = await self._start(worlds) if kind == "join" else self._random.choice(present)
+        fault = Fault(kind, member, asyncio.get_running_loop().time(), self.logs.position, generation)
+        self.faults.append(fault)
+        match kind:
+            case "kill":
+                worlds.signal(member, signal.SIGKILL)
+            case "stop":
+                worlds.signal(member, signal.SIGSTOP)
+                waking = asyncio.create_task(self._wake(worlds, member))
+                self._waking.add(waking)
+            case "drain":
+                worlds.drain(member)
+        if kind != "join":
+            await self._until(lambda: self._has_recovered(fault), f"the recovery of {kind} {member}")
+
+    def _has_recovered(self, fault: Fault) -> bool:
+        for commit in self.logs.commits:
+            if commit["time"] > fault.time and commit["generation"] > fault.generation:
+                fault.recovered = commit["time"] - fault.time
+                return True
+        return False
+
+    async def _wake(self, worlds: ProcessWorlds, member: str) -> None:
+        await asyncio.sleep(WOKEN_AFTER)
+        worlds.signal(member, signal.SIGCONT)
+
+
+@dataclass
+class Verdict:
+    """What was wrong: empty lists if nothing was."""
+
+    different: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+def judge(
+    logs: Logs, wanted: dict[str, Any], exits: dict[str, int], *, steps: int, portions: int, is_whole: bool = True
+) -> Verdict:
+    """Compare with the run without faults; ``exits`` are the exit codes of ranks that were left alone.
+
+    Not ``is_whole``: the first ``steps`` of a run that goes on, or was cut.
+    """
+    verdict = Verdict()
+    results = dict(logs.of("result"))
+    if not results and is_whole:
+        verdict.different.append("nobody has a result")
+    for name, result in results.items():
+        verdict.different += [
+            f"{name}: {what}" for what in ("parameters", "losses", "lineage") if result[what] != wanted[what]
+        ]
+    committed: dict[int, set[int]] = {}
+    for line in logs.commits:
+        committed.setdefault(line["step"], set()).add(line["generation"])
+    summed: dict[tuple[int, int], list[int]] = {}
+    for _, line in logs.of("summed"):
+        summed.setdefault((line["step"], line["generation"]), []).extend(range(*line["portions"]))
+    for step in range(steps):
+        generations = sorted(committed.get(step, ()))
+        if len(generations) != 1:
+            verdict.repeated.append(f"step {step}: committed in the generations {generations}")
+        elif sorted(summed.get((step, generations[0]), [])) != list(range(portions)):
+            verdict.samples.append(f"step {step}: {sorted(summed.get((step, generations[0]), []))}")
+    for name, code in exits.items():
+        if code != 0:
+            verdict.failed.append(f"{name}: exited with code {code}, and nobody had touched it")
+    for name, lines in logs.lines.items():
+        own = [line["step"] for line in lines if line["kind"] == "committed"]
+        if own and own != list(range(own[0], own[0] + len(own))):
+            verdict.repeated.append(f"{name}: committed {own}")
+    return verdict
+
+
+def step_seconds(logs: Logs) -> list[float]:
+    """Return the times between commits of successive steps, as first seen."""
+    first: dict[int, float] = {}
+    for line in logs.commits:
+        first.setdefault(line["step"], line["time"])
+    times = [first[step] for step in sorted(first)]
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def join_stalls(logs: Logs, worlds: ProcessWorlds) -> list[float]:
+    """Return by how much the commits around each join, without another fault, were later than usual."""
+    gaps = step_seconds(logs)
+    usual = statistics.median(gaps) if gaps else 0.0
+    first: dict[int, float] = {}
+    for line in logs.commits:
+        first.setdefault(line["step"], line["time"])
+    stalls = []
+    for _, formed in worlds.worlds[1:]:
+        step = formed.lineage.step
+        if formed.change.joined and not formed.change.left and {step - 1, step} <= first.keys():
+            stalls.append(first[step] - first[step - 1] - usual)
+    return stalls
+
+
+def healing_seconds(faults: Sequence[Fault], worlds: ProcessWorlds) -> list[float]:
+    """Return the seconds from the start of each newcomer's process to its world."""
+    entered = {name: time for time, formed in worlds.worlds for name in formed.change.joined}
+    return [entered[fault.member] - fault.time for fault in faults if fault.kind == "join" and fault.member in entered]
+
+
+def quantile(values: Sequence[float], part: float) -> float | None:
+    """Return a quantile, None of nothing."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else None
+
+
+def show(value: float | None, unit: str = "s") -> str:
+    """Return a figure as text."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if unit == "ms" else f"{value:.2f} s"
+
+
+def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[str, str, str, str]]:
+    """Return the rows of measured against goal."""
+    gaps = step_seconds(chaos.logs)
+    usual = statistics.median(gaps) if gaps else 0.0
+    after = {
+        kind: [fault.recovered - usual for fault in chaos.faults if fault.kind == kind and fault.recovered is not None]
+        for kind in KINDS
+    }
+    stalls, healed = join_stalls(chaos.logs, worlds), healing_seconds(chaos.faults, worlds)
+    is_equal = not verdict.different and not verdict.samples
+    return [
+        ("G1", "parameters, losses, sample log", "bit-equal" if is_equal else "DIFFERENT", "bit-equal"),
+        ("G2", "committed steps lost or repeated", str(len(verdict.repeated)), "0"),
+        ("G3", "SIGKILL to the next commit, less a step, p50", show(quantile(after["kill"], 0.5)), "0.3 s"),
+        ("G3", "the same, p99", show(quantile(after["kill"], 0.99)), "1 s"),
+        ("G4", "SIGSTOP to the next commit, p99", show(quantile(after["stop"], 0.99)), "5 s"),
+        ("G5", "survivors' stall per join, p50", show(quantile(stalls, 0.5), "ms"), "150 ms"),
+        ("G5", "the same, largest", show(max(stalls, default=None), "ms"), "150 ms"),
+        ("G6", "process start to counted member, p50", show(quantile(healed, 0.5)), "3 s"),
+        ("G16", "drain to the next commit, less a step, p50", show(quantile(after["drain"], 0.5), "ms"), "-"),
+        ("", "a step, median", show(usual, "ms"), "-"),
+    ]
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> int:
+    """Run both, print the table, and return the exit code."""
+    if options.agents:
+        steps = (options.faults + 2) * options.every
+        me = sys.modules[__name__]
+        return await measure_hosts(
+            options,
+            folder,
+            chaos=me,
+            arguments=lambda log: arguments_of(options, Path(log), compute=options.compute),
+            steps=steps,
+        )
+    wanted = await run_alone(options, folder)
+    chaos = Chaos(options, folder)
+    worlds = await chaos.run()
+    steps = (options.faults + 2) * options.every
+    members = {name for _, formed in worlds.worlds for name in formed.members}  # others came when all was over
+    untouched = {name: code for name, code in worlds.exits.items() if name in members - chaos.victims}
+    verdict = judge(chaos.logs, wanted, untouched, steps=steps, portions=options.portions)
+    rows = table(verdict, chaos, worlds)
+    for number, what, measured, goal in rows:
+        print(f"{number:4} {what:46} {measured:>12}   goal {goal}")
+    for text in [*verdict.different, *verdict.samples, *verdict.repeated, *verdict.failed][:20]:
+        print(f"  {text}")
+    counts = {kind: sum(fault.kind == kind for fault in chaos.faults) for kind in KINDS}
+    print(f"faults: {counts}, worlds: {len(worlds.worlds)}, rolled forward: {rolled_forward(worlds)}")
+    figures = {"rows": rows, "faults": [asdict(fault) for fault in chaos.faults], "settings": vars(options)}
+    print(json.dumps(figures, default=str), flush=True)
+    return 1 if verdict.different or verdict.samples or verdict.repeated or verdict.failed else 0
+
+
+def rolled_forward(worlds: ProcessWorlds) -> int:
+    """Return in how many worlds a step was committed that some had only prepared."""
+    return sum(formed.decision == "roll forward" for _, formed in worlds.worlds)
+
+
+def main() -> None:
+    """Measure."""
+    options = parse_arguments()
+    kinds = HOST_KINDS if options.agents else KINDS
+    options.kinds = options.kinds or ",".join(kinds)
+    unknown = set(options.kinds.split(",")) - set(kinds)
+    if unknown or options.ranks < LEAST_RANKS or options.faults < 0 or options.every < 1:
+        raise SystemExit(f"chaos: expected kinds among {', '.join(kinds)}, 2 ranks or more, got {sorted(unknown)}")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        if any(options.out.iterdir()):
+            raise SystemExit(f"chaos: {options.out} is not empty, and ranks would add to the logs of an earlier run")
+        raise SystemExit(asyncio.run(measure(options, options.out)))
+    with tempfile.TemporaryDirectory(prefix="asyncpar-chaos-") as folder:
+        raise SystemExit(asyncio.run(measure(options, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

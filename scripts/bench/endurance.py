@@ -1,0 +1,328 @@
+"""Train for minutes under faults: throughput kept, false deaths, and every bit compared as it goes (goals G9 and G11).
+
+    python scripts/bench/endurance.py --minutes 30                                   # G9: a fault every 15 s
+    python scripts/bench/endurance.py --minutes 30 --mode diloco --every 29          # G9: rounds of DiLoCo
+    python scripts/bench/endurance.py --minutes 30 --kinds hold,hog                  # G11: nobody may be held for lost
+
+Ranks are processes of this host.  First they train undisturbed for ``--calibrate`` seconds, which says how many steps
+make so many minutes; then one process computes those alone, and then all of it happens again under faults: a rank is
+killed, stopped (SIGSTOP) or drained, and a new one starts at once; or it holds the GIL for 4 s, or the processors are
+busy for as long.  A table is printed every ``--report`` seconds, and when the run is cut (Ctrl-C, SIGTERM) or stalls.
+The last line on stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from asyncpar.testing.elastic_processes import ProcessWorlds
+from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, Logs, Verdict, judge, show
+from scripts.bench.elastic_rank import HOLD_SECONDS, MODES
+
+KINDS = ("kill", "stop", "drain", "hold", "hog")
+LOSING = ("kill", "stop", "drain")
+"""Kinds after which the rank is lost, and another one starts."""
+
+HOGS = 4
+WARM_STEPS = 5
+GOALS = {"plain": 0.95, "diloco": 0.98}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the settings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--every", type=float, default=15.0, help="seconds from one fault to the next")
+    parser.add_argument("--kinds", default=",".join(LOSING), help=f"some of {', '.join(KINDS)}")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--portions", type=int, default=32)
+    parser.add_argument("--megabytes", type=float, default=1.0)
+    parser.add_argument("--compute", type=float, default=0.05, help="seconds that a portion takes")
+    parser.add_argument("--mode", choices=MODES, default="plain")
+    parser.add_argument("--calibrate", type=float, default=30.0, help="seconds of the undisturbed run")
+    parser.add_argument("--report", type=float, default=60.0, help="seconds from one table to the next")
+    options = parser.parse_args()
+    options.kinds = options.kinds.split(",")
+    unknown = set(options.kinds) - set(KINDS)
+    if unknown or options.ranks < 2 or options.minutes <= 0 or options.every <= 0:
+        parser.error(f"expected kinds among {', '.join(KINDS)}, 2 ranks or more, and times above 0")
+    return options
+
+
+class Ranks:
+    """The ranks of one run, and what they log."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, steps: int) -> None:
+        self._options = options
+        self._folder = folder
+        self._steps = steps
+        self._count = 0
+        self.logs = Logs(folder)
+
+    def arguments(self, log: Path, *, compute: float) -> list[str]:
+        """Return the command line of a rank."""
+        options = self._options
+        settings = [f"--steps={self._steps}", f"--portions={options.portions}", f"--megabytes={options.megabytes}"]
+        return [str(RANK), *settings, f"--compute={compute}", f"--mode={options.mode}", "--lineages", f"--log={log}"]
+
+    async def start(self, worlds: ProcessWorlds) -> str:
+        """Start a rank, and return its name."""
+        name = f"m{self._count:03d}"
+        self._count += 1
+        log = self._folder / f"{name}.jsonl"
+        await worlds.start(name, self.arguments(log, compute=self._options.compute))
+        return name
+
+    async def reach(self, condition: Callable[[], bool], what: str) -> None:
+        """Return when ``condition`` holds.  Ends the program when nothing is committed for too long."""
+        position, changed = -1, time.monotonic()
+        while True:
+            self.logs.refresh()
+            if condition():
+                return
+            if self.logs.position != position:
+                position, changed = self.logs.position, time.monotonic()
+            if time.monotonic() - changed > LONGEST_STALL:
+                raise SystemExit(f"endurance: nothing was committed for {LONGEST_STALL:g} s before {what}")
+            await asyncio.sleep(0.05)
+
+
+async def calibrate(options: argparse.Namespace, folder: Path) -> float:
+    """Return the steps per second of an undisturbed run."""
+    folder.mkdir()
+    ranks = Ranks(options, folder, steps=1_000_000)
+    async with ProcessWorlds(options.ranks) as worlds:
+        for _ in range(options.ranks):
+            await ranks.start(worlds)
+        await ranks.reach(lambda: ranks.logs.position >= WARM_STEPS, "the first steps")
+        begin, first = time.monotonic(), ranks.logs.position
+        await asyncio.sleep(options.calibrate)
+        ranks.logs.refresh()
+        return (ranks.logs.position - first) / (time.monotonic() - begin)
+
+
+async def compute_alone(options: argparse.Namespace, folder: Path, steps: int) -> tuple[dict[str, Any], list[str]]:
+    """Compute all steps in one process, and return what comes out, and the lineage of every step."""
+    log = folder / "alone.log"
+    command = Ranks(options, folder, steps).arguments(log, compute=0.0)
+    process = await asyncio.create_subprocess_exec(sys.executable, *command)
+    try:
+        if await process.wait() != 0:
+            raise SystemExit("endurance: the run without faults has failed")
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lineages = [line["lineage"] for line in lines if line["kind"] == "committed"]
+    return next(line for line in lines if line["kind"] == "result"), lineages
+
+
+class Endurance:
+    """The run under faults."""
+
+    def __init__(
+        self, options: argparse.Namespace, folder: Path, *, steps: int, rate: float, wanted: dict[str, Any]
+    ) -> None:
+        folder.mkdir()
+        self.faults: list[Fault] = []
+        self.is_whole = False
+        self._options = options
+        self._steps = steps
+        self._rate = rate
+        self._wanted = wanted
+        self._random = random.Random(options.seed)
+        self._ranks = Ranks(options, folder, steps)
+        self._worlds = ProcessWorlds(options.ranks)
+        self._exits: dict[str, int] | None = None
+        self._hogs: list[asyncio.subprocess.Process] = []
+        self._waking: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Run to the end of the steps."""
+        try:
+            async with self._worlds as worlds:
+                for _ in range(self._options.ranks):
+                    await self._ranks.start(worlds)
+                await self._ranks.reach(lambda: self._ranks.logs.position > 0, "the first step")
+                faults = asyncio.create_task(self._fault_again_and_again(worlds))
+                try:
+                    await self._ranks.reach(lambda: self._ranks.logs.position >= self._steps, "the end")
+                except BaseException:
+                    self._exits = dict(worlds.exits)  # before those that are still there are killed
+                    raise
+                finally:
+                    faults.cancel()
+                    await asyncio.wait({faults})
+                for name in worlds.running:
+                    await asyncio.wait_for(worlds.wait(name), LONGEST_STALL)
+                self.is_whole = True
+        finally:
+            for hog in self._hogs:
+                if hog.returncode is None:
+                    hog.kill()
+                await hog.wait()
+            self._ranks.logs.refresh()
+
+    async def _fault_again_and_again(self, worlds: ProcessWorlds) -> None:
+        while True:
+            await asyncio.sleep(self._options.every)
+            present = worlds.present
+            if len(present) < 2:  # nobody may be left to go on
+                continue
+            kind, member = self._random.choice(self._options.kinds), self._random.choice(present)
+            position, generation = self._ranks.logs.position, worlds.director.generation
+            self.faults.append(Fault(kind, member, asyncio.get_running_loop().time(), position, generation))
+            await self._do(kind, member, worlds)
+            if kind in LOSING:
+                await self._ranks.start(worlds)
+
+    async def _do(self, kind: str, member: str, worlds: ProcessWorlds) -> None:
+        match kind:
+            case "kill":
+                worlds.signal(member, signal.SIGKILL)
+            case "stop":
+                worlds.signal(member, signal.SIGSTOP)
+                self._waking.add(asyncio.create_task(self._wake(worlds, member)))
+            case "drain":
+                worlds.drain(member)
+            case "hold":
+                worlds.signal(member, signal.SIGUSR1)
+            case _:
+                busy = f"import time\nend = time.time() + {HOLD_SECONDS}\nwhile time.time() < end: pass"
+                for _ in range(HOGS):
+                    self._hogs.append(await asyncio.create_subprocess_exec(sys.executable, "-c", busy))
+
+    async def _wake(self, worlds: ProcessWorlds, member: str) -> None:
+        await asyncio.sleep(HOLD_SECONDS)
+        if member in worlds.running:
+            worlds.signal(member, signal.SIGCONT)
+
+    # -- what it came to, so far ---------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> float | None:
+        """The part of the undisturbed throughput that is kept."""
+        first: dict[int, float] = {}
+        for line in self._ranks.logs.commits:
+            first.setdefault(line["step"], line["time"])
+        if len(first) < 2:
+            return None
+        seconds = max(first.values()) - min(first.values())
+        return (len(first) - 1) / self._rate / seconds
+
+    @property
+    def false_deaths(self) -> list[str]:
+        """Ranks that were held for lost though nobody had touched them, with the reason."""
+        touched = {fault.member for fault in self.faults if fault.kind in LOSING}
+        if self._ranks.logs.position >= self._steps:  # from then on ranks leave, done
+            touched |= {name for name, code in self._worlds.exits.items() if code == 0}
+        return [
+            f"generation {formed.generation}: {name}: {formed.change.why}"
+            for _, formed in self._worlds.worlds
+            for name in formed.change.left
+            if name not in touched
+        ]
+
+    def judge(self, lineages: list[str]) -> Verdict:
+        """Compare all that is committed so far with the run without faults."""
+        self._ranks.logs.refresh()
+        members = {name for _, formed in self._worlds.worlds for name in formed.members}
+        touched = {fault.member for fault in self.faults if fault.kind in LOSING}
+        found = self._worlds.exits if self._exits is None else self._exits
+        exits = {name: code for name, code in found.items() if name in members - touched}
+        position = self._ranks.logs.position
+        done = position if self.is_whole else max(0, position - 1)
+        wanted, portions = self._wanted, self._options.portions
+        verdict = judge(self._ranks.logs, wanted, exits, steps=done, portions=portions, is_whole=self.is_whole)
+        for name, line in self._ranks.logs.of("committed"):
+            if line["lineage"] != lineages[line["step"]]:
+                verdict.different.append(f"{name}: step {line['step']}")
+        return verdict
+
+    def show(self, verdict: Verdict) -> list[tuple[str, str, str, str]]:
+        """Print the table of measured against goal, and return its rows."""
+        logs, kept, deaths = self._ranks.logs, self.kept, self.false_deaths
+        counts = {kind: sum(fault.kind == kind for fault in self.faults) for kind in self._options.kinds}
+        first = min((line["time"] for line in logs.commits), default=0.0)
+        last = max((line["time"] for line in logs.commits), default=0.0)
+        is_equal = not verdict.different and not verdict.samples
+        goal = GOALS.get(self._options.mode)
+        rows = [
+            ("G1", "every committed step", "bit-equal" if is_equal else "DIFFERENT", "bit-equal"),
+            ("G2", "committed steps lost or repeated", str(len(verdict.repeated)), "0"),
+            ("G9", "throughput kept", "-" if kept is None else f"{kept:.1%}", "-" if goal is None else f"{goal:.0%}"),
+            ("G11", "false deaths", str(len(deaths)), "0"),
+        ]
+        print(
+            f"after {(last - first) / 60:.1f} min, {'whole' if self.is_whole else 'not whole'}: {logs.position} of "
+            f"{self._steps} steps, {len(self._worlds.worlds)} worlds, {counts}, undisturbed step {show(1 / self._rate)}"
+        )
+        for number, what, measured, aim in rows:
+            print(f"{number:4} {what:46} {measured:>12}   goal {aim}")
+        for text in [*deaths, *verdict.different, *verdict.samples, *verdict.repeated, *verdict.failed][:20]:
+            print(f"  {text}")
+        sys.stdout.flush()
+        return rows
+
+
+async def report(run: Endurance, lineages: list[str], every: float) -> None:
+    """Print a table now and then."""
+    while True:
+        await asyncio.sleep(every)
+        run.show(run.judge(lineages))
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> int:
+    """Calibrate, run alone, run under faults, print the table, and return the exit code."""
+    rate = await calibrate(options, folder / "undisturbed")
+    steps = max(10, int(options.minutes * 60 * rate))
+    print(f"undisturbed: {rate:.2f} steps per second; {steps} steps are {options.minutes:g} minutes", flush=True)
+    wanted, lineages = await compute_alone(options, folder, steps)
+    run = Endurance(options, folder / "faults", steps=steps, rate=rate, wanted=wanted)
+    work = asyncio.create_task(run.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    reports = asyncio.create_task(report(run, lineages, options.report))
+    why = ""
+    try:
+        await work
+    except asyncio.CancelledError:
+        why = "it was cut"
+    except SystemExit as error:
+        why = str(error)
+    finally:
+        reports.cancel()
+        await asyncio.wait({reports})
+    verdict = run.judge(lineages)
+    rows = run.show(verdict)
+    if why:
+        print(f"  {why}")
+    faults = [asdict(fault) for fault in run.faults]
+    print(json.dumps({"rows": rows, "faults": faults, "settings": vars(options), "why": why}, default=str), flush=True)
+    is_bad = verdict.different or verdict.samples or verdict.repeated or verdict.failed or run.false_deaths or why
+    return 1 if is_bad else 0
+
+
+def main() -> None:
+    """Measure."""
+    options = parse_arguments()
+    with tempfile.TemporaryDirectory(prefix="asyncpar-endurance-") as folder:
+        raise SystemExit(asyncio.run(measure(options, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

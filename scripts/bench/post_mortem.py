@@ -1,0 +1,129 @@
+"""Kill ranks and launchers of small jobs, and check that each leaves a post-mortem that says what happened.
+
+    python scripts/bench/post_mortem.py --kills 200 --seed 1
+
+Each job has two ranks.  One of them, or the launcher, is killed (SIGKILL) at a random moment after it has begun to
+work.  A folder is complete when the summary is there, names the command, and the rings of both ranks can be read.  The
+last line on stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from asyncpar.errors import ProtocolError
+from asyncpar.observe.image import read_image
+
+RANKS = 2
+PATIENCE = 60.0
+
+PROGRAM = """
+import numpy as np
+import asyncpar as ap
+
+async def main():
+    async with ap.init() as node:
+        x = np.ones(1024, np.float32)
+        await node.world.all_reduce(x, "max")
+        print("at work", flush=True)
+        while True:
+            await node.world.all_reduce(x, "max")
+
+ap.run(main)
+"""
+
+
+def run_once(folder: Path, dice: random.Random) -> str:
+    """Start a job, kill one of its processes, and return what is wrong with the post-mortem; "" for nothing."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    remains = folder / "remains"
+    command = [sys.executable, "-m", "asyncpar", "launch", f"--nproc-per-node={RANKS}", f"--post-mortem={remains}"]
+    with subprocess.Popen(
+        [*command, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        for _ in range(RANKS):
+            launcher.stdout.readline()
+        time.sleep(dice.uniform(0.0, 0.05))
+        ranks = list(find_ranks(launcher.pid))
+        victim = dice.choice([launcher.pid, *ranks])
+        os.kill(victim, signal.SIGKILL)
+        launcher.wait(PATIENCE)
+    is_launcher = victim == launcher.pid
+    summary = wait_for_summary(remains)
+    if summary is None:
+        return f"no summary after the end of {'the launcher' if is_launcher else 'a rank'}"
+    text = summary.read_text()
+    expected = "The launcher was killed" if is_launcher else "was killed by SIGKILL"
+    if expected not in text or "program.py" not in text:
+        return f"the summary does not say {expected!r}"
+    return check_rings(summary.parent)
+
+
+def check_rings(folder: Path) -> str:
+    """Return what is wrong with the rings in ``folder``."""
+    rings = sorted((folder / "rings").glob("*.ring"))
+    if len(rings) != RANKS:
+        return f"{len(rings)} rings"
+    for ring in rings:
+        try:
+            image = read_image(ring.read_bytes())
+        except ProtocolError as error:
+            return str(error)
+        if not image.operations:
+            return f"{ring.name}: no operations"
+    return ""
+
+
+def find_ranks(launcher: int) -> Iterator[int]:
+    """Yield the processes of the launcher's ranks."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if any(word.endswith(b"program.py") for word in words):
+            yield int(child)
+
+
+def wait_for_summary(remains: Path) -> Path | None:
+    """Return the summary when it is there; None if it does not come."""
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        found = list(remains.glob("*/summary.txt"))
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    return None
+
+
+def main() -> None:
+    """Kill, check, and count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    dice = random.Random(options.seed)
+    problems = []
+    for number in range(options.kills):
+        with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as folder:
+            problem = run_once(Path(folder), dice)
+        if problem:
+            problems.append(problem)
+            print(f"kill {number}: {problem}", file=sys.stderr)
+    print(json.dumps({"kills": options.kills, "complete": options.kills - len(problems), "problems": problems[:10]}))
+    raise SystemExit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Make one of four ranks slow in a known way, and see whether `asyncpar status` names it and why.
+
+    python scripts/bench/stragglers.py --cases none,compute,input,collection,niced,link --seconds 15
+
+Every rank loads, computes and all-reduces in steps of about 50 ms, most of which it sleeps.  Rank 2 does more of one
+thing: a fifth of a step of computing or of waiting for input, garbage collections of the oldest generation, or it has
+to share its processor with other programs at a lower priority.  With ``link`` each rank has a host of its own, a
+namespace on one bridge, and that of rank 2 sends at 20 Mbit/s, the others at 500 (needs root).
+
+The last line on stdout is one JSON object: per case how many of the looks, one a second, told the right rank and cause,
+another one, or nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from asyncpar.observe.rounds import Cause
+from asyncpar.observe.stragglers import WINDOW
+from scripts.bench.namespaces import bridge
+
+CULPRIT = 2
+SLOW_BITS, FAST_BITS = 20_000_000, 500_000_000
+CAUSES = {
+    "compute": (Cause.COMPUTE,),
+    "input": (Cause.INPUT,),
+    "collection": (Cause.COLLECTION,),
+    "niced": (Cause.TAKEN, Cause.COMPUTE),
+    "link": (Cause.LINK,),
+}
+WORDS = {
+    Cause.COMPUTE: "what it computes",
+    Cause.INPUT: "its input",
+    Cause.COLLECTION: "garbage collection",
+    Cause.TAKEN: "other programs",
+    Cause.LINK: "its link",
+}
+
+PROGRAM = """
+import asyncio, gc, os, sys, time
+import numpy as np
+import asyncpar as ap
+
+def compute(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+async def main():
+    case = sys.argv[1]
+    async with ap.init() as node:
+        slow = node.rank == 2
+        if case == "niced" and slow:
+            os.nice(19)
+        garbage = [[number] for number in range(60_000)] if case == "collection" and slow else []
+        gc.collect()
+        x = np.ones(1 << 17 if case == "link" else 1024, np.float32)
+        while True:
+            with ap.span("load batch"):
+                await asyncio.sleep(0.005 + (0.012 if case == "input" and slow else 0))
+            await asyncio.sleep(0.035)
+            compute(0.004 + (0.012 if case == "compute" and slow else 0))
+            if case == "collection" and slow:
+                gc.collect()
+            await node.world.all_reduce(x, "max", algorithm="ring" if case == "link" else None)
+
+ap.run(main)
+"""
+
+
+def measure(case: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Run one case, and return what `status` said."""
+    program = folder / f"{case}.py"
+    program.write_text(PROGRAM)
+    name = f"straggler_{case}_{os.getpid()}"
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if case == "niced" else 0)]
+    looks: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
+    with hosts_of(case, folder, name) as commands:
+        jobs = [
+            subprocess.Popen([*command, str(program), case], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for command in commands
+        ]
+        try:
+            watch(case, f"{name}-{jobs[0].pid}", seconds, looks, texts)  # its launcher sees all hosts
+        finally:
+            for process in (*jobs, *hogs):
+                process.terminate()
+                process.wait()
+    return {**looks, "said": [text for text, _ in texts.most_common(2)]}
+
+
+@contextmanager
+def hosts_of(case: str, folder: Path, name: str) -> Iterator[list[list[str]]]:
+    """Yield the commands that launch the job: one on this host, or one on each of four."""
+    launch = [sys.executable, "-m", "asyncpar", "launch", f"--rdzv-id={name}"]
+    if case != "link":
+        yield [[*launch, "--nproc-per-node=4"]]
+        return
+    secret = folder / "job.secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    with bridge([SLOW_BITS if rank == CULPRIT else FAST_BITS for rank in range(4)]) as ends:
+        meeting = ["--nnodes=4", f"--rdzv-endpoint={ends[0].address}:29400", f"--secret-file={secret}"]
+        yield [end.enter([*launch, *meeting, f"--node-rank={rank}"]) for rank, end in enumerate(ends)]
+
+
+def watch(case: str, name: str, seconds: float, looks: Counter[str], texts: Counter[str]) -> None:
+    """Look at the job once a second."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        time.sleep(1.0)
+        for alarms in status(name):
+            looks[judge(case, alarms)] += 1
+            texts.update(alarms)
+
+
+def status(name: str) -> list[list[str]]:
+    """Return the alarms of the job of that name, if it can be looked at and has told of enough rounds."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "asyncpar", "status", "--json", name], capture_output=True, text=True, check=False
+    )
+    if asked.returncode != 0:
+        return []
+    job = json.loads(asked.stdout)
+    summaries = [report.get("summary", {}) for host in job.get("hosts", ()) for report in host.get("ranks", ())]
+    if len(summaries) < 4 or any(len(summary.get("rounds", ())) < WINDOW for summary in summaries):
+        return []
+    return [job.get("alarms", [])]
+
+
+def judge(case: str, alarms: list[str]) -> str:
+    """Return whether ``alarms`` are right, wrong or silent."""
+    if not alarms:
+        return "right" if case == "none" else "silent"
+    if case == "none":
+        return "wrong"
+    words = [WORDS[cause] for cause in CAUSES[case]]
+    named = [alarm for alarm in alarms if alarm.startswith(f"rank {CULPRIT} ")]
+    is_right = any(word in alarm for alarm in named for word in words)
+    return "right" if is_right else "wrong"
+
+
+def main() -> None:
+    """Measure all cases."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="none,compute,input,collection,niced,link")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    options = parser.parse_args()
+    cases = options.cases.split(",")
+    unknown = set(cases) - {"none", *CAUSES}
+    if unknown:
+        parser.error(f"--cases: expected some of none, {', '.join(CAUSES)}, got {', '.join(sorted(unknown))}")
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as folder:
+        for case in cases:
+            found[case] = measure(case, Path(folder), options.seconds)
+            print(f"{case}: {found[case]}", file=sys.stderr)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

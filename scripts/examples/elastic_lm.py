@@ -1,0 +1,186 @@
+"""Train the byte-level transformer of ``train_lm.py`` elastically: ranks may go and come, and no bit is different.
+
+    python scripts/examples/elastic_lm.py --steps 40                 # alone
+    python scripts/examples/elastic_lm.py --steps 120 --kill         # four ranks; one is killed, another one comes
+
+With ``--kill`` this program starts the ranks, kills one in the middle, starts a new one, repeats the run undisturbed in
+one process, compares every byte of the parameters and every loss, and draws the losses with the events into loss.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import asyncpar as ap
+from asyncpar.core.concurrency.worker import WorkerThread
+from asyncpar.elasticity.step import ElasticStep
+from asyncpar.errors import UsageError
+from asyncpar.testing.elastic_processes import ProcessWorlds
+from asyncpar.train import (
+    Batches,
+    LanguageModel,
+    TrainingConfig,
+    make_config,
+    make_texts,
+    parse_arguments,
+    plot_losses,
+    read_corpus,
+    split_rows,
+    standard_library_text,
+)
+
+LIBRARY_BYTES = 1 << 20
+PATIENCE = 120.0
+MARK = "ELASTIC_LM_LOG"
+"""The variable that tells a rank where to write how far it is, and what it has come to."""
+
+
+@dataclass
+class Result:
+    """What a run comes to."""
+
+    losses: list[float] = field(default_factory=list)
+    digest: str = ""
+    changes: dict[int, str] = field(default_factory=dict)
+
+
+async def train(config: TrainingConfig, batches: Batches, portions: int, log: Path | None) -> Result:
+    """Train in whatever world there is, and return what this rank saw."""
+    language, result, thread = LanguageModel(config), Result(), WorkerThread("compute")
+    async with ap.elastic(portions=portions) as job:
+        state = job.state(language.optimizer.parameters, language.optimizer, losses=[])
+        async for step in job.steps(state, until=config.steps):
+            async with step:
+                for portion in step.portions:
+                    await thread.run(compute, language, batches, step, portion, portions)
+                gradients = await step.reduce()
+                rate = config.schedule(step.number)
+                await step.update(language.optimizer, gradients, learning_rate=rate, clip_norm=config.clip_norm)
+                state["losses"].append(step.loss / config.tokens)
+            if step.is_committed and log is not None:
+                log.with_suffix(".step").write_text(str(step.number))
+            if step.change is not None:
+                result.changes[step.number] = str(step.change)
+                print(f"step {step.number}: {step.change}", file=sys.stderr)
+        result.losses, result.digest = list(state["losses"]), language.digest()
+    thread.close()
+    return result
+
+
+def compute(language: LanguageModel, batches: Batches, step: ElasticStep, portion: int, portions: int) -> None:
+    """Add the gradients of one portion: some rows of the batch."""
+    rows = split_rows(batches.rows, rank=portion, size=portions)
+    loss = language.accumulate(batches.windows(step.number, rows), scale=1.0 / batches.tokens)
+    step.add(portion, {parameter.name: parameter.grad for parameter in language.optimizer.parameters}, loss=loss)
+
+
+def run_rank(options: argparse.Namespace, portions: int) -> Result:
+    """Run one rank, and write its result where ``MARK`` says."""
+    config, log = make_config(options), os.environ.get(MARK)
+    corpus = read_corpus(options.text or standard_library_text(), least=4096, most=LIBRARY_BYTES)
+    texts = make_texts(corpus, rows=options.batch, length=options.seq, seed=options.seed, held_out=0.0)
+    place = None if log is None else Path(log) / f"{os.getpid()}.json"
+    result = ap.run(train(config, texts.training, portions, place))
+    if place is not None:
+        place.write_text(json.dumps(asdict(result)))
+    return result
+
+
+class KilledRun:
+    """Some ranks, of which one is killed in the middle, and one that comes for it."""
+
+    def __init__(self, arguments: list[str], steps: int, ranks: int, folder: Path) -> None:
+        self._ranks = ranks
+        self._arguments = [str(Path(__file__).resolve()), *arguments]
+        self._steps = steps
+        self._folder = folder
+
+    async def run(self) -> Result:
+        """Return what the ranks come to, which must all have come to the same."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        environment = {**os.environ, MARK: str(self._folder), "OMP_NUM_THREADS": "1"}
+        async with ProcessWorlds(self._ranks, environment=environment) as worlds:
+            for number in range(self._ranks):
+                await worlds.start(f"rank {number}", self._arguments)
+            await self._reach(worlds, self._steps // 3)
+            worlds.signal("rank 1", signal.SIGKILL)
+            await worlds.start("newcomer", self._arguments)
+            names = [name for name in worlds.running if name != "rank 1"]
+            codes = {name: await asyncio.wait_for(worlds.wait(name), PATIENCE) for name in names}
+            if codes.pop("newcomer"):
+                print("elastic_lm: the newcomer came when all was over; take more --steps", file=sys.stderr)
+            if any(codes.values()):
+                raise SystemExit(f"elastic_lm: ranks have failed: {codes}")
+            changes = {formed.lineage.step: str(formed.change) for _, formed in worlds.worlds[1:]}
+        results = [Result(**json.loads(path.read_text())) for path in sorted(self._folder.glob("*.json"))]
+        if len({(tuple(result.losses), result.digest) for result in results}) != 1:
+            raise SystemExit("elastic_lm: the ranks have not come to the same")
+        return Result(results[0].losses, results[0].digest, changes)
+
+    async def _reach(self, worlds: ProcessWorlds, step: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not any(int(path.read_text() or -1) >= step for path in self._folder.glob("*.step")):
+                if len(worlds.running) < self._ranks:
+                    raise SystemExit("elastic_lm: a rank has failed")
+                await asyncio.sleep(0.05)
+
+
+def show_killed_run(options: argparse.Namespace, run: KilledRun, portions: int) -> None:
+    """Run with and without a kill, compare, and draw."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    killed = asyncio.run(run.run())
+    undisturbed = run_rank(options, portions)
+    is_equal = (killed.losses, killed.digest) == (undisturbed.losses, undisturbed.digest)
+    title = f"one is killed, one comes: {'the same bytes' if is_equal else 'OTHER BYTES'}"
+    curves = {"under faults": killed.losses, "undisturbed": undisturbed.losses}
+    try:
+        plot_losses(curves, options.out / "loss.png", title=title, events=killed.changes)
+    except UsageError as error:
+        print(f"no loss.png: {error}", file=sys.stderr)
+    figures = {
+        "steps": options.steps,
+        "last_loss": killed.losses[-1],
+        "parameters": killed.digest,
+        "changes": killed.changes,
+        "same_bytes": is_equal,
+    }
+    print(json.dumps(figures))
+    if not is_equal:
+        raise SystemExit("elastic_lm: the run under faults has come to other bytes than the undisturbed one")
+
+
+def main() -> None:
+    """Train, or show that a kill changes nothing."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--portions", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=4, help="with --kill: how many begin (2 or more)")
+    own, arguments = parser.parse_known_args()
+    try:
+        options = parse_arguments(arguments)
+        if own.kill:
+            if own.ranks < 2:
+                raise UsageError(f"--ranks: expected 2 or more, of which one is killed, got {own.ranks}")
+            arguments = [*arguments, f"--portions={own.portions}"]
+            show_killed_run(
+                options, KilledRun(arguments, options.steps, own.ranks, options.out / "elastic"), own.portions
+            )
+            return
+        result = run_rank(options, own.portions)
+    except UsageError as error:
+        print(f"elastic_lm: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(json.dumps({"steps": options.steps, "last_loss": result.losses[-1], "parameters": result.digest}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Train the language model on Dask: ``python scripts/examples/engines/dask_cluster.py --steps 20``.
+
+``DASK_SCHEDULER_ADDRESS`` names a cluster; without it there is one of four workers on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+
+from distributed import Client
+from language_model import RANKS, run_on, train_language_model  # type: ignore[import-not-found]  # beside this script
+
+import asyncpar as ap
+
+if __name__ == "__main__":
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+    with (
+        Client(address) if address else Client(n_workers=RANKS, threads_per_worker=1, dashboard_address=None) as client
+    ):
+        run_on("dask", lambda arguments: ap.dask.run(client, train_language_model, list(arguments), ranks=RANKS))

@@ -1,0 +1,38 @@
+"""The language model of ``train_lm.py`` as a function that any engine can run; the losses are the same on all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from asyncpar.core.observe.reporting import Reporter
+from asyncpar.train import make_config, parse_arguments
+
+RANKS = 4
+
+
+async def train_language_model(arguments: Sequence[str]) -> list[float]:
+    """Train as one rank of a world, by the options of ``train_lm.py``; return the losses."""
+    folder = str(Path(__file__).resolve().parents[1])
+    if folder not in sys.path:
+        sys.path.append(folder)
+    import train_lm  # type: ignore[import-not-found]  # the script beside this folder
+
+    options = parse_arguments(list(arguments))
+    texts = train_lm.read_texts(options)
+    run = await train_lm.train(options, make_config(options), texts, Reporter.from_environment(os.environ))
+    losses: list[float] = run.losses
+    return losses
+
+
+def run_on(engine: str, launch: Callable[[Sequence[str]], list[list[float]]]) -> None:
+    """Train on an engine with the options of the command line, and print one line of JSON."""
+    begun = time.perf_counter()
+    by_rank = launch(sys.argv[1:])
+    losses = by_rank[0]
+    figures = {"engine": engine, "ranks": len(by_rank), "steps": len(losses), "first_loss": losses[0]}
+    print(json.dumps({**figures, "last_loss": losses[-1], "seconds": round(time.perf_counter() - begun, 2)}))

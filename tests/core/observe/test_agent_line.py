@@ -1,0 +1,41 @@
+"""Losses that the agent tells, for one world after the other in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from asyncpar.core.observe.agent_line import AgentLine, Loss, encode_loss
+from asyncpar.core.observe.reporting import Reporter
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+async def test_a_loss_of_another_generation_is_dropped_and_counted(pipe: tuple[int, int]) -> None:
+    heard: list[tuple[int, str]] = []
+    with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=3)) as line:
+        line.open()
+        line.deliver(lambda rank, how: heard.append((rank, how)))
+        for generation in (2, 3, 4):
+            os.write(pipe[1], encode_loss(Loss(generation, "host", "ended"), generation=generation))
+        await asyncio.sleep(0.05)
+        assert heard == [(3, "ended")]
+        assert line.stale == 2
+
+
+async def test_what_an_older_world_left_in_the_pipe_does_not_end_a_newer_one(pipe: tuple[int, int]) -> None:
+    """The agent told of the loss that ended the first world when nobody read any more."""
+    os.write(pipe[1], encode_loss(Loss(1, "host", "was killed by SIGKILL"), generation=0))
+    with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=1)) as line:
+        line.open()
+        assert await line.unless_lost(asyncio.sleep(0.05, "joined"), "join") == "joined"

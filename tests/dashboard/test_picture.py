@@ -1,0 +1,86 @@
+"""Pictures are bounded, and valid JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from asyncpar.dashboard.picture import MOST_LINKED, MOST_RANKS, Painter
+from asyncpar.dashboard.states import RankActivity
+from asyncpar.observe.summary import HostSummary, JobSummary, RankReport, RankSummary
+from asyncpar.testing.jobs import SyntheticJob, Trouble
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 1000])
+def test_a_picture_is_json_and_small(size: int) -> None:
+    painter = Painter()
+    text = ""
+    for job in SyntheticJob(size, trouble=Trouble.LATE).summaries(4):
+        text = json.dumps(painter.paint(job), allow_nan=False)
+
+    picture = json.loads(text)
+    assert picture["total"] == size
+    assert len(picture["ranks"]) == min(size, MOST_RANKS)
+    assert len(picture["links"]["ranks"]) <= MOST_LINKED
+    assert len(text) < 500_000
+
+
+def test_of_many_ranks_the_worst_are_shown() -> None:
+    painter = Painter()
+    for job in SyntheticJob(300, trouble=Trouble.STOPPED).summaries(42):
+        picture = painter.paint(job)
+
+    culprit = 300 // 3
+    assert {row["rank"]: row["state"] for row in picture["ranks"]}[culprit] == RankActivity.STOPPED
+    assert picture["counts"][str(int(RankActivity.STOPPED))] == 1
+
+
+def test_rates_are_differences_of_two_pictures() -> None:
+    painter = Painter()
+    first, second = SyntheticJob(2).summaries(2)
+
+    assert painter.paint(first)["links"]["cells"][0][3] is None
+    picture = painter.paint(second)
+
+    assert picture["links"]["cells"][0][3] > 0
+    assert 0.5 < picture["ranks"][0]["cpu"] < 1.5
+
+
+def test_operations_of_several_ranks_are_one_row_with_who_called_and_who_is_missing() -> None:
+    painter = Painter()
+    for job in SyntheticJob(4, trouble=Trouble.LATE).summaries(45):
+        picture = painter.paint(job)
+
+    (row,) = picture["operations"]
+    assert (row["here"], row["waitsFor"], row["label"].split()[0]) == ([0, 2, 3], [1], "all_reduce")
+
+
+def test_figures_of_all_ranks_are_one_row() -> None:
+    (job,) = SyntheticJob(4).summaries(1)
+
+    first = next(row for row in Painter().paint(job)["figures"] if row["what"] == "collective")
+
+    assert (first["what"], first["name"], first["count"], first["p50"]) == ("collective", "all_reduce", 256, 8_240)
+
+
+def test_values_that_are_no_numbers_for_json_are_left_out() -> None:
+    summary = RankSummary(rank=0, pid=1, time=0.0, values={"loss": float("inf"), "lr": 0.1, "x": float("nan")})
+    host = HostSummary(host="a", ranks=(RankReport(rank=0, host="a", pid=1, summary=summary),))
+
+    picture = Painter().paint(JobSummary(job="j", pid=1, time=0.0, hosts=(host,)))
+
+    assert picture["values"] == {"lr": 0.1}
+    json.dumps(picture, allow_nan=False)
+
+
+def test_the_picture_of_the_end_adds_no_column() -> None:
+    painter = Painter()
+    jobs = list(SyntheticJob(2).summaries(3))
+    for job in jobs[:2]:
+        painter.paint(job)
+
+    picture = painter.paint(jobs[2], ended="The job has ended with exit code 0.")
+
+    assert len(picture["heat"]["columns"]) == 2
+    assert picture["ended"].startswith("The job has ended")

@@ -1,0 +1,23 @@
+"""Communicators keep the promises of all communicators over device arrays, by NCCL as the fake fabric has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import ClassVar, cast
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.testing.collectives import CommunicatorConformance
+from asyncpar.testing.device_worlds import OnDevices, device_world
+from asyncpar.testing.fake_devices import FakeCluster
+from tests.products import IS_WHOLE
+
+
+class TestOnDevices(CommunicatorConformance):
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8) if IS_WHOLE else (1, 2, 5)
+
+    @asynccontextmanager
+    async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
+        cluster = FakeCluster(seed=size)
+        async with device_world(size, cluster=cluster) as nodes:
+            yield [cast(Communicator, OnDevices(node.world, cluster)) for node in nodes]

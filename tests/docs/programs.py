@@ -1,0 +1,81 @@
+"""The programs on the pages of the documentation, and how tests run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.surroundings import SURROUNDINGS, Surroundings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A block of Python on a page."""
+
+    page: str
+    number: int
+    text: str
+
+    @property
+    def is_program(self) -> bool:
+        return "ap.run(main)" in self.text or "if __name__ ==" in self.text
+
+    @property
+    def is_test(self) -> bool:
+        return re.search(r"^(async )?def test_", self.text, re.MULTILINE) is not None
+
+    @property
+    def surroundings(self) -> Surroundings | None:
+        found = [
+            value for (page, begin), value in SURROUNDINGS.items() if page == self.page and self.text.startswith(begin)
+        ]
+        assert len(found) <= 1, f"{self}: several surroundings fit"
+        return found[0] if found else None
+
+    def __str__(self) -> str:
+        return f"{self.page}-{self.number}"
+
+
+SHOWN = [
+    Shown(page.relative_to(ROOT).as_posix(), number, text)
+    for page in PAGES
+    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+]
+
+
+def run(*command: str | Path, home: Path) -> str:
+    """Run Python as in another folder, with the tests' own modules at hand; its output, if it ends well."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=home, env=environment, capture_output=True, text=True, timeout=55, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_piece(shown: Shown, home: Path) -> None:
+    """Run a program, or a piece of one within its surroundings."""
+    around, text = shown.surroundings, shown.text
+    if around is not None:
+        for long, short in around.shorter.items():
+            assert long in text, f"{shown}: {long!r} is not there"
+            text = text.replace(long, short)
+        assert around.program.count("BLOCK") == 1
+        text = around.program.replace("BLOCK", text)
+    (home / "program.py").write_text(text)
+    run("program.py", home=home)
+
+
+PIECES = [shown for shown in SHOWN if not shown.is_program and not shown.is_test]
+
+
+def pieces_that_need(what: str | None) -> list[Shown]:
+    """Return the pieces that need ``what``, or nothing."""
+    return [shown for shown in PIECES if (shown.surroundings.needs if shown.surroundings else None) == what]

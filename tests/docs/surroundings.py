@@ -1,0 +1,299 @@
+"""The programs around the pieces of programs in the documentation, so that tests can run those.
+
+A piece is found by its page and its first line.  ``BLOCK`` is where it stands in the program; ``shorter`` replaces text
+of it, so that a test does not train for a thousand steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_MODEL = """
+import asyncio
+
+import numpy as np
+
+import asyncpar as ap
+from asyncpar.nn.optimizers import Adam, Optimizer
+from asyncpar.nn.parameter import Initializer
+from asyncpar.parallel.local.outer import OuterConfig
+from tests.elasticity.pipeline_training import make_stages, squares
+from tests.elasticity.training import Model
+"""
+
+_TORCH_WORLD = """
+import os
+
+import torch
+
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The program around a piece, and what it needs."""
+
+    program: str
+    shorter: dict[str, str] = field(default_factory=dict)
+    needs: str | None = None
+
+
+SURROUNDINGS = {
+    ("README.md", "import asyncpar.blocking, numpy as np"): Surroundings("""
+from contextlib import contextmanager
+
+import asyncpar as ap
+import asyncpar.blocking
+from tests.docs.actors import Counter
+
+open_node = asyncpar.blocking.init
+
+
+@contextmanager
+def init():
+    with open_node() as node:
+        node.spawn(Counter, name="counter")
+        yield node
+
+
+class Trainer:
+    async def step(self, x):
+        assert x.shape == (1 << 20,)
+        return True
+
+
+asyncpar.blocking.init = init
+trainer = Trainer()
+BLOCK
+assert total == 3 and rows.shape == (1, 1 << 20)
+"""),
+    ("README.md", "class Sensor(ap.Actor):"): Surroundings("""
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+
+import asyncpar as ap
+BLOCK
+
+async def main():
+    async with ap.testing.local_world(2) as nodes:
+        assert await asyncio.gather(*(use(node) for node in nodes)) == [16.0, 16.0]
+
+
+asyncio.run(main())
+"""),
+    ("docs/dashboard.md", "ap.observe.report(loss=loss, lr=rate)  # every step, if you like: some microseconds"): (
+        Surroundings("import asyncpar as ap\n\nloss, rate = 0.5, 1e-3\nBLOCK")
+    ),
+    ("docs/dashboard.md", "class TensorBoard:"): Surroundings("""
+import sys
+import types
+
+from asyncpar.observe.summary import JobSummary
+from asyncpar.testing.jobs import SyntheticJob
+
+written = []
+
+
+class SummaryWriter:
+    def add_scalar(self, name, value, step):
+        written.append(name)
+
+    def close(self):
+        written.append("closed")
+
+
+sys.modules["torch.utils.tensorboard"] = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+for parent in ("torch", "torch.utils"):
+    sys.modules.setdefault(parent, types.ModuleType(parent))
+BLOCK
+board = TensorBoard()
+for job in SyntheticJob(4).summaries(3):
+    board.take(job)
+board.close("ended")
+assert written[-1] == "closed" and len(written) > 1, written
+"""),
+    ("docs/devices.md", "async def average(comm):"): Surroundings("BLOCK", needs="a GPU"),
+    ("docs/devices.md", "async def train(module, batches, runtime):"): Surroundings("BLOCK", needs="a GPU"),
+    ("docs/elastic.md", "import asyncpar as ap\n\n\nasync def main():"): Surroundings(
+        f"""{_MODEL}
+from types import SimpleNamespace
+
+whole = Model()
+model, optimizer = SimpleNamespace(parameters=lambda: whole.parameters), whole.optimizer
+batch, backward = (lambda number, portion: None), (lambda samples, rng: whole.backward(rng))
+before = whole.first.value.copy()
+BLOCK
+asyncio.run(main())
+assert not np.array_equal(before, whole.first.value)
+""",
+        {"until=1000": "until=3"},
+    ),
+    ("docs/elastic.md", "async def train(job, stages, parameters, optimizer, inputs, targets, loss):"): Surroundings(
+        f"""{_MODEL}
+BLOCK
+
+async def main():
+    stages = make_stages(2)
+    parameters = [parameter for stage in stages for parameter in stage.parameters()]
+    sample = lambda portion: np.random.default_rng(portion).standard_normal((5, 6)).astype(np.float32)
+    async with ap.elastic(portions=4, seed=7) as job:
+        optimizer = Optimizer(parameters, Adam())
+        await train(job, stages, parameters, optimizer, sample, lambda portion: sample(portion)[:, :4] ** 2, squares)
+
+
+asyncio.run(main())
+""",
+        {"until=1000": "until=3"},
+    ),
+    ("docs/elastic.md", "async def train(job, parameters, optimizer):"): Surroundings(
+        f"""{_MODEL}
+BLOCK
+
+whole = Model()
+
+
+def batch(number, step, portion):
+    return np.random.default_rng([number, step, portion])
+
+
+def backward(rng):
+    gradients, loss = whole.backward(rng)
+    for parameter in whole.parameters:
+        parameter.grad = gradients[parameter.name]
+    return loss
+
+
+async def main():
+    async with ap.elastic(portions=4, seed=7) as job:
+        await train(job, whole.parameters, whole.optimizer)
+
+
+asyncio.run(main())
+""",
+        {"until=100)": "until=2)"},
+    ),
+    ("docs/elastic.md", "import asyncpar as ap\n\n\nclass Scores(ap.ElasticActor):"): Surroundings(
+        f"""{_MODEL}
+BLOCK
+asyncio.run(main())
+""",
+        {
+            "        ...  # async for": """
+        whole = Model()
+        state = job.state(whole.parameters, whole.optimizer)
+        async for step in job.steps(state, until=2):
+            async with step:
+                for portion in step.portions:
+                    gradients, loss = whole.backward(step.rng(portion))
+                    step.add(portion, gradients, loss=loss)
+                await step.update(whole.optimizer, await step.reduce("mean"), learning_rate=1e-3)
+                assert await scores.offer(float(step.number + 1)) == step.number + 1
+        # async for"""
+        },
+    ),
+    ("docs/elastic.md", "import torch\nimport torch.nn.functional as F"): Surroundings(
+        "BLOCK\nassert len(job.state['losses']) == 5", {"until=200": "until=5"}, needs="torch"
+    ),
+    ("docs/engines.md", "import asyncpar as ap\nfrom distributed import Client"): Surroundings(
+        "BLOCK", needs="a cluster"
+    ),
+    ("docs/engines.md", "import asyncpar as ap\nimport ray"): Surroundings("BLOCK", needs="a cluster"),
+    ("docs/engines.md", "import asyncpar as ap\nfrom my_training import train"): Surroundings(
+        """
+import pathlib
+
+pathlib.Path("my_training.py").write_text('''
+import asyncpar as ap
+
+
+async def train(path):
+    async with ap.init() as node:
+        return node.rank
+
+
+class Trainer(ap.Actor):
+    def __init__(self, config):
+        self.config = config
+
+    @ap.endpoint
+    async def step(self, batch):
+        return batch
+''')
+if __name__ == "__main__":
+    import asyncio
+
+    from my_training import Trainer
+
+    config, batch = {"width": 8}, 3
+    BLOCK
+    assert losses == [0, 1]
+    asyncio.run(main())
+""",
+        {"ranks=4": "ranks=2", "ap.cluster(4)": "ap.cluster(2)", "dp=2, tp=2": "dp=2, tp=1", "\n": "\n    "},
+    ),
+    ("docs/training.md", "import numpy as np"): Surroundings("BLOCK", {"range(20)": "range(2)"}),
+    ("docs/observing.md", 'with ap.span("load", batch=7):'): Surroundings(
+        "import asyncpar as ap\n\nloader = iter([3])\nBLOCK\nassert batch == 3"
+    ),
+    ("docs/running.md", "@asynccontextmanager"): Surroundings("""
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import asyncpar as ap
+
+FastAPI, Greeter = SimpleNamespace, object
+added = []
+add_GreeterServicer_to_server = lambda servicer, server: added.append(server)
+start = ap.Node.start
+ap.Node.start = lambda **options: start(serve="127.0.0.1:0", **options)  # a node alone has no server otherwise
+BLOCK
+
+async def main():
+    app = SimpleNamespace(state=SimpleNamespace())
+    async with lifespan(app):
+        assert app.state.node.size == 1
+    assert len(added) == 1
+
+
+asyncio.run(main())
+"""),
+    ("docs/running.md", "async def reduce(comm, x):"): Surroundings("""
+import asyncio
+
+import numpy as np
+
+import asyncpar as ap
+BLOCK
+
+async def main():
+    async with ap.testing.local_world(3) as nodes:
+        await nodes[2].stop()
+        groups = await asyncio.gather(*(reduce(node.world, np.ones(3)) for node in nodes[:2]))
+        assert [group.size for group in groups] == [2, 2]
+
+
+ap.testing.run_virtual(main())
+"""),
+    ("README.md", "import torch.distributed as dist"): Surroundings(
+        _TORCH_WORLD + "BLOCK\nassert dist.get_backend() == 'asyncpar'\ndist.destroy_process_group()", needs="torch"
+    ),
+    ("docs/torch.md", "import torch.distributed as dist"): Surroundings(
+        _TORCH_WORLD + "BLOCK\nassert dist.get_backend() == 'asyncpar'\ndist.destroy_process_group()", needs="torch"
+    ),
+    ("docs/torch.md", "import asyncpar.torch\n\nstate = asyncpar.torch.GradientHook"): Surroundings(
+        f"""{_TORCH_WORLD}
+import torch.distributed as dist
+
+dist.init_process_group("asyncpar")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+BLOCK
+dist.destroy_process_group()
+""",
+        {"...\n": "model(torch.ones(2, 4)).sum().backward()\n"},
+        needs="torch",
+    ),
+}

@@ -1,0 +1,48 @@
+"""The reference leaves out no public name, no variable and no page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def packages_by_page() -> dict[str, tuple[str, ...]]:
+    spec = importlib.util.spec_from_file_location("public_names", DOCS / "public_names.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pages: dict[str, tuple[str, ...]] = module.PACKAGES
+    return pages
+
+
+def test_every_package_with_public_names_is_in_the_reference() -> None:
+    pages = packages_by_page()
+    public = {
+        ".".join(init.parent.relative_to(ROOT).parts)
+        for init in (ROOT / "asyncpar").rglob("__init__.py")
+        if "__all__" in init.read_text()
+    }
+    assert sorted(public - {name for names in pages.values() for name in names}) == []
+    for page, names in pages.items():
+        text = (DOCS / "reference" / f"{page}.md").read_text()
+        assert re.findall(r"^\.\. public-names:: (\S+)$", text, re.MULTILINE) == list(names)
+        assert f"\n{page}\n" in (DOCS / "reference" / "index.md").read_text()
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    listed = re.findall(r"^[\w/]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted({page.stem for page in DOCS.glob("*.md")} - {"index"} | {"reference/index"})
+
+
+def test_every_variable_has_its_line() -> None:
+    used = set()
+    for source in (ROOT / "asyncpar").rglob("*.py"):
+        used |= set(re.findall(r"ASYNCPAR_[A-Z_]*[A-Z]", source.read_text()))
+    lines = re.findall(r"^\| `(ASYNCPAR_[A-Z_]+)`", (DOCS / "reference" / "settings.md").read_text(), re.MULTILINE)
+    assert sorted(lines) == sorted(set(lines))
+    assert sorted(used) == sorted(lines)

@@ -1,0 +1,161 @@
+"""The director of elastic worlds in tests, by conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
+from asyncpar.net.membership.world_director import (
+    READY_PATIENCE,
+    AnnouncePending,
+    DirectorCommand,
+    ElasticDirector,
+    Evict,
+    FormWorld,
+    RevokeWorld,
+    StartWorld,
+)
+
+START = first_lineage(b"state")
+
+
+def formed(commands: list[DirectorCommand]) -> FormWorld | None:
+    return next((command for command in commands if isinstance(command, FormWorld)), None)
+
+
+def evicted(commands: list[DirectorCommand]) -> list[str]:
+    return [command.member for command in commands if isinstance(command, Evict)]
+
+
+def begun(size: int) -> ElasticDirector:
+    director = ElasticDirector(size)
+    for number in range(size):
+        director.arrive(f"m{number}", START, 0.0)
+    assert director.generation == 0
+    return director
+
+
+def report_all(
+    director: ElasticDirector, suspects: Mapping[int, tuple[int, ...]], lineage: Lineage = START
+) -> list[DirectorCommand]:
+    """All members report; ``suspects`` says by rank whom each does not hear."""
+    commands: list[DirectorCommand] = []
+    for rank, member in enumerate(director.members):
+        told = tuple((other, "silent") for other in suspects.get(rank, ()))
+        report = MemberReport(generation=director.generation, lineage=lineage, suspects=told)
+        commands += director.report(member, report, 1.0)
+    return commands
+
+
+def test_two_members_that_do_not_hear_each_other_once_stay_together() -> None:
+    director = begun(3)
+    world = formed(report_all(director, {0: (2,), 2: (0,)}))
+    assert world is not None
+    assert world.members == ("m0", "m1", "m2")
+
+
+def test_one_of_two_members_that_never_hear_each_other_is_lost_and_the_others_go_on() -> None:
+    director = begun(3)
+    report_all(director, {0: (2,), 2: (0,)})
+    commands = report_all(director, {0: (2,)})
+    assert evicted(commands) == ["m2"]
+    world = formed(commands)
+    assert world is not None
+    assert world.members == ("m0", "m1")
+    assert world.change.left == ("m2",)
+
+
+def test_the_member_that_most_do_not_hear_is_lost() -> None:
+    director = begun(4)
+    suspects = {0: (1,), 2: (1,), 3: (1,)}
+    report_all(director, suspects)
+    commands = report_all(director, suspects)
+    assert evicted(commands) == ["m1"]
+    world = formed(commands)
+    assert world is not None
+    assert world.members == ("m0", "m2", "m3")
+
+
+def test_a_step_in_between_makes_it_two_matters() -> None:
+    director = begun(3)
+    report_all(director, {0: (2,)})
+    assert evicted(report_all(director, {0: (2,)}, START.child(b"one"))) == []
+    assert evicted(report_all(director, {0: (1,)}, START.child(b"one"))) == []
+    assert evicted(report_all(director, {0: (1,)}, START.child(b"one"))) == ["m1"]
+
+
+def test_pairs_that_take_turns_in_not_hearing_each_other_do_not_go_on_for_ever() -> None:
+    director = begun(3)
+    assert evicted(report_all(director, {0: (2,)})) == []
+    assert evicted(report_all(director, {0: (1,)})) == []
+    assert evicted(report_all(director, {0: (2,)})) == ["m2"]
+
+
+def test_a_world_starts_once_when_all_its_members_can_be_connected_to() -> None:
+    director = begun(2)
+    assert director.ready("m0", 0) == []
+    assert director.ready("m0", 0) == []
+    assert director.ready("m1", 7) == []
+    assert director.ready("m1", 0) == [StartWorld(0, ("m0", "m1"))]
+    assert director.ready("m1", 0) == []
+    assert director.tick(2 * READY_PATIENCE) == []
+
+
+def test_a_member_that_does_not_come_into_its_world_is_lost() -> None:
+    director = begun(3)
+    director.ready("m0", 0)
+    director.ready("m2", 0)
+    assert director.tick(0.9 * READY_PATIENCE) == []
+    commands = director.tick(1.1 * READY_PATIENCE)
+    assert evicted(commands) == ["m1"]
+    assert [command.members for command in commands if isinstance(command, RevokeWorld)] == [("m0", "m2")]
+    world = formed(report_all(director, {}))
+    assert world is not None
+    assert world.members == ("m0", "m2")
+
+
+def test_a_newcomer_that_begins_anew_is_in_no_world_until_it_arrives_again() -> None:
+    director = begun(1)
+    director.arrive("new", START, 0.0)
+    director.withdraw("new", 0.0)
+    world = formed(report_all(director, {}))
+    assert world is not None
+    assert world.members == ("m0",)
+    director.arrive("new", START, 0.0)
+    world = formed(report_all(director, {}))
+    assert world is not None
+    assert world.members == ("m0", "new")
+
+
+def test_a_world_formed_with_a_newcomer_that_begins_anew_meanwhile_is_over() -> None:
+    director = begun(1)
+    director.arrive("new", START, 0.0)
+    assert formed(report_all(director, {})) is not None
+    commands = director.withdraw("new", 0.0)
+    assert [command.members for command in commands if isinstance(command, RevokeWorld)] == [("m0",)]
+    world = formed(report_all(director, {}))
+    assert world is not None
+    assert world.members == ("m0",)
+
+
+def test_members_that_are_drained_leave_one_at_a_time_and_none_with_one_that_is_lost() -> None:
+    director = begun(4)
+    director.drain("m0")
+    director.drain("m1")
+    director.lost("m3", "was killed", 1.0)
+    sizes = []
+    for _ in range(3):
+        commands = report_all(director, {})
+        world = formed(commands)
+        assert world is not None
+        sizes.append(world.members)
+        is_told = any(isinstance(command, AnnouncePending) for command in commands)
+        assert is_told == (len(sizes) < 3), "who is still to leave can do so after the next step"
+    assert sizes == [("m0", "m1", "m2"), ("m1", "m2"), ("m2",)]
+
+
+def test_a_member_that_arrives_when_all_others_have_left_is_told_so() -> None:
+    director = begun(1)
+    director.lost("m0", "left", 0.0)
+    assert evicted(director.arrive("late", START, 1.0)) == ["late"]
+    assert director.tick(100.0) == []

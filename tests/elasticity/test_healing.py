@@ -1,0 +1,172 @@
+"""A newcomer fetches a state from donors that may be lost at any block, and hears of a copy that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from asyncpar.elasticity import donors
+from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
+from asyncpar.elasticity.healing import Healing
+from asyncpar.elasticity.lineage import BLOCK_BYTES
+from asyncpar.elasticity.state import ElasticState
+from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
+from asyncpar.nn.parameter import Parameter
+from asyncpar.testing import run_virtual
+
+BLOCKS = 5
+
+Reached = Callable[[int], Awaitable[None]]
+"""Called with the number of a block before the donor gives it."""
+
+
+def state_of(value: float) -> ElasticState:
+    return ElasticState([Parameter("weight", np.full(BLOCKS * BLOCK_BYTES // 4, value, np.float32))], [], None, {})
+
+
+class LocalDonor:
+    """Gives what is on the shelf of this process; ``reached`` may raise what a lost donor does."""
+
+    def __init__(self, name: str, shelf: SnapshotShelf, reached: Reached) -> None:
+        self.name = name
+        self._shelf = shelf
+        self._reached = reached
+
+    async def position(self) -> int:
+        return await self._shelf.position()
+
+    async def pin(self, step: int) -> SnapshotDescription:
+        return await self._shelf.pin(step)
+
+    async def block(self, pin: int, name: str, number: int) -> memoryview:
+        await self._reached(number)
+        return await self._shelf.block(pin, name, number)
+
+    async def update(self, pin: int, number: int) -> StepUpdate:
+        return await self._shelf.update(pin, number)
+
+    async def unpin(self, pin: int) -> None:
+        await self._shelf.unpin(pin)
+
+
+async def commit_soon(state: ElasticState, shelf: SnapshotShelf) -> None:
+    """Commit one step when the donors were asked for it."""
+    await asyncio.sleep(1.0)
+    state.prepare()
+    await state.commit()
+    shelf.committed()
+
+
+def test_blocks_of_a_donor_that_is_lost_last_are_fetched_from_the_donors_that_are_left() -> None:
+    """Every block at which the donor may be lost, the last ones when the other donor has nothing more to give."""
+
+    async def heal(lost_at: int) -> None:
+        async def is_lost(number: int) -> None:
+            await asyncio.sleep(0.0 if number < lost_at else 10.0)  # the other donor ends before
+            if number >= lost_at:
+                raise PeerLost("donor: its connection ended")
+
+        async def is_well(number: int) -> None:
+            await asyncio.sleep(0.1)
+
+        state, newcomer, shelf = state_of(3.0), state_of(0.0), SnapshotShelf()
+        shelf.attach(state)
+        healing = Healing([LocalDonor("lost", shelf, is_lost), LocalDonor("well", shelf, is_well)], newcomer)
+        await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
+        assert newcomer.step == 1
+        assert np.array_equal(newcomer.committed_array("weight"), state.committed_array("weight"))
+        await healing.close()
+
+    for lost_at in range(BLOCKS):
+        run_virtual(heal(lost_at))
+
+
+def test_without_any_donor_left_healing_says_so() -> None:
+    async def main() -> None:
+        async def is_lost(number: int) -> None:
+            raise PeerLost(f"donor: lost at block {number}")
+
+        state, shelf = state_of(3.0), SnapshotShelf()
+        shelf.attach(state)
+        healing = Healing([LocalDonor(name, shelf, is_lost) for name in "ab"], state_of(0.0))
+        with pytest.raises(PeerLost, match="all donors are lost"):
+            await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
+
+    run_virtual(main())
+
+
+def test_a_copy_that_fails_is_raised_in_the_newcomer_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("the memory is gone")
+
+    async def main() -> None:
+        state, shelf = state_of(3.0), SnapshotShelf()
+        shelf.attach(state)
+        pinning = asyncio.create_task(shelf.pin(1))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(np, "copyto", fail)
+        await commit_soon(state, shelf)
+        async with asyncio.timeout(60):
+            with pytest.raises(NotFound, match=r"step 1 could not be copied: the memory is gone"):
+                await pinning
+
+    run_virtual(main())
+
+
+def test_a_snapshot_that_does_not_fit_into_a_donors_memory_is_raised_in_the_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The donor goes on, and gives the state when it has memory again; one donor with memory is enough."""
+
+    async def unhurt(number: int) -> None:
+        await asyncio.sleep(0.1)
+
+    def refuse(nbytes: int, what: str) -> None:
+        raise SnapshotTooLarge(f"{what} need {nbytes} bytes of memory, and there are 3")
+
+    async def main() -> None:
+        state, newcomer, shelf = state_of(3.0), state_of(0.0), SnapshotShelf()
+        shelf.attach(state)
+        with monkeypatch.context() as patched:
+            patched.setattr(donors, "check_room", refuse)
+            healing = Healing([LocalDonor("small", shelf, unhurt)], newcomer)
+            with pytest.raises(SnapshotTooLarge, match=r"a snapshot for a newcomer need .* there are 3"):
+                await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
+            await asyncio.sleep(2.0)
+        assert state.step == 1
+        assert not shelf.is_wanted
+        healing = Healing([LocalDonor("enough", shelf, unhurt)], newcomer)
+        await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
+        assert newcomer.step == 2
+        await healing.close()
+
+    run_virtual(main())
+
+
+def test_nobody_waits_for_the_next_step_of_a_donor_that_begins_anew_itself() -> None:
+    """Two of a world that is lost would be each other's donors, and wait for each other."""
+
+    async def unhurt(number: int) -> None:
+        raise AssertionError(f"block {number} is asked for, and nothing is pinned")
+
+    async def main() -> None:
+        shelves = [SnapshotShelf(), SnapshotShelf()]
+        states = [state_of(3.0), state_of(3.0)]
+        healings = []
+        for place, (shelf, state) in enumerate(zip(shelves, states, strict=True)):
+            shelf.attach(state)
+            healings.append(Healing([LocalDonor("other", shelves[1 - place], unhurt)], state))
+        waiting = [asyncio.create_task(healing.fetch()) for healing in healings]
+        await asyncio.sleep(1.0)
+        assert not any(task.done() for task in waiting)
+        for shelf in shelves:
+            shelf.detach()
+        async with asyncio.timeout(1.0):
+            for task in waiting:
+                with pytest.raises(PeerLost, match="no donor is left"):
+                    await task
+
+    run_virtual(main())

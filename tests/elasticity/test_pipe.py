@@ -1,0 +1,110 @@
+"""A process of an elastic job hears of every end of its director, and of messages that cannot be meant."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.elasticity.pipe import PipeWorlds
+from asyncpar.errors import AsyncparError, LaunchError, ProtocolError
+from asyncpar.net.membership.lineage import MemberReport, first_lineage
+
+START = first_lineage(b"state")
+
+WORLD: dict[str, Any] = {
+    "kind": "world",
+    "generation": 0,
+    "rank": 0,
+    "hosts": ["here"],
+    "lineage": [0, START.digest.hex()],
+    "decision": "abort",
+    "job": "job",
+    "joined": [],
+    "left": [],
+    "why": "",
+    "is_by_loss": False,
+}
+MEMBERS = {"kind": "members", "generation": 0, "members": ["127.0.0.1:1"]}
+
+CANNOT_BE_MEANT: list[list[Any]] = [
+    ["text"],
+    [{}],
+    [{"kind": "else"}],
+    [{"kind": "donors"}],
+    [MEMBERS, MEMBERS],
+    [{"kind": "revoked", "generation": "none", "why": ""}],
+    *[[{**WORLD, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
+    *[[{**WORLD, key: wrong}] for key, wrong in [("decision", "perhaps"), ("joined", 1), ("hosts", 1)]],
+    *[[{name: value for name, value in WORLD.items() if name != key}] for key in WORLD],
+]
+
+
+class Director:
+    """The other end of the socket of ``worlds``, and what ``worlds`` told of the end of its world."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"s" * 32)
+        secret.chmod(0o600)
+        here, self.socket = socket.socketpair()
+        with here:
+            self.worlds = PipeWorlds({ELASTIC_PIPE: str(here.fileno()), "ASYNCPAR_SECRET_FILE": os.fspath(secret)})
+        self.heard: list[BaseException | None] = []
+        self.worlds.on_revoked(self._hear)
+
+    def _hear(self, generation: int, why: BaseException | None) -> None:
+        assert generation >= 0
+        self.heard.append(why)
+
+    async def answer(self, content: bytes) -> BaseException:
+        """Answer with ``content`` when the process asks for a world; return what it raises."""
+        self.socket.setblocking(False)
+        sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(self.socket, content))
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(AsyncparError) as caught:
+                    await self.worlds.next_world(MemberReport(generation=0, lineage=START))
+            return caught.value
+        finally:
+            sending.cancel()
+            await asyncio.wait({sending})
+            await self.worlds.leave()
+            self.socket.close()
+
+
+@pytest.mark.parametrize("messages", CANNOT_BE_MEANT, ids=lambda messages: json.dumps(messages)[:60])
+async def test_a_message_that_cannot_be_meant_ends_what_waits_for_the_director(
+    messages: list[Any], tmp_path: Path
+) -> None:
+    director = Director(tmp_path)
+    error = await director.answer(b"".join(json.dumps(one).encode() + b"\n" for one in messages))
+    assert isinstance(error, ProtocolError)
+    assert director.heard[-1] is error
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"\xff", b"{", b"[" * 100_000, b"x" * (2 << 20)], ids=lambda line: line[:2].hex()
+)
+async def test_a_line_that_is_no_message_ends_what_waits_for_the_director(line: bytes, tmp_path: Path) -> None:
+    director = Director(tmp_path)
+    error = await director.answer(line + b"\n")
+    assert isinstance(error, ProtocolError)
+    assert director.heard[-1] is error
+
+
+async def test_a_director_that_is_gone_ends_what_waits_for_it(tmp_path: Path) -> None:
+    director = Director(tmp_path)
+    asking = asyncio.create_task(director.worlds.donors())
+    await asyncio.sleep(0)
+    director.socket.close()
+    async with asyncio.timeout(20):
+        with pytest.raises(LaunchError, match="director of this job is gone"):
+            await asking
+    await director.worlds.leave()

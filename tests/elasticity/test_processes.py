@@ -1,0 +1,113 @@
+"""Ranks that are processes: killed, stopped, drained and added, and no bit is different."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from asyncpar.elasticity.pipe import PipeWorlds, decode_lineage, encode_lineage
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.net.membership.credentials import create_secret
+from asyncpar.net.membership.lineage import Lineage
+from asyncpar.testing.elastic_processes import ProcessWorlds
+from tests.elasticity.rank import HURRY, encode
+from tests.elasticity.training import train
+
+UNTIL = 300
+PATIENCE = 40.0
+
+
+class Job:
+    """Starts ranks, and knows how far they are."""
+
+    def __init__(self, worlds: ProcessWorlds, folder: Path) -> None:
+        self._worlds = worlds
+        self._folder = folder
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            path = str(self._folder / name)
+            await self._worlds.start(name, ["-m", "tests.elasticity.rank", name, str(UNTIL), path])
+
+    def hurry(self) -> None:
+        (self._folder / HURRY).touch()
+
+    def step(self, name: str) -> int:
+        path = self._folder / f"{name}.progress"
+        text = path.read_text() if path.exists() else ""
+        return int(text or -1)
+
+    async def reaches(self, name: str, step: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self.step(name) < step:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def result(self, name: str) -> str:
+        async with asyncio.timeout(PATIENCE):
+            assert await self._worlds.wait(name) == 0
+        return (self._folder / name).read_text()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+async def test_kill_stop_drain_and_join_of_real_processes_change_no_bit(tmp_path: Path) -> None:
+    wanted = encode(await train(None, until=UNTIL, pause=0.0))
+    async with ProcessWorlds(4, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
+        job = Job(worlds, tmp_path)
+        await job.start("m0", "m1", "m2", "m3")
+        await job.reaches("m0", 5)
+        worlds.signal("m1", signal.SIGKILL)
+        await job.start("m4")
+        await job.reaches("m0", 12)
+        worlds.signal("m2", signal.SIGSTOP)
+        await job.reaches("m0", 16)
+        assert worlds.present in (["m0", "m3"], ["m0", "m3", "m4"])
+        worlds.signal("m2", signal.SIGCONT)
+        await job.reaches("m4", 20)
+        job.hurry()
+        worlds.drain("m3")
+        assert json.loads(await job.result("m3"))[-1] is True
+        assert await job.result("m0") == wanted
+        assert await job.result("m4") == wanted
+        await worlds.wait("m2")
+    assert worlds.exits["m1"] == -signal.SIGKILL
+    assert worlds.exits["m2"] == 1  # it woke, and was told that the others have gone on
+    causes = " ".join(formed.change.why for _, formed in worlds.worlds)
+    for cause in ("m1 was killed by SIGKILL", "m2 is stopped"):
+        assert cause in causes
+    assert [name for _, formed in worlds.worlds[1:] for name in formed.change.joined] == ["m4"]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+async def test_when_all_but_a_newcomer_are_killed_it_ends_with_an_error(tmp_path: Path) -> None:
+    async with ProcessWorlds(1, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
+        job = Job(worlds, tmp_path)
+        await job.start("m0")
+        await job.reaches("m0", 2)
+        worlds.signal("m0", signal.SIGKILL)
+        await worlds.wait("m0")
+        await job.start("m1")
+        async with asyncio.timeout(PATIENCE):
+            assert await worlds.wait("m1") == 1
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "999"])
+def test_a_socket_that_is_none_is_named(number: str, tmp_path: Path) -> None:
+    create_secret(tmp_path / "secret")
+    with pytest.raises(UsageError, match="ASYNCPAR_ELASTIC_FD"):
+        PipeWorlds({"ASYNCPAR_ELASTIC_FD": number, "ASYNCPAR_SECRET_FILE": str(tmp_path / "secret")})
+
+
+def test_lineages_travel_as_they_are() -> None:
+    lineage = Lineage(7, b"\0\xff")
+    assert decode_lineage(json.loads(json.dumps(encode_lineage(lineage)))) == lineage
+    assert decode_lineage(encode_lineage(None)) is None
+    for damaged in ([1], ["x", ""], [1, "zz"], 3):
+        with pytest.raises(ProtocolError, match="lineage"):
+            decode_lineage(damaged)

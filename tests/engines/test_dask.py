@@ -1,0 +1,219 @@
+"""Ranks on a real Dask cluster of processes on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncpar as ap
+from asyncpar.engines import dask as engine
+from asyncpar.engines import polled_place
+from asyncpar.engines.dask_page import make_page
+from asyncpar.testing import engine_programs as programs
+from asyncpar.testing.engines import EngineConformance, EngineOutput
+from tests.engines import dask_programs
+from tests.engines.consoles import RecordingConsole
+
+distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Any) -> Iterator[Any]:
+    with distributed.Client(cluster) as client:
+        yield client
+
+
+class TestDask(EngineConformance):
+    @pytest.fixture(autouse=True)
+    def _use(self, client: Any) -> None:
+        self.client = client
+
+    async def launch(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: int,
+        output: EngineOutput | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        return await ap.dask.launch(
+            self.client,
+            function,
+            *arguments,
+            ranks=ranks,
+            per_worker=2,
+            console=RecordingConsole(output),
+            **options,
+        )
+
+
+def test_a_blocking_run_has_a_rank_on_each_worker_by_default(client: Any) -> None:
+    seen = ap.dask.run(client, programs.describe, console=RecordingConsole())
+    assert [one["GROUP_RANK"] for one in seen] == [0, 1, 2]
+
+
+async def test_an_asynchronous_client_launches_on_its_own_loop(cluster: Any) -> None:
+    async with distributed.Client(cluster.scheduler_address, asynchronous=True) as client:
+        assert await ap.dask.launch(client, programs.add, 1, 2, ranks=1, console=RecordingConsole()) == [3]
+        with pytest.raises(ap.UsageError, match="await"):
+            ap.dask.run(client, programs.add, 1, 2, ranks=1)
+
+
+async def test_nodes_live_on_the_loops_of_workers(client: Any) -> None:
+    async with ap.dask.world(client, console=RecordingConsole()) as mesh:
+        assert len(mesh) == 3
+        actors = await mesh.spawn(dask_programs.WorkerActor)
+        places = list((await actors.place()).values())
+    assert {address for address, _ in places} == set(client.scheduler_info(n_workers=-1)["workers"])
+    assert {total for _, total in places} == {"3"}
+
+
+async def test_too_few_workers_are_told_at_once_or_waited_for(client: Any) -> None:
+    with pytest.raises(ap.UsageError, match=r"at most 3.*got 4.*wait=SECONDS"):
+        await ap.dask.launch(client, programs.add, 1, 2, ranks=4)
+    begun = time.monotonic()
+    with pytest.raises(ap.UsageError, match="at most 3"):
+        await ap.dask.launch(client, programs.add, 1, 2, ranks=4, wait=0.5)
+    assert time.monotonic() - begun >= 0.5
+    with pytest.raises(ap.UsageError, match="no worker of this cluster"):
+        await ap.dask.launch(client, programs.add, 1, 2, ranks=1, workers=["tcp://127.0.0.1:1"])
+
+
+async def test_jobs_that_share_workers_take_turns(client: Any) -> None:
+    """Eight gangs of two on three workers: none waits for another that waits for it."""
+    names = list(client.scheduler_info(n_workers=-1)["workers"])
+    pairs = [[names[i % 3], names[(i + 1) % 3]] for i in range(8)]
+
+    async def one(workers: list[str]) -> None:
+        async with ap.dask.world(client, workers=workers, console=RecordingConsole()) as mesh:
+            assert len(mesh) == 2
+
+    async with asyncio.timeout(100):
+        await asyncio.gather(*(one(workers) for workers in pairs))
+    assert client.run_on_scheduler(_gangs) == 0
+
+
+def _wait_for_file(folder: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while not os.listdir(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _read(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=10) as page:
+        text: str = page.read().decode()
+    return text
+
+
+def _gangs(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.extensions["asyncpar-gangs"].gangs)
+
+
+def test_a_job_shows_dask_that_its_workers_are_busy_and_has_a_page(client: Any, tmp_path: Path) -> None:
+    address = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
+    host, port = "127.0.0.1", client.scheduler_info()["services"]["dashboard"]
+
+    async def look() -> tuple[str, Any]:
+        launching = asyncio.ensure_future(
+            ap.dask.launch(
+                client, programs.linger, str(tmp_path), ranks=1, workers=[address], console=RecordingConsole()
+            )
+        )
+        await asyncio.to_thread(_wait_for_file, tmp_path)
+        text = await asyncio.to_thread(_read, f"http://{host}:{port}/asyncpar")
+        busy = client.processing()[address]
+        launching.cancel()
+        await asyncio.wait({launching})
+        return text, busy
+
+    text, busy = asyncio.run(look())
+    assert "linger-" in text
+    assert "runs" in text
+    assert [key for key in busy if key.startswith("asyncpar-linger-")]
+
+
+async def test_versions_that_differ_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "__version__", "9.9")
+    with pytest.raises(ap.UsageError, match=r"has asyncpar 0.*the caller 9.9; install the same"):
+        await ap.dask.launch(client, programs.add, 1, 2, ranks=1)
+
+
+async def test_a_module_that_workers_lack_is_named(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_at_the_caller.py").write_text("def nothing():\n    return None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_at_the_caller  # type: ignore[import-not-found]
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await ap.dask.launch(client, only_at_the_caller.nothing, ranks=1, console=RecordingConsole())
+    assert "this rank cannot load it: No module named 'only_at_the_caller'" in str(failed.value.exceptions[0])
+
+
+def test_the_death_of_a_worker_reaches_the_caller_within_two_seconds(client: Any, tmp_path: Path) -> None:
+    pids = client.run(os.getpid)
+    chosen = sorted(pids)[:2]
+    victim = chosen[1]
+    seen: dict[str, float] = {}
+
+    async def kill_later() -> None:
+        launching = asyncio.ensure_future(
+            ap.dask.launch(client, programs.linger, str(tmp_path), ranks=2, workers=chosen, console=RecordingConsole())
+        )
+        await asyncio.to_thread(_wait_for_file, tmp_path)
+        os.kill(pids[victim], signal.SIGKILL)
+        seen["killed"] = time.monotonic()
+        await launching
+
+    with pytest.raises(ExceptionGroup) as failed:
+        asyncio.run(kill_later())
+    assert time.monotonic() - seen["killed"] < 2.0
+    client.wait_for_workers(3, timeout=60)  # the nanny starts another one
+    first = failed.value.exceptions[0]
+    assert isinstance(first, ap.PeerLost)
+    assert victim in str(first)
+
+
+async def test_a_place_whose_caller_is_gone_ends(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease, on this process's loop: nothing asks for events."""
+    from asyncpar.engines.interface import PlaceOrder, encode
+
+    monkeypatch.setattr(polled_place, "LEASE_SECONDS", 0.2)
+    order = PlaceOrder(
+        job="left",
+        number=1,
+        places=2,
+        slots=1,
+        address="127.0.0.1",
+        secret=b"s" * 32,
+        program=b"",
+        timeout=60.0,
+        grace=1.0,
+        max_restarts=0,
+        environment={},
+        transport=None,
+    )
+    place = polled_place.PolledPlace(encode(order), on_loop=False)
+    async with asyncio.timeout(10):
+        await place.wait()
+
+
+def test_the_page_without_jobs_says_so() -> None:
+    assert "no job" in make_page([], now=0.0)

@@ -1,0 +1,38 @@
+"""The language model on engines: the losses of ``asyncpar launch``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
+TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+def last_line(*command: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    script, out = str(EXAMPLES / "train_lm.py"), str(tmp_path_factory.mktemp("out"))
+    return last_line("-m", "asyncpar", "launch", "--nproc-per-node", "4", script, *TINY, "--out", out)
+
+
+@pytest.mark.parametrize("engine", ["local", "dask_cluster"])
+def test_an_engine_has_the_losses_of_the_launcher(engine: str, launched: dict[str, Any]) -> None:
+    if engine == "dask_cluster":
+        pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
+    placed = last_line(str(EXAMPLES / "engines" / f"{engine}.py"), *TINY)
+    assert [placed[name] for name in ("ranks", "first_loss", "last_loss")] == [
+        launched[name] for name in ("ranks", "first_loss", "last_loss")
+    ]

@@ -1,0 +1,396 @@
+"""Groups of real agents: killed, stopped, drained, replaced, and no bit of the job is different."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.elasticity.rank import encode
+from tests.elasticity.training import train
+from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+UNTIL = 400
+
+
+@contextmanager
+def open_directory(path: Path) -> Iterator[None]:
+    """Hold the lock of a state directory, as an agent does."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[AgentGroup]:
+    made = AgentGroup(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start_all("one", "two", "three", "four")
+    options = ("--nnodes", "2:4", "--elastic", "ranks", "--max-restarts", "2", "--last-call", "30")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(4), "training on four hosts")
+
+    leader = group.leader()
+    ranks = group.pids(leader)
+    group.agents[leader].kill()
+    group.agents[leader].wait()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in ranks), "the end of the ranks of the killed agent")
+    eventually(lambda: group.trains(3), "training without the leader's host")
+    assert group.leader() != leader
+
+    group.start(leader)  # a replacement of the same name
+    eventually(lambda: group.trains(4, beyond=group.step()), "training with the replacement")
+
+    stopped = next(name for name in ("one", "two", "three", "four") if name not in (leader, group.leader()))
+    group.agents[stopped].send_signal(signal.SIGSTOP)
+    eventually(lambda: group.trains(3, beyond=group.step()), "training without the stopped host")
+    group.agents[stopped].send_signal(signal.SIGCONT)
+    eventually(lambda: group.trains(4, beyond=group.step()), "training with it again")
+    assert "the others have gone on without this host" in group.said(stopped)
+
+    drained = group.leader()
+    draining = group.command(
+        "drain", drained, "--agent", group.addresses[stopped], "--secret-file", str(group.secret), "--grace", "20"
+    )
+    assert draining.wait(timeout=40) == 0
+    assert group.agents[drained].wait(timeout=10) == 0
+    eventually(lambda: group.trains(3), "training without the drained host")
+
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
+        json.dumps(json.loads(wanted)[:-1])
+    }
+    assert "restart 1" not in "".join(group.said(name) for name in group.agents)
+
+
+def test_agents_outlive_a_job_that_starts_again_with_every_world_and_take_the_next_one(group: AgentGroup) -> None:
+    group.start_all("one", "two", "three")
+    options = ("--nnodes", "1:3", "--nproc-per-node", "2", "--last-call", "30")
+    launcher = group.launch(PLAIN, options=options)
+    worlds = group.folder
+
+    def has_world(size: int) -> bool:
+        found = [path.name.split("-") for path in worlds.glob("world-*")]
+        ranks: dict[str, set[str]] = {}
+        for _, generation, rank, of in found:  # a rank that was just starting may write its own after its job is over
+            if of == str(size):
+                ranks.setdefault(generation, set()).add(rank)
+        return any(there == set(map(str, range(size))) for there in ranks.values())
+
+    eventually(lambda: has_world(6), "a world of six")
+    victim = group.leader()
+    group.agents[victim].kill()
+    group.agents[victim].wait()
+    eventually(lambda: has_world(4), "a world of four")
+    (group.folder / "end").touch()
+    assert launcher.wait(timeout=40) == 0, group.said("launch")
+    (group.folder / "end").unlink()
+    for path in worlds.glob("world-*"):
+        path.unlink()
+
+    crash = "import os, signal, sys; sys.exit(3) if os.environ['RANK'] == '1' else signal.pause()"
+    failing = group.launch(crash, options=("--nnodes", "1:2", "--max-restarts", "1", "--last-call", "0.5"))
+    assert failing.wait(timeout=40) == 3, group.said("launch")
+    running = [name for name in group.agents if name != victim]
+    assert all("exited with code 3" in group.said(name) for name in running)
+
+    interrupted = group.launch(PLAIN, options=("--nnodes", "1:2", "--last-call", "30"))
+    eventually(lambda: has_world(2), "a world of two")
+    pids = [pid for name in running for pid in group.pids(name)]
+    second = group.launch(PLAIN, options=("--nnodes", "1:2"))
+    assert second.wait(timeout=20) == 2
+    assert "the agents run job 3" in group.said("launch")
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(timeout=20) == 130
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the end of the ranks")
+    for name in running:
+        group.agents[name].send_signal(signal.SIGINT)
+    assert [group.agents[name].wait(timeout=20) for name in running] == [0, 0]
+
+
+def test_launchers_without_agents_are_agents_and_the_first_may_go(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    endpoint = f"127.0.0.1:{group.free_port()}"
+    path = group.script(TRAINING)
+    common = ("launch", "--nnodes", "2:3", "--elastic", "ranks", "--rdzv-endpoint", endpoint, "--last-call", "30")
+    launchers = {}
+    for name in ("one", "two", "three"):
+        arguments = (*common, "--secret-file", str(group.secret), "--host-name", name, path, str(UNTIL))
+        launchers[name] = group.command(*arguments, log=f"{name}.log")
+        if name == "one":
+            eventually(lambda: "serves at" in group.said("one"), "the first launcher")
+    eventually(lambda: len(list(group.folder.glob("step-*"))) == 3 and group.step() > 3, "training")
+    launchers["one"].kill()
+    reached = group.step()
+    eventually(lambda: group.step() > reached + 5, "training without the first launcher")
+    (group.folder / "hurry").touch()
+    assert [launchers[name].wait(timeout=60) for name in ("two", "three")] == [0, 0], group.said("two")
+    assert group.results() == {wanted}
+
+
+SUMMING = """
+    import os
+    import numpy as np
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            ones = np.ones(3)
+            await node.world.all_reduce(ones)
+            open(f"sum-{os.environ['RANK']}", "w").write(str(ones[0]))
+
+    ap.run(main())
+"""
+
+
+def test_jobs_of_any_name_start_again_with_every_world(group: AgentGroup) -> None:
+    group.start_all("one", "two")
+    for name in ((), ("--rdzv-id", "nightly")):
+        options = ("--nnodes", "2:2", "--nproc-per-node", "2", *name)
+        launcher = group.launch(SUMMING, options=options)
+        assert launcher.wait(timeout=40) == 0, group.said("launch") + group.said("one")
+        assert [(group.folder / f"sum-{rank}").read_text() for rank in range(4)] == ["4.0"] * 4
+        for rank in range(4):
+            (group.folder / f"sum-{rank}").unlink()
+
+
+FAILING = """
+    import os
+    import asyncpar as ap
+    from tests.elasticity.training import train
+
+    try:
+        os.close(os.open("slow", os.O_CREAT | os.O_EXCL))
+        pause = 0.1
+    except FileExistsError:
+        pause = 0.0
+
+    def on_step(place, step):
+        if place == "computed" and step.number == 3:
+            raise ValueError("bad batch")
+
+    ap.run(train(None, until=9, on_step=on_step, pause=pause))
+"""
+
+
+@pytest.mark.parametrize("hosts", ["1:2", "2:2"])
+def test_a_step_that_fails_on_every_host_ends_the_job_and_is_named(group: AgentGroup, hosts: str) -> None:
+    group.start_all("one", "two")
+    options = ("--nnodes", hosts, "--elastic", "ranks", "--max-restarts", "50", "--last-call", "30")
+    launcher = group.launch(FAILING, options=options)
+    assert launcher.wait(timeout=60) == 1, group.said("launch")
+    assert "step 3: it failed in every place; the fault is in the program" in group.said("launch")
+    assert "ValueError: bad batch" in group.said("launch")
+
+
+def test_a_crash_is_healed_where_all_hosts_are_needed(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start_all("one", "two")
+    options = ("--nnodes", "2:2", "--elastic", "ranks", "--max-restarts", "10")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    for name in ("one", "two"):
+        eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts")
+        os.kill(group.pids(name)[0], signal.SIGKILL)
+    eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts again")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
+
+
+def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start("one")
+    eventually(lambda: group.host("one") is not None, "the first agent")
+    group.start("two")
+    group.start("witness", "--witness")
+    eventually(lambda: all(group.host(name) is not None for name in ("two", "witness")), "the group")
+    options = ("--nnodes", "1:2", "--elastic", "ranks", "--max-restarts", "2", "--last-call", "30")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(2), "training on two hosts")
+    witness = group.host("witness")
+    assert witness is not None
+    assert (witness.state, witness.is_voter, witness.ranks) == ("witness", True, ())
+    lost = group.leader() if group.leader() != "witness" else "one"
+    group.agents[lost].kill()
+    group.agents[lost].wait()
+    eventually(lambda: group.trains(1, beyond=group.step()), f"training without {lost}")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
+    assert "no quorum" not in group.said("one") + group.said("two")
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Callable[[], None]]:
+    """Have a file system of 64 kB at ``path``; the result fills it."""
+    path.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("a small file system needs root and mount")
+    made = subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", path], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+
+    def fill() -> None:
+        with suppress(OSError), open(path / "other", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1024))
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_a_full_disk_and_a_rotated_secret_end_what_has_them_and_the_others_go_on(group: AgentGroup) -> None:
+    own = group.folder / "own-secret"
+    shutil.copy(group.secret, own)
+    disk = group.folder / "disk"
+    with small_disk(disk) as fill:
+        group.start_all("one")
+        group.start("two", secret=own)
+        group.start("three", "--state-dir", str(disk))
+        eventually(lambda: all(group.host(name) is not None for name in ("two", "three")), "the group")
+        options = ("--nnodes", "1:3", "--elastic", "ranks", "--max-restarts", "1", "--last-call", "30")
+        launcher = group.launch(TRAINING, str(UNTIL), options=options)
+        eventually(lambda: group.trains(3), "training on three hosts")
+        fill()
+        own.write_bytes(os.urandom(32))
+        os.kill(group.pids("two")[0], signal.SIGKILL)  # which changes the world: all vote
+        assert group.agents["three"].wait(timeout=30) == 1
+        assert re.search(r"votes: the votes cannot be stored: No space left on device; this host", group.said("three"))
+        eventually(
+            lambda: "rank two/0 exited with code 1" in group.said("two"), "the end of the rank with another secret"
+        )
+        assert "AuthenticationError: healing: one/0/" in group.said("two")
+        assert "did not accept our secret" in group.said("two")
+        eventually(lambda: group.trains(1, beyond=group.step()), "training on one host")
+        again = group.command(
+            "agent", "--name", "three", "--state-dir", str(disk), "--join", group.addresses["one"],
+            "--secret-file", str(group.secret), log="again.log",
+        )  # fmt: skip
+        assert again.wait(timeout=20) == 1
+        assert "votes: the votes cannot be stored: No space left on device" in group.said("again")
+        assert "Traceback" not in group.said("three") + group.said("again")
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(timeout=30) == 130, group.said("launch")
+
+
+OTHERS = """
+    import asyncio, os, sys, time
+    import asyncpar as ap
+    from tests.elasticity import training
+
+    try:
+        os.close(os.open(f"first-{sys.argv[1]}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        training.PORTIONS = int(sys.argv[1])
+
+    def on_step(place, step):
+        if place == "computed" and not step.is_replay and step.number > 20:
+            time.sleep(0.05)
+        open("step", "w").write(str(step.number))
+
+    ap.run(training.train(None, until=10_000, on_step=on_step, pause=0.0))
+"""
+
+
+def test_a_joiner_with_other_settings_or_another_program_is_told_what_differs(group: AgentGroup) -> None:
+    """The same program reads a setting from outside, or is changed, after the job has begun; the others go on."""
+    group.start_all("one")
+    options = ("--nnodes", "1:3", "--elastic", "ranks", "--max-restarts", "0", "--last-call", "0")
+    launcher = group.launch(OTHERS, "16", options=options)
+    step = group.folder / "step"
+    eventually(lambda: step.exists() and int(step.read_text() or 0) > 20, "training")
+    group.start("two")
+    eventually(lambda: "rank two/0 exited with code 1" in group.said("two"), "the end of the rank with other settings")
+    assert "UsageError: portions: it is 16 here and 8 on the ranks that train" in group.said("two")
+    program = group.folder / "job.py"
+    program.write_text(program.read_text().replace("training.PORTIONS = ", "") + "# another one\n")
+    group.start("three")
+    eventually(lambda: "rank three/0 exited with code 1" in group.said("three"), "the end of the other program")
+    assert re.search(
+        r"UsageError: program: it is job.py, digest \w+ here and job.py, digest \w+ on the ranks", group.said("three")
+    )
+    view = group.view()
+    assert view is not None
+    assert (view.world_size, view.generation) == (1, 0), "the group has not noticed"
+    reached = int(step.read_text() or 0)
+    eventually(lambda: int(step.read_text() or 0) > reached + 3, "training as before")
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=30) == 130, group.said("launch")
+
+
+def test_what_cannot_be_is_said_in_one_line(group: AgentGroup) -> None:
+    group.start_all("one")
+    secret = ("--secret-file", str(group.secret))
+    (group.folder / "other").write_bytes(os.urandom(32))
+    (group.folder / "other").chmod(0o600)
+    twice = group.command("agent", "--name", "one", "--join", group.addresses["one"], *secret, log="twice.log")
+    rotated = group.start("two", secret=group.folder / "other")
+    nobody = group.command("agent", "--join", "127.0.0.1:1", *secret, log="nobody.log")
+    unknown = group.command("drain", "three", "--agent", group.addresses["one"], *secret, log="unknown.log")
+    absent = group.command("status", "--agent", "127.0.0.1:1", *secret, log="absent.log")
+    kept, damaged = (group.folder / name for name in ("kept", "damaged"))
+    kept.mkdir()
+    damaged.mkdir()
+    (damaged / "votes").write_bytes(b"asyncpar votes 1\nxxxxtorn")
+    with open_directory(kept):
+        joins = ("--join", group.addresses["one"], *secret)
+        shared = group.command("agent", "--name", "three", "--state-dir", str(kept), *joins, log="shared.log")
+        torn = group.command("agent", "--name", "three", "--state-dir", str(damaged), *joins, log="torn.log")
+        wrong = (twice, rotated, nobody, unknown, absent, shared, torn)
+        assert [process.wait(timeout=30) for process in wrong] == [2, 1, 1, 2, 1, 2, 1]
+    assert "kept is in use by another agent" in group.said("shared")
+    assert "the votes are damaged" in group.said("torn")
+    assert "--name: a host called 'one' is in the group already" in group.said("twice")
+    assert "did not accept our secret" in group.said("two")
+    assert "--join: no agent answers at 127.0.0.1:1" in group.said("nobody")
+    assert "HOST: expected one of one, got 'three'" in group.said("unknown")
+    assert "no agent answers at 127.0.0.1:1" in group.said("absent")
+    for log in ("twice", "two", "nobody", "unknown", "absent", "shared", "torn"):
+        assert "Traceback" not in group.said(log)
+
+
+def test_an_agent_keeps_what_is_left_of_a_job_that_fails_and_nothing_of_one_that_does_not(group: AgentGroup) -> None:
+    remains = group.folder / "remains"
+    group.start("one", "--post-mortem", str(remains))
+    eventually(lambda: group.host("one") is not None, "the agent")
+    options = ("--nnodes", "1:1", "--elastic", "ranks", "--max-restarts", "0")
+    assert group.launch("pass", options=options).wait(60) == 0
+    assert not remains.exists()
+    for number in (2, 3):
+        assert group.launch("raise ValueError('bad thing')", options=options).wait(60) != 0
+        [folder] = [path for path in remains.iterdir() if path.name.startswith(f"job.py.{number}-")]
+        eventually((folder / "summary.txt").exists, "the summary")
+        text = (folder / "summary.txt").read_text()
+        assert "rank 0: exited with code 1: ValueError: bad thing" in text
+        assert (folder / "logs" / "0-0.stderr").read_text().endswith("ValueError: bad thing\n")
+    refused = group.launch("pass", options=(*options, "--post-mortem", str(remains)))
+    assert refused.wait(60) == 2
+    assert (
+        "--post-mortem: agents run this job; give it to each `asyncpar agent`"
+        in (group.folder / "launch.log").read_text()
+    )

@@ -1,0 +1,308 @@
+"""The machines of a job's ranks on one host, by conversation; and options that are refused."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
+from asyncpar.launch.agents.elastic_ranks import ElasticRanks
+from asyncpar.launch.agents.host_protocol import (
+    HostTick,
+    LeaveHost,
+    OpenRendezvous,
+    RankGone,
+    RankSaid,
+    RankSilent,
+    RanksOver,
+    SignalRank,
+    SlotCommand,
+    SlotEvent,
+    StartRank,
+    TellLeader,
+    WriteToRank,
+)
+from asyncpar.launch.agents.job_record import (
+    ElasticMode,
+    JobEnd,
+    SubmittedJob,
+    decode_end,
+    decode_record,
+    encode_record,
+)
+from asyncpar.launch.agents.restart_budget import RestartBudget
+from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_group
+from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.options import LaunchOptions, ProgramKind
+from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.world_messages import (
+    HostDraining,
+    HostParked,
+    JobClosed,
+    MemberArrived,
+    MemberDied,
+    MemberDismissed,
+    MemberHealing,
+    MemberLeft,
+    MemberReady,
+    MemberReported,
+    PlacedMember,
+    WorldAnnounced,
+    WorldChange,
+    WorldEnded,
+    WorldStarted,
+)
+
+
+def record(mode: ElasticMode, *, slots: int = 1, restarts: int = 1) -> SubmittedJob:
+    return SubmittedJob(
+        version="1",
+        name="job",
+        mode=mode,
+        program="job.py",
+        arguments=(),
+        kind=ProgramKind.SCRIPT,
+        directory="/",
+        environment={},
+        slots=slots,
+        least_hosts=1,
+        most_hosts=2,
+        last_call=5.0,
+        max_restarts=restarts,
+        restart_window=60.0,
+        grace=5.0,
+        timeout=30.0,
+        silent_after=30.0,
+    )
+
+
+def announced(generation: int, *members: PlacedMember) -> WorldAnnounced:
+    return WorldAnnounced(
+        generation=generation,
+        members=members,
+        lineage=Lineage(0, b""),
+        decision=Decision.ABORT,
+        change=WorldChange(generation=generation),
+    )
+
+
+class Host:
+    """A conversation with the machine of host ``a``."""
+
+    def __init__(self, mode: ElasticMode, **settings: Any) -> None:
+        names = count()
+        job = record(mode, **settings)
+
+        def draw() -> str:
+            return str(next(names))
+
+        self.machine: ElasticRanks | RestartedRanks
+        if mode is ElasticMode.RANKS:
+            self.machine = ElasticRanks(1, job, host="a", draw=draw)
+        else:
+            self.machine = RestartedRanks(1, job, host="a", rendezvous="a:1", free_port=lambda: 7, draw=draw)
+        self.now = 0.0
+        self.last: list[SlotCommand] = self.machine.begin(0.0)
+
+    def feed(self, event: SlotEvent) -> list[SlotCommand]:
+        self.last = self.machine.handle(event, now=self.now)
+        return self.last
+
+    def wait(self, seconds: float) -> list[SlotCommand]:
+        self.now += seconds
+        return self.feed(HostTick())
+
+    def gone(self, slot: int, code: int) -> list[SlotCommand]:
+        end = RankEnd(generation=0, rank=slot, local_rank=slot, host="a", pid=1, returncode=code, at=self.now)
+        return self.feed(RankGone(slot, end))
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [command for command in self.last if isinstance(command, kind)]
+
+    @property
+    def told(self) -> list[Any]:
+        return [command.event for command in self.of(TellLeader)]
+
+
+def test_a_crashed_rank_starts_again_as_another_member_until_its_budget_is_gone() -> None:
+    host = Host(ElasticMode.RANKS)
+    assert host.of(StartRank) == [StartRank(0, "a/0/0")]
+    host.gone(0, -signal.SIGKILL)
+    assert host.told == [MemberDied("a/0/0", "was killed by SIGKILL")]
+    assert host.wait(0.2) == []
+    assert host.wait(0.1) == [StartRank(0, "a/0/1")]
+    host.gone(0, 3)
+    died, closed = host.told
+    assert died == MemberDied("a/0/1", "exited with code 3")
+    assert decode_end(closed.record).exit_code == 3
+    host.feed(closed)
+    assert host.of(RanksOver)
+
+
+def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
+    host = Host(ElasticMode.RANKS)
+    asked = RankSaid("a/0/0", {"kind": "donors"})
+    host.feed(asked)
+    assert host.last == [WriteToRank("a/0/0", {"kind": "donors", "donors": []})]
+    members = [PlacedMember(name=name, host=name[0], address=f"at {name}") for name in ("a/0/0", "b/0/0")]
+    host.feed(announced(0, *members))
+    host.feed(asked)
+    told = WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b/0/0"]]})
+    assert host.last == [TellLeader(MemberHealing("a/0/0", "a")), told]
+
+
+def test_where_others_go_on_a_slot_that_may_not_start_again_stays_empty() -> None:
+    host = Host(ElasticMode.RANKS, restarts=0)
+    host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
+    host.gone(0, 1)
+    assert host.told == [MemberDied("a/0/0", "exited with code 1")]
+    assert host.wait(60.0) == []
+
+
+def test_a_rank_that_is_held_for_lost_is_ended_and_its_end_is_no_crash() -> None:
+    host = Host(ElasticMode.RANKS, restarts=0)
+    host.feed(MemberDismissed("a/0/0", "did not answer"))
+    assert host.of(SignalRank) == [SignalRank(0, signal.SIGKILL)]
+    host.gone(0, -signal.SIGKILL)
+    assert host.wait(0.0) == [StartRank(0, "a/0/1")]
+    assert host.machine.restarts == {0: 0}
+
+
+def test_a_rank_that_ends_well_completes_the_job_and_the_others_are_left_alone() -> None:
+    host = Host(ElasticMode.RANKS, slots=2)
+    host.gone(0, 0)
+    left, closed = host.told
+    assert left == MemberLeft("a/0/0")
+    assert decode_end(closed.record) == JobEnd(exit_code=0)
+    assert host.feed(closed) == []
+    assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
+
+
+def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> None:
+    host = Host(ElasticMode.RANKS)
+    host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
+    assert host.of(WriteToRank)[0].message["rank"] == 0
+    host.feed(LeaveHost(10.0, "got SIGTERM"))
+    assert host.told == [HostDraining("a")]
+    host.wait(10.0)
+    assert host.of(SignalRank) == [SignalRank(0, signal.SIGTERM)]
+    host.wait(5.0)
+    assert host.of(SignalRank) == [SignalRank(0, signal.SIGKILL)]
+    assert host.gone(0, -9)[-1] == RanksOver(None)
+
+
+def test_what_a_rank_says_is_checked() -> None:
+    host = Host(ElasticMode.RANKS)
+    for message in ({"kind": "nonsense"}, {"kind": "join"}, {"kind": "join", "lineage": None, "address": ""}):
+        with pytest.raises(ProtocolError):
+            host.feed(RankSaid("a/0/0", message))
+
+
+def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
+    host = Host(ElasticMode.RESTART, slots=2)
+    arrived = host.told[0]
+    assert isinstance(arrived, MemberArrived)
+    own = PlacedMember(name=arrived.member, host="a", address=arrived.address)
+    other = PlacedMember(name="b/all/0", host="b", address='{"slots": 1, "rendezvous": "b:1"}')
+    host.feed(announced(3, own, other))
+    assert host.of(OpenRendezvous) == [OpenRendezvous(3, 3)]
+    assert host.told == [MemberReady(own.name, 3, "7")]
+    host.feed(WorldStarted(3, ("7", "")))
+    places = [start.place for start in host.of(StartRank)]
+    assert [(place.rank, place.world_size, place.group_rank) for place in places] == [(0, 3, 0), (1, 3, 0)]
+    host.feed(WorldEnded(3, "b is lost"))
+    assert host.of(SignalRank) == [SignalRank(slot, signal.SIGTERM) for slot in (0, 1)]
+    host.gone(0, -signal.SIGTERM)
+    host.gone(1, -signal.SIGTERM)
+    [reported] = host.told
+    assert isinstance(reported, MemberReported)
+    assert (reported.report.lineage, reported.why) == (Lineage(4, b""), "b is lost")
+
+
+def test_a_failed_rank_ends_the_others_of_its_host_and_says_why() -> None:
+    host = Host(ElasticMode.RESTART, slots=2)
+    own = PlacedMember(name=host.told[0].member, host="a", address=host.told[0].address)
+    for generation, expected in ((0, MemberReported), (1, JobClosed)):
+        host.feed(announced(generation, own))
+        host.feed(WorldStarted(generation, ("7",)))
+        host.gone(1, 3)
+        host.wait(1.0)
+        assert host.of(SignalRank) == [SignalRank(0, signal.SIGTERM)]
+        host.gone(0, -signal.SIGTERM)
+        assert isinstance(host.told[-1], expected)
+
+
+def test_restarts_within_the_window_count_and_waits_grow() -> None:
+    budget = RestartBudget(most=2, window=10.0)
+    assert [budget.crash(0, at) for at in (0.0, 1.0, 2.0)] == [0.25, 0.5, None]
+    assert budget.crash(1, 2.0) == 0.25
+    assert budget.crash(0, 60.0) == 0.25
+
+
+def test_records_travel_as_they_are_and_others_are_refused() -> None:
+    job = record(ElasticMode.RANKS)
+    assert decode_record(encode_record(job)) == job
+    with pytest.raises(ProtocolError, match="of one version"):
+        decode_record(b"\xc1")
+    with pytest.raises(ProtocolError, match="of one version"):
+        decode_end(b"\xc1")
+
+
+@pytest.mark.parametrize("width", [None, 100, 40, 20])
+def test_the_status_fits_narrow_terminals(width: int | None) -> None:
+    ranks = (RankView(slot=0, rank=1, pid=7, restarts=2), RankView(slot=1, rank=None, pid=None, restarts=0))
+    host = HostView(name="a", address="a:1", state="up", is_leader=True, is_voter=True, ranks=ranks)
+    text = show_group(GroupView(leader="a", hosts=(host,), change="generation 1; left: b/0/0"), width=width)
+    assert "leader a" in text.replace("\n", " ")
+    assert width is None or max(map(len, text.splitlines())) <= max(width, 30)
+
+
+def test_options_that_cannot_be_are_named() -> None:
+    cases: dict[str, Callable[[], object]] = {
+        "--name": lambda: AgentOptions(name="a b"),
+        "--grace": lambda: AgentOptions(grace=-1.0),
+        "--join": lambda: parse_join("a:x,b"),
+        "--listen": lambda: parse_address("--listen", ":"),
+        "--nnodes": lambda: LaunchOptions(program="x", nnodes=2, least_nnodes=3, elastic="ranks"),
+        "--elastic": lambda: LaunchOptions(program="x", elastic="never"),
+        "--host-name": lambda: LaunchOptions(program="x", host_name="a"),
+        "--restart-window": lambda: LaunchOptions(program="x", restart_window=0.0),
+    }
+    for option, make in cases.items():
+        with pytest.raises(UsageError, match=option):
+            make()
+    assert parse_join("a,[::1]:5") == ("a:29400", "[::1]:5")
+
+
+def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> None:
+    host = Host(ElasticMode.RANKS)
+    member = "a/0/0"
+    host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(0, PlacedMember(name=member, host="a")))
+    revoked = {"kind": "revoked", "generation": 0, "why": "no quorum"}
+    assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
+    said = host.feed(announced(1, PlacedMember(name=member, host="a")))
+    kinds = [command.message["kind"] for command in said if isinstance(command, WriteToRank)]
+    assert kinds == ["world", "revoked"], "a world that it learns of while it is parked is not for it"
+    assert host.feed(HostParked("")) == []
+
+
+def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -> None:
+    address = '{"slots": 2, "rendezvous": "a:1"}'
+    started = Host(ElasticMode.RESTART, slots=2)
+    member = next(one.event.member for one in started.last if isinstance(one, TellLeader))  # type: ignore[union-attr]
+    started.feed(announced(0, PlacedMember(name=member, host="a", address=address)))
+    started.feed(WorldStarted(0, ("7",)))
+    assert started.feed(HostParked("no quorum")) == [SignalRank(slot, signal.SIGSTOP) for slot in (0, 1)]
+    assert started.feed(RankSilent(0, "is stopped")) == []
+    ended = started.feed(WorldEnded(0, "it was replaced"))
+    numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
+    assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process hears nothing"
+    assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]

@@ -1,0 +1,45 @@
+"""Launchers that have places wait for the first one's agent."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+import asyncpar as ap
+from asyncpar.launch.agents.control_client import ControlClient, NoAgent
+from asyncpar.launch.agents.submission import find_group
+from asyncpar.launch.agents.views import GroupView
+
+
+class LateAgent:
+    """Answers from the call number ``first`` on."""
+
+    def __init__(self, first: int) -> None:
+        self.calls = 0
+        self._first = first
+
+    async def status(self) -> GroupView:
+        self.calls += 1
+        if self.calls < self._first:
+            raise NoAgent("no agent answers")
+        return cast("GroupView", "the group")
+
+
+def test_an_agent_that_comes_late_is_waited_for() -> None:
+    late = LateAgent(300)  # its name resolves after 30 seconds, say
+    found = ap.testing.run_virtual(find_group(cast("ControlClient", late), patience=60.0))
+    assert str(found) == "the group"
+    assert late.calls == 300
+
+
+def test_an_agent_that_never_comes_is_told_after_the_time() -> None:
+    with pytest.raises(NoAgent):
+        ap.testing.run_virtual(find_group(cast("ControlClient", LateAgent(10**9)), patience=60.0))
+
+
+def test_without_a_place_nobody_waits() -> None:
+    late = LateAgent(2)
+    with pytest.raises(NoAgent):
+        ap.testing.run_virtual(find_group(cast("ControlClient", late), patience=0.0))
+    assert late.calls == 1

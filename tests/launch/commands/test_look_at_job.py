@@ -1,0 +1,152 @@
+"""`asyncpar status` and `asyncpar stacks` look at launched jobs, also where ranks are stopped or block their loops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+Launcher = Any  # the class lives in conftest.py
+
+PROGRAM = """
+    import asyncio
+    import numpy as np
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            x = np.ones(1000, np.float32)
+            for step in range(1_000_000):
+                await node.world.all_reduce(x)
+                x[:] = 1.0
+                if step == 20:
+                    print("step", step, "of rank", rank, flush=True)
+                    register()
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+"""
+LIMIT = 30.0
+
+
+def command(launcher: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TMPDIR": str(launcher.temporary)}
+    environment.pop("XDG_RUNTIME_DIR", None)
+    return subprocess.run(
+        [sys.executable, "-m", "asyncpar", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+def start(launcher: Any, ranks: int) -> subprocess.Popen[str]:
+    environment = {"XDG_RUNTIME_DIR": ""}
+    process: subprocess.Popen[str] = launcher.start(
+        "--nproc-per-node", str(ranks), "--rdzv-id", "look", launcher.script(PROGRAM), env=environment
+    )
+    deadline = time.monotonic() + LIMIT
+    while len(launcher.registered()) < ranks:
+        assert time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+def until(look: Any) -> Any:
+    deadline = time.monotonic() + LIMIT
+    while (found := look()) is None:
+        assert time.monotonic() < deadline
+    return found
+
+
+def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None:
+    process = start(launcher, 4)
+    first = json.loads(command(launcher, "status", "--json").stdout)
+    pids = {rank["rank"]: rank["pid"] for host in first["hosts"] for rank in host["ranks"]}
+    assert sorted(pids) == [0, 1, 2, 3]
+    os.kill(pids[2], signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+
+        def look() -> str | None:
+            text = command(launcher, "status", "look").stdout
+            return text if "ranks 0, 1, 3 wait for rank 2: rank 2 is stopped" in text else None
+
+        text = until(look)
+        assert time.monotonic() - stopped_at < 15.0  # 2 s on a machine that is idle; see scripts/bench
+        assert "all_reduce #" in text
+        assert "job.py:" in text
+        asked_at = time.monotonic()
+        stacks = command(launcher, "stacks", "--json")
+        assert time.monotonic() - asked_at < 10.0
+        told = json.loads(stacks.stdout)
+        assert sorted(told["ranks"]) == ["0", "1", "3"]
+        assert told["silent"] == {"2": "it is stopped (SIGSTOP, or a debugger)"}
+        assert any("which needs rank 2 at job.py:" in chain for chain in told["chains"])
+        logs = command(launcher, "logs", "-r", "2,3", "--json")
+        assert json.loads(logs.stdout) == {"2": ["step 20 of rank 2"], "3": ["step 20 of rank 3"]}
+        assert "has no rank 9" in command(launcher, "logs", "-r", "9").stderr
+        process.send_signal(signal.SIGQUIT)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        output = launcher.finish(process)
+        assert "got SIGQUIT; the stacks of the ranks:" in output.stderr
+        assert "rank 2: it is stopped" in output.stderr
+        assert "await node.world.all_reduce(x)" in output.stderr
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pids[2], signal.SIGCONT)
+    assert not list(Path(launcher.temporary).glob("asyncpar-*/jobs/*"))
+
+
+HOLD = """
+    import asyncio, ctypes
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            await node.world.barrier()
+            register()
+            if rank == 1:
+                ctypes.PyDLL(None).sleep(60)  # with the interpreter lock
+            await node.world.barrier()
+
+    ap.run(main)
+"""
+
+
+def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher: Any) -> None:
+    process = launcher.start(
+        "--nproc-per-node", "2", "--rdzv-id", "look", launcher.script(HOLD), env={"XDG_RUNTIME_DIR": ""}
+    )
+    deadline = time.monotonic() + LIMIT
+    while len(launcher.registered()) < 2:
+        assert time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    text = until(lambda: text if "rank 1 (pid " in (text := command(launcher, "stacks", "look").stdout) else None)
+    assert "something holds its interpreter lock" in text
+    assert " in main" in text.partition("something holds")[2]
+    process.send_signal(signal.SIGINT)
+    launcher.finish(process)
+
+
+def test_no_job_and_wrong_arguments_are_said_in_a_line(launcher: Any) -> None:
+    for arguments, code, words in (
+        (("stacks",), 1, "no job of yours runs on this host"),
+        (("status", "absent"), 1, "none of yours here is called 'absent'"),
+        (("stacks", "-r", "x"), 2, "expected ranks as 0,2 or 4-7, got 'x'"),
+    ):
+        done = command(launcher, *arguments)
+        assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
+        assert words in done.stderr

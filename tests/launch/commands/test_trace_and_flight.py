@@ -1,0 +1,100 @@
+"""`asyncpar trace` and `asyncpar flight` look at launched jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+LIMIT = 30.0
+
+PROGRAM = """
+    import asyncio
+    import numpy as np
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            x, other = np.ones(1000, np.float32), 1 - node.rank
+            for step in range(40):
+                with ap.span("load", step=step):
+                    await asyncio.sleep(0.001)
+                await node.world.all_reduce(x)
+                await asyncio.gather(node.world.send(x, other), node.world.recv(other))
+            register()
+            if node.rank == 1:
+                await asyncio.sleep(3600)
+            await node.world.barrier()
+
+    asyncio.run(main())
+"""
+
+
+def command(launcher: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TMPDIR": str(launcher.temporary)}
+    environment.pop("XDG_RUNTIME_DIR", None)
+    line = [sys.executable, "-m", "asyncpar", *arguments]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path: Path) -> None:
+    job = launcher.start(
+        "--nproc-per-node", "2", "--rdzv-id", "look", launcher.script(PROGRAM), env={"XDG_RUNTIME_DIR": ""}
+    )
+    until(lambda: len(launcher.registered()) == 2)
+    try:
+        trace = tmp_path / "t.json"
+        done = command(launcher, "trace", "--seconds", "0.6", "--json", "-o", str(trace), "look")
+        assert done.returncode == 0, done.stderr
+        events = json.loads(trace.read_bytes())["traceEvents"]
+        assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 80
+        assert {"load", "all_reduce #1"} <= {event["name"] for event in events}
+
+        done = command(launcher, "trace", "--seconds", "0", "-o", str(tmp_path / "t.pftrace"), "look")
+        assert "of 2 ranks" in done.stdout, done
+        assert (tmp_path / "t.pftrace").read_bytes()[:1] == b"\n"
+
+        folder = tmp_path / "dump"
+        done = command(launcher, "flight", "dump", "--torch", "-o", str(folder), "look")
+        assert done.returncode == 0, done.stderr
+        assert {file.name for file in folder.iterdir()} >= {"rank_0.ring", "rank_1.ring", "torch_rank_1", "ranks.json"}
+        for found in (command(launcher, "flight", "explain", str(folder)), command(launcher, "flight", "explain")):
+            assert found.stdout.startswith("rank 1: sleeping\n"), found
+            assert "rank 0 waits for rank 1 in barrier()" in found.stdout
+    finally:
+        job.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            job.wait(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("trace", "nothing-runs"), "asyncpar trace: "),
+        (("trace", "--seconds", "-1"), "--seconds: expected up to 600, got -1"),
+        (("flight", "dump"), "asyncpar flight dump: "),
+        (("flight", "explain", "no-such-folder"), "no-such-folder: expected a folder of dumps"),
+    ],
+)
+def test_a_wrong_call_gets_a_clear_word(launcher: Any, arguments: tuple[str, ...], said: str) -> None:
+    done = command(launcher, *arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

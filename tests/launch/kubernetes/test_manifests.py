@@ -1,0 +1,162 @@
+"""Manifests, and what a pod's command does; `tests/launchers/test_manifest_schemas.py` has the published schemas."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from asyncpar.errors import UsageError
+from asyncpar.launch.cli import main
+from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+from asyncpar.launch.options import ProgramKind
+
+JOB = KubernetesJob(
+    image="site/train:1",
+    program="train.py",
+    arguments=("--data", "a b", "$(HOME)"),
+    name="train",
+    nodes=2,
+    tasks_per_node=4,
+    secret=b"s" * 32,
+    max_restarts=3,
+)
+
+
+def items(job: KubernetesJob) -> dict[str, Any]:
+    return {item["kind"]: item for item in make_manifests(job)["items"]}
+
+
+def pod_of(job: KubernetesJob) -> dict[str, Any]:
+    made = items(job)
+    spec = made["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"] if job.is_jobset else made["Job"]["spec"]
+    pod: dict[str, Any] = spec["template"]["spec"]
+    return pod
+
+
+def test_a_jobset_has_one_pod_per_host_and_names_before_they_are_ready() -> None:
+    made = items(JOB)
+    assert set(made) == {"Secret", "JobSet"}
+    spec = made["JobSet"]["spec"]
+    assert spec["network"] == {"enableDNSHostnames": True, "subdomain": "train", "publishNotReadyAddresses": True}
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    assert (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"]) == (2, 2, "Indexed", 0)
+    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert base64.b64decode(made["Secret"]["data"]["secret"]) == b"s" * 32
+
+
+def test_preempted_pods_start_the_jobset_again_without_counting() -> None:
+    spec = items(JOB)["JobSet"]["spec"]
+    [rule] = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    [ours] = spec["failurePolicy"]["rules"]
+    assert ours["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert ours["onJobFailureReasons"] == ["PodFailurePolicy"]
+
+
+def test_without_jobset_a_service_names_the_pods() -> None:
+    job = replace(JOB, is_jobset=False)
+    made = items(job)
+    assert set(made) == {"Secret", "Job", "Service"}
+    assert made["Service"]["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"job-name": "train"},
+    }
+    assert pod_of(job)["subdomain"] == "train"
+
+
+@pytest.mark.parametrize(("is_jobset", "first"), [(True, "train-ranks-0-0.train"), (False, "train-0.train")])
+def test_the_command_of_a_pod_starts_a_launcher_with_its_place(tmp_path: Path, is_jobset: bool, first: str) -> None:
+    words = pod_of(replace(JOB, is_jobset=is_jobset, python="agent"))["containers"][0]["command"]
+    words = [word.replace("$$(", "$(") for word in words]  # as Kubernetes does
+    words = [
+        word.replace("/etc/asyncpar", f"{tmp_path}/etc").replace("/run/asyncpar", f"{tmp_path}/run") for word in words
+    ]
+    for folder in ("etc", "run"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "etc" / "secret").write_text("s" * 32)
+    (tmp_path / "agent").write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    (tmp_path / "agent").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
+    output = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=20).stdout
+    restarts = [] if is_jobset else ["--max-restarts", "3"]
+    assert output.splitlines() == [
+        *("-m", "asyncpar", "launch", "--node-rank", "1", "--nnodes", "2", "--nproc-per-node", "4"),
+        *("--rdzv-id", "train", "--rdzv-endpoint", f"{first}:29400", "--secret-file", f"{tmp_path}/run/secret"),
+        *("--grace-period", "30", *restarts, "train.py", "--data", "a b", "$(HOME)"),
+    ]
+    assert (tmp_path / "run" / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_kubernetes_waits_longer_than_the_ranks() -> None:
+    assert pod_of(replace(JOB, grace=120))["terminationGracePeriodSeconds"] == 130
+
+
+def test_the_secret_is_in_the_secret_only() -> None:
+    made = make_manifests(replace(JOB, secret_name="mine"))
+    assert [item["kind"] for item in made["items"]] == ["JobSet"]
+    assert pod_of(replace(JOB, secret_name="mine"))["volumes"][0]["secret"]["secretName"] == "mine"
+    assert "c3Nz" not in str(items(JOB)["JobSet"])
+
+
+def test_resources_and_kinds_of_programs() -> None:
+    container = pod_of(replace(JOB, resources=(("cpu", "4"), ("nvidia.com/gpu", "1"))))["containers"][0]
+    assert container["resources"]["limits"] == {"cpu": "4", "nvidia.com/gpu": "1"}
+    assert "--module" in pod_of(replace(JOB, kind=ProgramKind.MODULE))["containers"][0]["command"]
+    assert "--no-python" in pod_of(replace(JOB, kind=ProgramKind.PROGRAM))["containers"][0]["command"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": 0}, "--nodes"),
+        ({"tasks_per_node": 0}, "--tasks-per-node"),
+        ({"max_restarts": -1}, "--max-restarts"),
+        ({"grace": 0}, "--grace-period"),
+        ({"port": 70000}, "--port: expected"),
+        ({"name": "Train_1"}, "--name: expected"),
+        ({"name": "a" * 41}, "--name: expected"),
+        ({"namespace": "a b"}, "--namespace: expected"),
+        ({"secret_name": "-"}, "--secret: expected"),
+        ({"image": ""}, "--image: expected"),
+        ({"resources": (("cpu", "many"),)}, "--resource: expected"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_here(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        replace(JOB, **change)
+
+
+def test_without_kubectl_the_command_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(main, ["k8s", "--image", "i", "train.py"])
+    assert (result.exit_code, "kubectl: it is not in PATH" in result.output) == (2, True)
+    (tmp_path / "kubectl").write_text("#!/bin/sh\necho 'error: no cluster' >&2; exit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    result = CliRunner().invoke(main, ["k8s", "--image", "i", "train.py"])
+    assert (result.exit_code, result.output) == (1, "asyncpar k8s: the job was refused: error: no cluster\n")
+
+
+def test_variables_of_torchrun_and_kubeflow_stand_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asyncpar.launch import cli
+
+    seen: list[Any] = []
+
+    def keep(options: Any) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(cli, "_run", keep)
+    variables = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "1"}
+    variables |= {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29401", "PET_RDZV_ID": ""}
+    CliRunner(env=variables).invoke(main, ["launch", "--nproc-per-node", "4", "train.py"])
+    [options] = seen
+    assert (options.nnodes, options.nproc, options.node_rank) == (3, 4, 1)
+    assert (options.endpoint, options.job) == ("job-node-0-0.job:29401", None)

@@ -1,0 +1,77 @@
+"""Looks at recorded events for the dashboard: findings, and the last events of all ranks, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import asyncpar as ap
+from asyncpar.launch.flight_look import MOST_EVENTS, look_at_flight
+from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport
+
+
+class RecordedJob:
+    """A job of which ranks answer with the images that are given, or an error."""
+
+    def __init__(self, images: Mapping[int, bytes | str], conditions: Mapping[int, str]) -> None:
+        self._images, self._conditions = images, conditions
+
+    def summary(self) -> JobSummary:
+        reports = tuple(RankReport(rank=rank, host="a", pid=1, condition=how) for rank, how in self._conditions.items())
+        return JobSummary(job="job", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=reports),))
+
+    async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
+        assert ranks is None
+        if kind == "stacks":
+            return [RankAnswer(rank=rank, host="a", error="it does not answer") for rank in self._images]
+        return [
+            RankAnswer(rank=rank, host="a", error=image)
+            if isinstance(image, str)
+            else RankAnswer(rank=rank, host="a", content=image)
+            for rank, image in self._images.items()
+        ]
+
+
+async def recorded(size: int, rounds: int) -> dict[int, bytes]:
+    """Return the rings of a world in which the last rank does not call the last operation."""
+    async with ap.testing.local_world(size) as nodes:
+        for _ in range(rounds):
+            await asyncio.gather(*(node.world.all_reduce(np.ones(3)) for node in nodes))
+        waiting = [asyncio.ensure_future(node.world.all_reduce(np.ones(3))) for node in nodes[:-1]]
+        await asyncio.sleep(0.1)
+        images = {node.rank: node.links.recorder.snapshot() for node in nodes}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return images
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(3, 2), (16, 40)])
+def test_it_names_who_is_absent_and_shows_the_last_events(size: int, rounds: int) -> None:
+    async def main() -> dict[str, Any]:
+        images = await recorded(size, rounds)
+        return await look_at_flight(RecordedJob(images, dict.fromkeys(images, "well")))
+
+    told = ap.testing.run_virtual(main())
+    assert [one["ranks"] for one in told["findings"]] == [[size - 1]]
+    assert f"rank {size - 1}" in told["findings"][0]["text"]
+    assert told["ranks"] == size
+    assert len(told["events"]) <= MOST_EVENTS
+    started = [event for event in told["events"] if event["state"] == "started" and event["name"] == "all_reduce"]
+    assert sorted(event["rank"] for event in started) == list(range(size - 1))
+
+
+def test_ranks_that_do_not_answer_or_answer_nonsense_are_named() -> None:
+    async def main() -> dict[str, Any]:
+        images: dict[int, bytes | str] = {**await recorded(3, 1)}
+        images[1], images[2] = b"no ring", "it is stopped (SIGSTOP, or a debugger)"
+        return await look_at_flight(RecordedJob(images, {0: "well", 1: "well", 2: "stopped"}))
+
+    told = ap.testing.run_virtual(main())
+    assert told["ranks"] == 1
+    assert [problem.split(":")[0] for problem in told["problems"]] == ["rank 1", "rank 2"]
+    assert "stopped" in told["problems"][1]

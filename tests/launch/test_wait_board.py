@@ -1,0 +1,90 @@
+"""The launcher says once what ranks wait for, with what it knows of the culprit, and when they go on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.launch.messages import decode_told, encode_told
+from asyncpar.launch.wait_board import COALESCE_SECONDS, RankTold, WaitBoard
+
+
+def waiting(rank: int, culprit: int, *, where: str = "", cycle: str = "") -> RankTold:
+    notice = WaitNotice(operation="barrier #1", seconds=10.0, culprit=culprit, host="b", where=where, cycle=cycle)
+    return RankTold(0, rank, notice)
+
+
+def board(*told: RankTold) -> WaitBoard:
+    made = WaitBoard()
+    for each in told:
+        made.take(each, 1.0)
+    return made
+
+
+def test_news_wait_for_those_of_other_ranks_and_are_said_once() -> None:
+    waits = board(waiting(0, 2, where="sleeps at t.py:1"))
+    assert waits.say(1.1) == []
+    waits.take(waiting(1, 2), 1.2)
+    assert waits.next_deadline == 1.0 + COALESCE_SECONDS
+    [line] = waits.say(2.0)
+    assert line.startswith("ranks 0, 1 wait for rank 2 (b), which sleeps at t.py:1;")
+    waits.take(waiting(3, 2), 2.1)
+    assert waits.say(3.0) == []
+
+
+def test_the_end_is_said() -> None:
+    waits = board(waiting(0, 2), waiting(1, 2))
+    waits.say(2.0)
+    waits.take(RankTold(0, 0), 3.0)
+    assert waits.say(4.0) == []
+    waits.take(RankTold(0, 1), 5.0)
+    assert waits.say(6.0) == ["ranks 0, 1 go on"]
+    assert waits.next_deadline is None
+
+
+def test_ranks_whose_operation_failed_do_not_go_on() -> None:
+    waits = board(waiting(0, 2), waiting(1, 2))
+    waits.say(2.0)
+    for rank in (0, 1):
+        waits.take(RankTold(0, rank, has_failed=True), 3.0)
+    assert waits.say(4.0) == []
+    waits.take(waiting(0, 2), 5.0)
+    assert len(waits.say(6.0)) == 1
+
+
+def test_what_is_over_before_it_is_said_is_not_said() -> None:
+    waits = board(waiting(0, 2), RankTold(0, 0))
+    assert waits.say(2.0) == []
+
+
+def test_agents_know_what_a_stopped_or_blocked_rank_cannot_tell() -> None:
+    waits = board(waiting(0, 2, where="has not answered for 9.0 s"))
+    waits.set_condition(2, "is stopped", 1.0)
+    assert "rank 2 (b), which is stopped;" in waits.say(2.0)[0]
+    blocked = board(waiting(0, 2), RankTold(0, 2, None, "t.py:9"))
+    assert "rank 2 (b), which blocks its event loop at t.py:9;" in blocked.say(2.0)[0]
+    assert blocked.condition(2) == "blocks its event loop at t.py:9"
+    blocked.take(RankTold(0, 2), 3.0)
+    assert blocked.condition(2) == ""
+
+
+def test_a_deadlock_is_said_once_also_with_ranks_behind_it() -> None:
+    waits = board(waiting(0, 1, cycle="deadlock: x"), waiting(1, 0, cycle="deadlock: x"))
+    assert waits.say(2.0) == ["deadlock: x"]
+    waits.take(waiting(3, 0, cycle="deadlock: x"), 3.0)
+    assert waits.say(4.0) == []
+
+
+def test_a_rank_that_ended_waits_no_more() -> None:
+    waits = board(waiting(0, 2))
+    waits.forget(0, 1.1)
+    assert waits.say(2.0) == []
+
+
+def test_what_a_rank_tells_travels() -> None:
+    told = dataclasses.replace(waiting(3, 2, where="sleeps"), blocked="t.py:9")
+    for each in (told, RankTold(1, 2)):
+        assert decode_told(encode_told(each).told) == each
+    message = encode_told(told).told
+    message.notice = b"{"
+    assert decode_told(message) == dataclasses.replace(told, notice=None)

@@ -1,0 +1,46 @@
+"""A program that finds its place by itself: ``python ranks.py sum``, ``fail``, ``child``, ..."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import asyncpar as ap
+
+
+async def add() -> str:
+    async with ap.init() as node:
+        total = await node.world.all_reduce(np.full(4, float(node.rank + 1)))
+        hosts = ",".join(member.host for member in node.membership.members)
+        return f"rank {node.rank} of {node.size} sum {total[0]:g} hosts {hosts}"
+
+
+async def main(what: str) -> None:
+    line = await add()
+    if what == "twice":
+        line = await add()
+    elif what == "fail":
+        async with ap.init() as node:
+            if node.rank == 1:
+                raise ValueError("the data of rank 1 is damaged")
+            await node.world.all_reduce(np.ones(4))
+    elif what == "child":
+        done = subprocess.run([sys.executable, __file__, "sum"], capture_output=True, text=True, check=False)  # noqa: ASYNC221  # nothing else runs
+        line += " child: " + done.stderr.splitlines()[-1]
+    elif what == "endless":
+        async with ap.init() as node:
+            Path(sys.argv[2], f"pid-{node.rank}").write_text(str(os.getpid()))
+            while True:
+                await node.world.all_reduce(np.ones(4))
+                await asyncio.sleep(0.05)
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    ap.run(main(sys.argv[1]))

@@ -1,0 +1,176 @@
+"""A real cluster of Slurm on this machine: one controller and three nodes, whose names are loopback addresses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+PLACE = "ASYNCPAR_TEST_SLURM"
+"""The variable with the directory where Slurm's packages are unpacked; see `scripts/test-slurm`."""
+
+NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+CPUS = 4
+_SETTINGS = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PluginDir={plugins}
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool-%n
+SlurmdPidFile={home}/%n.pid
+SlurmctldPidFile={home}/controller.pid
+SlurmctldLogFile={home}/controller.log
+SlurmdLogFile={home}/%n.log
+MpiDefault=none
+ReturnToService=2
+KillWait=3
+SlurmdTimeout=10
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+NodeName=127.0.0.[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[3]}] CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class SlurmCluster:
+    """The daemons, and the commands that users give.  ``with SlurmCluster(path) as cluster``."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        root = Path(os.environ[PLACE])
+        libraries = root / "usr" / "lib" / f"{os.uname().machine}-linux-gnu"
+        self._sbin = root / "usr" / "sbin"
+        self._plugins = libraries / "slurm-wlm"
+        self.environment = {
+            "PATH": os.pathsep.join([str(root / "usr" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "LD_LIBRARY_PATH": f"{libraries}:{self._plugins}",
+            "SLURM_CONF": str(home / "slurm.conf"),
+            "HOME": str(home),
+            "TMPDIR": str(home),
+        }
+        self._daemons = ExitStack()
+
+    def __enter__(self) -> SlurmCluster:
+        (self.home / "state").mkdir()
+        settings = _SETTINGS.format(
+            host=socket.gethostname(),
+            user="root" if os.geteuid() == 0 else os.environ["USER"],
+            ports=_free_ports(4),
+            plugins=self._plugins,
+            home=self.home,
+            cpus=CPUS,
+        )
+        (self.home / "slurm.conf").write_text(settings)
+        try:
+            self._start("slurmctld-wlm", "-D")
+            for node in NODES:
+                (self.home / f"spool-{node}").mkdir()
+                self._start("slurmd-wlm", "-D", "-N", node, "-d", str(self._sbin / "slurmstepd-wlm"))
+            self.wait_idle()
+        except BaseException:
+            self._daemons.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._daemons.close()
+
+    def _start(self, name: str, *arguments: str) -> None:
+        log = self._daemons.enter_context((self.home / f"{name}-{len(arguments)}.out").open("ab"))
+        daemon = subprocess.Popen([str(self._sbin / name), *arguments], env=self.environment, stdout=log, stderr=log)
+        self._daemons.callback(daemon.wait)
+        self._daemons.callback(daemon.send_signal, signal.SIGKILL)
+
+    def run(self, *command: str, status: int | None = 0, seconds: float = 60.0) -> str:
+        """Run a command as a user does; its output, both streams.  ``status`` None: any."""
+        process = self.begin(*command)
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+        assert status in (None, process.returncode), f"{command}: {process.returncode}: {output}"
+        return output
+
+    def begin(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_idle(self) -> None:
+        """Return when no node has a job."""
+        self.until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3", "three idle nodes")
+
+    def submit(self, *arguments: str) -> str:
+        """Run `asyncpar slurm` and return the number of the job."""
+        output = self.run(sys.executable, "-m", "asyncpar", "slurm", *arguments)
+        assert output.startswith("asyncpar slurm: job "), output
+        return output.split()[3]
+
+    def output(self, job: str) -> str:
+        """Return what a job has printed so far."""
+        path = self.home / f"slurm-{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def finish(self, job: str) -> str:
+        """Wait for the end of a job; return its state, and what it has printed."""
+        shown = ""
+
+        def is_over() -> bool:
+            nonlocal shown
+            shown = self.run("scontrol", "-o", "show", "job", job)
+            return not any(f"JobState={state}" in shown for state in ("PENDING", "RUNNING", "COMPLETING"))
+
+        self.until(is_over, f"the end of job {job}")
+        return shown.partition("JobState=")[2].split()[0]
+
+    def until(self, is_so: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+        """Wait for something that Slurm or a job does."""
+        end = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < end, f"{what} did not come; " + "; ".join(
+                f"{path.name}: {path.read_text()[-2000:]}" for path in self.home.glob("*.out")
+            )
+            time.sleep(0.1)  # real daemons have no other clock
+
+
+def is_unpacked() -> bool:
+    """Are Slurm's packages there?"""
+    place = os.environ.get(PLACE)
+    return place is not None and shutil.which("srun", path=f"{place}/usr/bin") is not None
+
+
+def _free_ports(count: int) -> range:
+    """Return ``count`` free ports in a row."""
+    for first in range(21000, 31000, 10):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+        return range(first, first + count)
+    raise AssertionError("no free ports")

@@ -1,0 +1,49 @@
+"""Manifests are valid by the schemas that Kubernetes and Kubeflow publish; `scripts/test-backends` installs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+from tests.backends.extras import need
+
+JOB = KubernetesJob(
+    image="site/train:1",
+    program="train.py",
+    name="train",
+    namespace="physics",
+    nodes=2,
+    tasks_per_node=4,
+    secret=b"s" * 32,
+    max_restarts=3,
+    resources=(("cpu", "4"), ("memory", "8Gi"), ("nvidia.com/gpu", "1")),
+)
+MINORS = range(25, 38)
+
+
+def objects(*, is_jobset: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = make_manifests(replace(JOB, is_jobset=is_jobset))["items"]
+    return found
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_objects_are_valid_in_kubernetes(minor: int) -> None:
+    need("kubernetes_validate", "pip install kubernetes-validate")
+    import kubernetes_validate
+
+    jobset = objects(is_jobset=True)[-1]
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    within = {"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"], "spec": template}
+    for made in (*objects(is_jobset=False), within):
+        kubernetes_validate.validate(made, f"1.{minor}", strict=True)
+
+
+def test_the_jobset_is_one_of_kubeflows_model_to_the_last_field() -> None:
+    need("kubeflow_trainer_api", "pip install kubeflow-trainer-api")
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+    made = objects(is_jobset=True)[-1]
+    assert JobsetV1alpha2JobSet.from_dict(made).to_dict() == made

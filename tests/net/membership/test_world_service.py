@@ -1,0 +1,121 @@
+"""A group of one, and what it answers to newcomers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
+from asyncpar.errors import LaunchError
+from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
+from asyncpar.net.membership.vote_file import VoteFile, VoteFileError
+from asyncpar.net.membership.world_messages import HostDraining, JobOpened, WorldTerms
+from asyncpar.net.membership.world_service import WorldService
+from asyncpar.testing import run_virtual
+
+
+class Nobody:
+    """A connection that brings nothing anywhere."""
+
+    address = "b:1"
+
+    def send(self, message: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Silent:
+    """A network without other agents."""
+
+    address = "a:1"
+
+    def __init__(self) -> None:
+        self.answer: AnswerNewcomer | None = None
+
+    def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
+        self.answer = answer
+
+    def connect(self, own: tuple[str, str], node: str, address: str, *, on_up: OnUp, on_down: OnDown) -> PeerConnection:
+        return Nobody()
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        raise ConnectionError("refused")
+
+
+class FullDisk:
+    """A disk that was full when something was to be stored."""
+
+    def __init__(self) -> None:
+        self.content: bytes | None = None
+        self.is_full = False
+
+    def read(self, name: str) -> bytes:
+        if self.content is None:
+            raise FileNotFoundError(name)
+        return self.content
+
+    def replace(self, name: str, data: bytes) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        self.content = data
+
+
+async def founded(network: Silent, disk: FullDisk) -> WorldService:
+    votes = VoteFile(Path("votes"), job="agents", disk=disk)
+    service = WorldService(name="a", network=network, join=(), votes=votes)
+    await service.start()
+    await asyncio.sleep(0.5)
+    return service
+
+
+def conversation(talk: Callable[[WorldService, Silent, FullDisk], Awaitable[None]]) -> None:
+    async def run() -> None:
+        network, disk = Silent(), FullDisk()
+        service = await founded(network, disk)
+        await talk(service, network, disk)
+        await service.stop()
+
+    run_virtual(run())
+
+
+def test_newcomers_of_another_version_or_with_a_name_that_is_taken_are_refused() -> None:
+    async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
+        assert network.answer is not None
+        other = await network.answer(pb.EnterRequest(version="0", node="b#1", name="b", address="b:1"))
+        assert other.refusal.startswith("version: the group is of asyncpar ")
+        assert other.refusal.endswith("this agent of 0; install the same version on all hosts")
+        assert not other.is_passing
+        version = other.refusal.split()[6].rstrip(",")
+        taken = await network.answer(pb.EnterRequest(version=version, node="a#2", name="a", address="c:1"))
+        assert taken.refusal.startswith("--name: a host called 'a' is in the group already, at a:1")
+        assert (await service.status()).leader == "a"
+
+    conversation(talk)
+
+
+def test_a_full_disk_ends_the_agent_with_an_error_that_says_so() -> None:
+    async def talk(service: WorldService, _: Silent, disk: FullDisk) -> None:
+        disk.is_full = True
+        service.tell(HostDraining("a"))  # no change of what is agreed on
+        terms = WorldTerms(least_hosts=1, most_hosts=1, members=1)
+        service.tell(JobOpened(number=1, terms=terms, record=b""))
+        with pytest.raises(VoteFileError, match="cannot be stored: No space left on device"):
+            async for _command in service.commands:
+                pass
+
+    conversation(talk)
+
+
+def test_a_newcomer_without_anybody_to_join_says_where_it_looked() -> None:
+    async def run() -> None:
+        votes = VoteFile(Path("votes"), job="agents", disk=FullDisk())
+        service = WorldService(name="b", network=Silent(), join=("x:1",), votes=votes)
+        with pytest.raises(LaunchError, match=r"--join: no agent answers at x:1 \(refused\), for 6 s"):
+            await service.start()
+
+    run_virtual(run())

@@ -1,0 +1,98 @@
+"""Alarms of a job come from the rounds and links that ranks tell of."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncpar.launch.commands.job_text import show_job
+from asyncpar.launch.observers import Observers
+from asyncpar.observe.alarms import AlarmBoard, count_missing_rounds, find_alarms
+from asyncpar.observe.stragglers import TOLD_ROUNDS
+from asyncpar.observe.summary import HostSummary, JobSummary, LinkSummary, RankReport, RankSummary, RoundSummary, pack
+
+
+def rank(number: int, *, own: int = 40_000, cause: str = "compute", links: tuple[LinkSummary, ...] = ()) -> RankSummary:
+    parts = {"compute": 40_000}
+    if own > 40_000:
+        parts[cause] = parts.get(cause, 0) + own - 40_000
+    rounds = tuple(RoundSummary(n, own, 60_000, parts) for n in range(TOLD_ROUNDS))
+    return RankSummary(rank=number, pid=1, time=0.0, host=f"host-{number}", rounds=rounds, links=links)
+
+
+def job(*ranks: RankSummary | None) -> JobSummary:
+    reports = tuple(RankReport(rank=n, host="h", pid=1, summary=one) for n, one in enumerate(ranks))
+    return JobSummary(job="j", pid=1, time=0.0, hosts=(HostSummary(host="h", ranks=reports),))
+
+
+def test_a_slow_rank_and_a_slow_link_are_told() -> None:
+    assert find_alarms(job(rank(0), rank(1), rank(2))) == ()
+    (alarm,) = find_alarms(job(rank(0), rank(1, own=60_000, cause="input"), rank(2)))
+    assert alarm.startswith("rank 1 on host-1 is slow: each of its rounds takes 20.0 ms (33%) more")
+    assert alarm.endswith("because of its input")
+    links = (LinkSummary(peer=1, rtt=0.02), LinkSummary(peer=2, rtt=0.0001))
+    (alarm,) = find_alarms(job(rank(0, links=links), rank(1, links=(LinkSummary(peer=2, rtt=0.0002),)), rank(2)))
+    assert "link between ranks 0 and 1" in alarm
+
+
+def test_ranks_that_tell_nothing_or_causes_of_other_versions_disturb_nothing() -> None:
+    assert find_alarms(job(rank(0), None, rank(2, own=60_000, cause="magic"))) != ()
+    assert find_alarms(job(None, None)) == ()
+    assert find_alarms(job()) == ()
+
+
+def test_too_few_rounds_are_counted_and_said() -> None:
+    few = [msgspec.structs.replace(rank(n), rounds=rank(n).rounds[:12]) for n in range(2)]
+    assert count_missing_rounds(job(*few)) == 3
+    assert "who is slow is not known yet (steps still to be seen: 3)" in show_job(job(*few))
+    assert count_missing_rounds(job(rank(0), rank(1))) == 0
+    assert "not known yet" not in show_job(job(rank(0), rank(1)))
+    assert count_missing_rounds(job(rank(0), None)) == count_missing_rounds(job(few[0])) == 0
+
+
+def test_rounds_fit_into_a_summary() -> None:
+    assert len(pack(rank(0, own=60_000, cause="garbage collection"))) < 1700
+
+
+SLOW = "rank 2 on h is slow: each of its rounds takes {ms:.1f} ms more, because of its input"
+
+
+def test_an_alarm_is_said_once_when_it_has_stayed_and_once_more_when_it_is_over() -> None:
+    board, said = AlarmBoard(), []
+    for second in range(60):
+        alarms = [SLOW.format(ms=20 + second)] if 10 <= second < 30 and second != 20 else []
+        said += [(second, line) for line in board.look(alarms, float(second))]
+    assert said == [(12, SLOW.format(ms=32)), (44, "rank 2 on h is slow no more")]
+
+
+def test_an_alarm_that_comes_and_goes_is_not_said() -> None:
+    board = AlarmBoard()
+    assert not any(board.look([SLOW.format(ms=1)] if second % 3 else [], float(second)) for second in range(100))
+
+
+def test_alarms_of_different_ranks_are_said_each() -> None:
+    board = AlarmBoard()
+    link = "the link between ranks 0 and 1 is slow: a round trip takes 9.0 ms"
+    said = [line for second in range(5) for line in board.look([SLOW.format(ms=second), link], float(second))]
+    assert said == [SLOW.format(ms=2), link]
+
+
+async def test_the_launcher_says_alarms() -> None:
+    slow = job(rank(0), rank(1, own=60_000, cause="input"), rank(2))
+    slow = msgspec.structs.replace(slow, alarms=find_alarms(slow))
+    said: list[str] = []
+    observers = Observers(lambda: slow, said.append, None)
+    for _ in range(5):
+        await observers.look()
+    assert len(said) == 1
+    assert said[0].startswith("rank 1 on host-1 is slow: ")
+
+
+def test_a_rank_with_a_slow_link_is_an_alarm_once() -> None:
+    def sender(number: int, rate: float) -> RankSummary:
+        busy = LinkSummary(peer=(number + 1) % 4, bytes=20_000_000, rate=rate, is_full=True)
+        return rank(number, links=(LinkSummary(peer=(number + 3) % 4, bytes=10_000, rate=18e6), busy))
+
+    (alarm,) = find_alarms(job(*(sender(number, 2e6 if number == 2 else 90e6) for number in range(4))))
+    assert alarm.startswith("rank 2")
+    assert "is slow: its link takes 2 MB/s" in alarm
+    assert find_alarms(job(*(sender(number, 90e6) for number in range(4)))) == ()

@@ -1,0 +1,179 @@
+"""Ranks that are slow are named with the cause, within 20 rounds; equal ones never are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from asyncpar.core.observe.pauses import COLLECTION, TAKEN
+from asyncpar.core.observe.records import EventKind, EventState
+from asyncpar.observe.image import Event
+from asyncpar.observe.rounds import Cause, Round, rounds_of
+from asyncpar.observe.stragglers import (
+    LEAST_COMMON,
+    TOLD_ROUNDS,
+    WINDOW,
+    find_slow_link,
+    find_slow_sender,
+    find_straggler,
+)
+
+STEP = 0.05
+
+
+def normal(dice: random.Random, count: int, *, noise: float = 0.05) -> list[Round]:
+    """Rounds of a rank that computes as long as the others, and differs by so much."""
+    found = []
+    for number in range(count):
+        own = STEP * dice.gauss(1.0, noise)
+        found.append(Round(number=number, own=own, seconds=STEP * 1.2, parts={Cause.COMPUTE: own}))
+    return found
+
+
+def slower(rounds: list[Round], cause: Cause, extra: float, *, every: int = 1) -> list[Round]:
+    """The same rounds, with ``extra`` seconds of ``cause`` in each ``every``-th."""
+    found = []
+    for each in rounds:
+        more = extra if each.number % every == 0 else 0.0
+        parts = {**each.parts, cause: each.parts.get(cause, 0.0) + more}
+        found.append(Round(number=each.number, own=each.own + more, seconds=each.seconds + more, parts=parts))
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 64])
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.LINK])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_takes_a_fifth_longer_is_named_with_the_cause(size: int, cause: Cause, seed: int) -> None:
+    dice = random.Random(seed)
+    rounds = {rank: normal(dice, WINDOW) for rank in range(size)}
+    culprit = dice.randrange(size)
+    rounds[culprit] = slower(rounds[culprit], cause, 0.2 * STEP * 1.2)
+    found = find_straggler(rounds)
+    assert found is not None
+    assert (found.rank, found.cause) == (culprit, cause)
+    assert 0.1 < found.share < 0.35
+    assert found.rounds == (0, WINDOW - 1)
+    assert f"rank {culprit} on host-b is slow" in found.describe("host-b")
+
+
+def test_pauses_that_come_now_and_then_are_found() -> None:
+    dice = random.Random(1)
+    rounds = {rank: normal(dice, WINDOW) for rank in range(4)}
+    rounds[2] = slower(rounds[2], Cause.COLLECTION, STEP, every=5)
+    found = find_straggler(rounds)
+    assert found is not None
+    assert (found.rank, found.cause) == (2, Cause.COLLECTION)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
+@pytest.mark.parametrize("size", [2, 4])
+def test_no_alarm_in_a_thousand_rounds_of_equal_ranks(noise: float, size: int) -> None:
+    dice = random.Random(size)
+    rounds = {rank: normal(dice, 1000, noise=noise) for rank in range(size)}
+    for last in range(WINDOW, 1001):
+        found = find_straggler({rank: own[last - WINDOW : last] for rank, own in rounds.items()})
+        assert found is None, (last, found)
+
+
+def test_one_long_pause_is_no_habit() -> None:
+    dice = random.Random(1)
+    rounds = {rank: normal(dice, WINDOW) for rank in range(4)}
+    rounds[1] = slower(rounds[1], Cause.COMPUTE, 2.0, every=WINDOW)
+    assert find_straggler(rounds) is None
+
+
+def test_ranks_that_have_told_too_little_are_not_judged() -> None:
+    dice = random.Random(1)
+    rounds = {0: normal(dice, WINDOW), 1: slower(normal(dice, WINDOW), Cause.COMPUTE, 1.0)[LEAST_COMMON + 1 :]}
+    assert find_straggler(rounds) is None
+    assert find_straggler({0: normal(dice, WINDOW)}) is None
+    assert find_straggler({}) is None
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("behind", [1, 2, 4])
+def test_ranks_that_were_looked_at_at_different_moments_are_judged_by_the_rounds_that_all_have(
+    size: int, behind: int
+) -> None:
+    dice = random.Random(behind)
+    rounds = {rank: normal(dice, TOLD_ROUNDS + 10) for rank in range(size)}
+    rounds[1] = slower(rounds[1], Cause.COLLECTION, 0.2 * STEP * 1.2)
+    told = {rank: own[-TOLD_ROUNDS - behind * (rank == 0) :][:TOLD_ROUNDS] for rank, own in rounds.items()}
+    found = find_straggler(told)
+    assert found is not None
+    assert (found.rank, found.cause) == (1, Cause.COLLECTION)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_no_alarm_in_a_thousand_looks_at_the_fewest_rounds(size: int) -> None:
+    dice = random.Random(size)
+    rounds = {rank: normal(dice, 1000, noise=0.1) for rank in range(size)}
+    for last in range(LEAST_COMMON, 1001):
+        assert find_straggler({rank: own[last - LEAST_COMMON : last] for rank, own in rounds.items()}) is None
+
+
+def test_code_that_blocks_the_loop_is_compute_where_all_do() -> None:
+    dice = random.Random(1)
+    rounds = {}
+    for rank in range(4):
+        own = [STEP * (1.3 if rank == 3 else 1.0) * dice.gauss(1, 0.02) for _ in range(WINDOW)]
+        rounds[rank] = [
+            Round(number=n, own=seconds, seconds=seconds, parts={Cause.BLOCKED: seconds})
+            for n, seconds in enumerate(own)
+        ]
+    found = find_straggler(rounds)
+    assert found is not None
+    assert (found.rank, found.cause) == (3, Cause.COMPUTE)
+
+
+def event(kind: EventKind, begin: float, end: float | None, **more: object) -> Event:
+    state = EventState.STARTED if end is None else EventState.COMPLETED
+    values: dict[str, object] = {"ticket": 0, "kind": kind, "state": state, "created": begin, "ended": end, "name": "x"}
+    return Event(**{**values, **more})  # type: ignore[arg-type]
+
+
+def test_rounds_are_made_of_what_the_ring_says() -> None:
+    operation = {"name": "all_reduce", "group": 7}
+    events = [
+        event(EventKind.COLLECTIVE, 0.0, 1.0, sequence=1, **operation),
+        event(EventKind.SPAN, 1.0, 1.2, name="load batch"),
+        event(EventKind.SPAN, 1.3, 1.4, name=COLLECTION),
+        event(EventKind.SPAN, 1.5, 1.9, name="forward"),
+        event(EventKind.SPAN, 2.0, 2.0, name=TAKEN, nbytes=500_000, sequence=1_000_000),
+        event(EventKind.COLLECTIVE, 3.0, 3.5, sequence=2, **operation),
+        event(EventKind.COLLECTIVE, 3.2, 3.4, sequence=9, name="other", group=8),
+        event(EventKind.BLOCKED, 3.6, None),
+        event(EventKind.COLLECTIVE, 4.0, 4.1, sequence=3, **operation),
+        event(EventKind.COLLECTIVE, 5.0, 5.1, sequence=5, **operation),
+        event(EventKind.COLLECTIVE, 6.0, None, sequence=6, **operation),
+    ]
+    first, second = rounds_of(events, 7)
+    assert (first.number, first.own, first.seconds) == (2, 2.0, 2.5)
+    assert first.parts == pytest.approx({Cause.TAKEN: 0.5, Cause.COLLECTION: 0.1, Cause.INPUT: 0.2, Cause.COMPUTE: 1.2})
+    assert (second.number, second.own) == (3, 0.5)
+    assert second.parts == pytest.approx({Cause.BLOCKED: 0.4, Cause.COMPUTE: 0.1})
+    assert rounds_of(events, 99) == []
+
+
+def test_a_slow_link_is_named() -> None:
+    links = {(0, 1): 0.0001, (0, 2): 0.0102, (1, 2): 0.0002, (1, 3): 0.0001}
+    found = find_slow_link(links)
+    assert found is not None
+    assert found.ranks == (0, 2)
+    assert "ranks 0 and 2" in found.describe()
+    assert find_slow_link({**links, (0, 2): 0.0009}) is None, "a tenth of a millisecond more is noise"
+    assert find_slow_link({(0, 1): 1.0}) is None
+
+
+def test_a_rank_whose_link_takes_far_less_than_the_others_is_found() -> None:
+    rates = {0: (95e6, False), 1: (90e6, True), 2: (2.4e6, True), 3: (70e6, False)}
+    found = find_slow_sender(rates)
+    assert found is not None
+    assert (found.rank, found.rate, found.usual) == (2, 2.4e6, 90e6)
+    assert (
+        found.describe("b") == "rank 2 on b is slow: its link takes 2.4 MB/s, those of the other ranks at least 90 MB/s"
+    )
+    assert find_slow_sender(rates | {2: (2.4e6, False)}) is None, "it may only have had little to send"
+    assert find_slow_sender(rates | {2: (40e6, True)}) is None, "half as fast is not far slower"
+    assert find_slow_sender({0: (90e6, True), 2: (2e6, True)}) is None, "who of two is slow cannot be told"

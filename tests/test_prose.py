@@ -1,0 +1,92 @@
+"""Prose is plain English: no phrase of the first days is back, and modules say what they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+PHRASES = re.compile(
+    r"\b(what (became|becomes) of|who(m?)ever|waits? for nobody|lest|of one mind|nobody is scolded)\b", re.IGNORECASE
+)
+
+QUESTIONS = ("What ", "How ", "Who ", "Whom ", "Whose ", "Where ", "When ", "Which ")
+"""Beginnings of a docstring that names nothing: "What a listener needs" instead of "Settings of a listener"."""
+
+NARRATIONS = re.compile(
+    r"(``|(A|An|The|This|That|These|Nothing|It|Somebody|Nobody|Everybody|Time (has|passes)|There|"
+    r"Each|Some|Another|No|What|Who|How|When|Where|Bytes|Phase|Be|Behave|As)\b)"
+)
+"""Beginnings of a docstring that tells of an event: "The lane has ended." instead of "Handle the end of the lane."."""
+
+NAMES_OF_NCCL = {Path("asyncpar/device/fabric.py"), Path("asyncpar/device/nccl.py")}
+"""Docstrings there name the function of NCCL or CUDA that is called."""
+
+FORMER_NAMES = re.compile(
+    "Office|Courier|Pace|Crew|Guard|Attendance|Site|Door|Household|Birth|Keeper|LayoutKeeper|StoreKeeper|Side|SideLane|"
+    "Switchboard|Post|Line|Parcel|Backlog|Seat|BellGate|VisitedLoop|Vigil|Patience|Contention|Crowd|Gathering|Lineup|"
+    "TurnGatherer|Agenda|Board|Roll|Roster|Convener|Attendee|Meeting|Passage|Walk|Leg|Owners|Standing|Settlement|"
+    "Council|Obligation|Owed|Residence|Attachment"
+)
+ALLOWED = {"Roster": "net/arena/formation_machine.py", "Meeting": "collectives/device/agree.py"}
+"""Other things: a message with the offers of all ranks, and one exchange of records before a launch."""
+
+
+def python_files(*folders: str) -> Iterator[tuple[Path, str]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "_proto" not in path.parts and path != Path(__file__):
+                yield path.relative_to(ROOT), path.read_text()
+
+
+def test_no_banned_phrase_is_in_code_tests_or_pages() -> None:
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    pages += (ROOT / "asyncpar").rglob("*.md")
+    texts = [*python_files("asyncpar", "tests", "scripts"), *((page, page.read_text()) for page in pages)]
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in texts
+        if PHRASES.search(text.replace("_", " "))
+        for number, line in enumerate(text.splitlines(), 1)
+        if PHRASES.search(line.replace("_", " "))
+    ]
+    assert found == []
+
+
+def test_docstrings_of_modules_name_what_is_in_them() -> None:
+    begins = re.compile(rf"(?:#.*\n|\s)*r?\"\"\"\s*({'|'.join(QUESTIONS)}).*")
+    assert begins.match('#!/usr/bin/env python\n"""What a listener needs."""') is not None
+    found = [
+        f"{path}: {beginning[0]}"
+        for path, text in python_files("asyncpar", "tests", "scripts")
+        if (beginning := begins.match(text)) is not None
+    ]
+    assert found == []
+
+
+def test_docstrings_of_functions_say_what_the_function_does() -> None:
+    found = [
+        f"{path}:{node.lineno}: {docstring.splitlines()[0]}"
+        for path, text in python_files("asyncpar")
+        if path not in NAMES_OF_NCCL and "def " in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name != "__init__"
+        and (docstring := ast.get_docstring(node)) is not None
+        and NARRATIONS.match(docstring)
+        and not any("property" in ast.dump(decorator) for decorator in node.decorator_list)
+    ]
+    assert found == []
+
+
+def test_no_class_has_a_former_name() -> None:
+    found = [
+        f"{path}: {name}"
+        for path, text in python_files("asyncpar")
+        for name in re.findall(r"^\s*class (\w+)", text, re.MULTILINE)
+        if FORMER_NAMES.fullmatch(name) and ALLOWED.get(name) != path.relative_to("asyncpar").as_posix()
+    ]
+    assert found == []

@@ -1,0 +1,150 @@
+"""Small programs for simulations."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+import uuid
+
+import numpy as np
+
+import asyncpar as ap
+from asyncpar.testing.simulation import SimulationResult, note
+
+STEPS = 3
+
+
+async def sums(node: ap.Node) -> list[float]:
+    """Reduce a bit per rank and step: the sum shows who contributed to which step."""
+    seen = []
+    for step in range(STEPS):
+        x = np.full(64, float(1 << (node.rank + 8 * step)), np.float64)
+        await node.world.all_reduce(x)
+        seen.append(float(x[0]))
+    return seen
+
+
+def check_sums(result: SimulationResult) -> None:
+    """Each sum holds each rank once."""
+    for seen in result.results.values():
+        assert seen == [float(((1 << result.size) - 1) << (8 * step)) for step in range(STEPS)], seen
+
+
+class Counter(ap.Actor):
+    """Counts, and remembers who asked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.askers: list[int] = []
+
+    @ap.endpoint
+    async def add(self, rank: int) -> int:
+        self.count += 1
+        self.askers.append(rank)
+        return self.count
+
+
+def compute() -> list[float]:
+    """Take a while."""
+    time.sleep(0.01)
+    return [random.random(), time.monotonic()]
+
+
+async def everything(node: ap.Node) -> list[object]:
+    """Use what a program can use: collectives, actors, clocks, random words, threads, sets, tasks."""
+    if node.rank == 0:
+        await node.spawn(Counter, name="counter")
+    await node.world.barrier()
+    counter = node.ref("counter", 0, actor_class=Counter)
+    counts = await asyncio.gather(*(counter.add(node.rank) for _ in range(3)))
+    x = np.random.default_rng().standard_normal(50_000).astype(np.float32)
+    await node.world.all_reduce(x)
+    words = [secrets.token_hex(4), uuid.uuid4().hex, random.random(), np.random.rand()]
+    clocks = [time.monotonic(), time.time(), time.perf_counter_ns()]
+    computed = await asyncio.to_thread(compute)
+    async with asyncio.TaskGroup() as group:
+        tasks = {group.create_task(asyncio.sleep(random.random() / 100, n)) for n in range(5)}
+    return [counts, x[:3].tolist(), words, clocks, computed, [task.result() for task in tasks]]
+
+
+PORTIONS = 8
+UNTIL = 6
+WHOLE = float((1 << PORTIONS) - 1)
+
+
+async def bits(ballast: int = 1) -> tuple[float, tuple[int, ...], bytes]:
+    """Sum one bit per portion in each of some steps, elastically; note every step that is committed.
+
+    ``ballast`` is a number of numbers that change in every step, too.
+    """
+    heavy = np.zeros(ballast, np.float64)
+    total, rng = np.zeros(1, np.float64), np.random.default_rng(3)
+    async with ap.elastic(portions=PORTIONS, seed=5) as job:
+        state = job.state({"total": total, "heavy": heavy}, rng=rng, steps=[], draws=[])
+        async for step in job.steps(state, until=UNTIL):
+            async with step:
+                portions = tuple(step.portions)
+                for portion in portions:
+                    step.add(portion, {"total": np.array([float(1 << portion)])}, loss=1.0)
+                    await asyncio.sleep(0.001)
+                state["draws"].append(float(rng.random()))
+                summed = await step.reduce("sum")
+                total += summed["total"] * (step.number + 1)
+                heavy += 1.0
+                state["steps"].append([step.number, float(summed["total"][0]), step.loss])
+            if step.is_committed:
+                lineage = await state.lineage()
+                note(
+                    ("committed", step.number, lineage.digest, float(total[0]), step.is_replay, step.began_in, portions)
+                )
+            if step.change is not None:
+                note(("changed", step.change.generation, step.change.left))
+        return float(total[0]), tuple(state["draws"]), (await state.lineage()).digest
+
+
+def check_changes(result: SimulationResult) -> None:
+    """Who is lost had to do with a fault, or was done; and there are not more worlds than faults can explain."""
+    faulty = {node for fault in result.faults for node in (fault.node, fault.peer)}
+    ends = [entry for entry in result.notes if entry.content[:2] == ("committed", UNTIL - 1)]
+    done = {f"node-{entry.node}.{entry.incarnation}" for entry in ends}
+    newest = 0
+    for entry in result.notes:
+        if entry.content[0] == "changed":
+            _, generation, left = entry.content
+            newest = max(newest, generation)
+            for name in left:
+                assert name in done or int(name[5:].partition(".")[0]) in faulty, f"{name} left, and had no fault"
+    assert newest <= 1 + 2 * len(result.faults), f"{newest} worlds came of {len(result.faults)} faults"
+
+
+def check_bits(result: SimulationResult) -> None:
+    """One lineage per committed step; what is committed is kept; each sum holds each portion once; equal ends.
+
+    Each process commits step after step, and each portion once; who is lost had to do with a fault; so many worlds come
+    of so many faults.
+    """
+    known: dict[int, tuple[bytes, float]] = {}
+    worlds: dict[int, int] = {}
+    last: dict[tuple[int | None, int], int] = {}
+    portions: dict[int, list[int]] = {}
+    check_changes(result)
+    for entry in result.notes:
+        if entry.content[0] != "committed":
+            continue
+        _, step, digest, total, is_replay, world, computed = entry.content
+        process = entry.node, entry.incarnation
+        assert step > last.get(process, -1), f"{process} committed step {step} after {last[process]}"
+        if not is_replay:
+            assert step == last.get(process, step - 1) + 1, f"{process} committed step {step} after {last[process]}"
+            last[process] = step
+            portions.setdefault(step, []).extend(computed)
+            assert len(set(portions[step])) == len(portions[step]), f"step {step}: portions {portions[step]}"
+            assert worlds.setdefault(step, world) == world, f"step {step} was done again after it was committed"
+        assert known.setdefault(step, (digest, total)) == (digest, total), f"step {step} was committed twice: {entry}"
+        assert total == WHOLE * (step + 1) * (step + 2) / 2, f"step {step} came to {total}"
+    for value in result.results.values():
+        assert value[0] == WHOLE * UNTIL * (UNTIL + 1) / 2, f"the end is {value[0]}"
+        assert value[1] == tuple(np.random.default_rng(3).random(UNTIL).tolist()), "random numbers were drawn twice"
+    assert len(set(result.results.values())) <= 1, f"ends differ: {result.results}"

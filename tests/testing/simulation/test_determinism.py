@@ -1,0 +1,65 @@
+"""Equal seeds give equal runs: in one process, in others, whatever the order of hashes there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncpar.testing.simulation import explore, simulate
+from asyncpar.testing.simulation.patches import BOUND_CLOCKS
+from tests.products import IS_WHOLE
+from tests.testing.simulation.programs import everything, sums
+
+ROOT = Path(__file__).resolve().parents[3]
+PRINT_HASHES = """
+import sys
+from asyncpar.testing.simulation import simulate
+from tests.testing.simulation.programs import everything, sums
+for program, seed in ((everything, 1), (everything, 2), (sums, 3), (sums, 4), (sums, 5)):
+    print(simulate(program, size=3, seed=seed, faults=3, shrinks=False).trace_hash)
+print(simulate(everything, size=3, seed=6).results)
+"""
+
+
+def test_a_hundred_runs_of_a_seed_have_one_hash() -> None:
+    hashes = {simulate(everything, size=3, seed=7).trace_hash for _ in range(100 if IS_WHOLE else 20)}
+    assert len(hashes) == 1
+
+
+def test_a_hundred_seeds_run_twice_with_faults_have_equal_hashes() -> None:
+    seeds = range(100 if IS_WHOLE else 25)
+    one, other = (explore(sums, size=4, seeds=seeds, faults=3) for _ in range(2))
+    assert [run.trace_hash for run in one] == [run.trace_hash for run in other]
+    assert len({run.trace_hash for run in one}) == len(seeds)
+
+
+@pytest.mark.process
+def test_processes_with_other_orders_of_hashes_have_equal_runs() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_HASHES],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "12345")
+    }
+    assert len(printed) == 1
+    assert printed.pop().count("\n") == 6
+
+
+def test_every_clock_that_a_module_imports_by_its_name_is_known() -> None:
+    found = set()
+    for path in (ROOT / "asyncpar").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "time":
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                found |= {(module, name.asname or name.name) for name in node.names}
+    assert found == set(BOUND_CLOCKS)

@@ -1,0 +1,84 @@
+"""Each safeguard that is taken away is missed by a simulation, within 500 seeds."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import asyncpar as ap
+from asyncpar.net.transport.link import Link
+from asyncpar.testing import simulate
+from asyncpar.testing.simulation import SAFEGUARDS, SimulationFailed, without
+from tests.products import IS_WHOLE
+from tests.testing.simulation.scenarios import SCENARIOS, Scenario
+
+LIMIT = 500
+FIRST = {
+    "payload-checksums": 76,
+    "header-checksums": 8,
+    "arrival-is-taken-back": 140,
+    "forward-if-all-prepared": 46,
+    "abort-restores-arrays": 46,
+}
+"""Seeds that are tried first, because they were found before; any other would do."""
+
+
+def run(scenario: Scenario, seed: int) -> None:
+    drawn = {"faults": scenario.faults, "kinds": scenario.kinds} if scenario.faults else {}
+    simulate(
+        scenario.main,
+        size=scenario.size,
+        seed=seed,
+        elastic=scenario.elastic,
+        check=scenario.check,
+        shrinks=False,
+        **drawn,  # type: ignore[arg-type]
+        **scenario.settings,
+    )
+
+
+def seeds_until_found(name: str) -> int:
+    """Return how many seeds it takes to miss the safeguard; more than ``LIMIT`` if it is not missed."""
+    order = range(LIMIT) if IS_WHOLE else itertools.chain([FIRST.get(name, 0)], range(LIMIT))
+    with without(name):
+        for count, seed in enumerate(order, start=1):
+            try:
+                run(SCENARIOS[name], seed)
+            except SimulationFailed:
+                return count
+    return LIMIT + 1
+
+
+def test_every_safeguard_has_a_scenario_and_a_purpose() -> None:
+    assert SCENARIOS.keys() == SAFEGUARDS.keys()
+    assert all(safeguard.prevents for safeguard in SAFEGUARDS.values())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SAFEGUARDS)
+def test_a_safeguard_that_is_missing_is_found(name: str) -> None:
+    assert seeds_until_found(name) <= LIMIT
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SAFEGUARDS)
+def test_with_the_safeguard_the_same_runs_are_right(name: str) -> None:
+    seeds = range(200) if IS_WHOLE else (FIRST.get(name, 0), 1)
+    for seed in seeds:
+        run(SCENARIOS[name], seed)
+
+
+def test_safeguards_are_back_afterwards() -> None:
+    lend = Link.lend
+    with without("generation-check"):
+        assert Link.lend is not lend
+    assert Link.lend is lend
+
+
+def test_unknown_safeguards_are_refused() -> None:
+    with (
+        pytest.raises(ap.UsageError, match=r"without: expected some of generation-check, .*, got 'luck'"),
+        without("luck"),
+    ):
+        pass

@@ -1,0 +1,324 @@
+"""Elastic training of torch programs: the bits of an undisturbed run, whatever happens to ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import asyncpar.torch
+from asyncpar.blocking.thread import background
+from asyncpar.errors import UsageError
+from asyncpar.testing.elastic_processes import ProcessWorlds
+from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
+from asyncpar.torch.elastic_state import Arithmetic
+from tests.torch.elastic_rank import HURRY, make_model, train
+
+UNTIL = 100
+PATIENCE = 120.0
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+async def test_a_killed_and_a_new_rank_change_no_bit(tmp_path: Path) -> None:
+    def position(name: str) -> int:
+        path = tmp_path / f"{name}.progress"
+        return int((path.read_text() if path.exists() else "") or -1)
+
+    async def reaches(name: str, step: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while position(name) < step:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def start(worlds: ProcessWorlds, name: str) -> None:
+        await worlds.start(name, ["-m", "tests.torch.elastic_rank", name, str(UNTIL), str(tmp_path / name)])
+
+    async with ProcessWorlds(3, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
+        for name in ("m0", "m1", "m2"):
+            await start(worlds, name)
+        await reaches("m0", 2)
+        worlds.signal("m1", signal.SIGKILL)
+        await start(worlds, "m3")
+        await reaches("m3", 0)
+        (tmp_path / HURRY).touch()
+        async with asyncio.timeout(PATIENCE):
+            assert [await worlds.wait(name) for name in ("m0", "m2", "m3")] == [0, 0, 0]
+        changes = [formed.change for _, formed in worlds.worlds]
+    wanted = await asyncio.to_thread(lambda: json.dumps(train(until=UNTIL)))
+    assert [(tmp_path / name).read_text() == wanted for name in ("m0", "m2", "m3")] == [True] * 3
+    assert [change.left for change in changes if "m1" in change.left] == [("m1",)]
+    assert [change.joined for change in changes if "m3" in change.joined] == [("m3",)]
+
+
+def test_gradients_may_be_encoded_but_not_running_statistics() -> None:
+    assert train(until=5, codec="int8", normalizes=False) != train(until=5, normalizes=False)
+    assert train(until=5, codec="int8", normalizes=False) == train(until=5, codec="int8", normalizes=False)
+    with pytest.raises(UsageError, match=r"codec: the running statistics .*GroupNorm"):
+        train(until=1, codec="int8")
+
+
+def test_an_aborted_step_leaves_no_trace_in_the_process() -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with asyncpar.torch.elastic(model, optimizer, portions=2, scheduler=scheduler, notes=[]) as job:
+        steps = job.steps(until=2)
+        one_step(next(steps), model, job, scheduler)
+        before = everything(model, optimizer, scheduler, job)
+        random = torch.get_rng_state()
+        with pytest.raises(ZeroDivisionError):
+            one_step(next(steps), model, job, scheduler, fails=True)
+        assert everything(model, optimizer, scheduler, job) == before
+        assert torch.equal(torch.get_rng_state(), random)
+        one_step(next(steps), model, job, scheduler)
+        assert everything(model, optimizer, scheduler, job) != before
+        assert job.state["notes"] == [0, 1]
+
+
+def one_step(
+    step: TorchStep, model: torch.nn.Module, job: ElasticTraining, scheduler: Any, *, fails: bool = False
+) -> None:
+    with step:
+        for portion in step.portions:
+            loss = model(torch.randn(4, 6)).square().mean()
+            loss.backward()
+            step.add(portion, loss)
+        step.update()
+        scheduler.step()
+        job.state["notes"].append(step.number)
+        if fails:
+            raise ZeroDivisionError
+
+
+def everything(model: torch.nn.Module, optimizer: Any, scheduler: Any, job: ElasticTraining) -> str:
+    parts = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), list(job.state["notes"])]
+    return repr([torch.set_printoptions(precision=17), parts])
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "SGD, Nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, weight_decay=0.3),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.25),
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "ASGD": torch.optim.ASGD,
+    "Rprop": torch.optim.Rprop,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_with_one_portion_it_is_the_plain_program_with_every_optimizer_of_torch(name: str) -> None:
+    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    plain, elastic = (torch.nn.Linear(6, 3) for _ in range(2))
+    elastic.load_state_dict(plain.state_dict())
+    plain_optimizer, elastic_optimizer = (OPTIMIZERS[name](one.parameters()) for one in (plain, elastic))
+    for _ in range(5):
+        plain_optimizer.zero_grad()
+        plain(inputs).square().mean().backward()
+        plain_optimizer.step()
+    with asyncpar.torch.elastic(elastic, elastic_optimizer, portions=1) as job:
+        for step in job.steps(until=5):
+            with step:
+                for portion in step.portions:
+                    loss = elastic(inputs).square().mean()
+                    loss.backward()
+                    step.add(portion, loss)
+                step.update()
+    for one, other in zip(plain.parameters(), elastic.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert repr(plain_optimizer.state_dict()["state"]) == repr(elastic_optimizer.state_dict()["state"])
+
+
+def test_interrupting_the_program_ends_the_job_and_leaves_a_usable_process() -> None:
+    def interrupt(_: ElasticTraining, __: TorchStep) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(until=3, on_step=interrupt)
+    assert train(until=2)["losses"]
+    assert threading.active_count() < 20
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+class Counting(torch.nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        found: torch.Tensor = self.inner(x)
+        return found
+
+
+def wrapped() -> torch.nn.Module:
+    ddp: torch.nn.Module = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    torch.nn.Module.__init__(ddp)
+    return ddp
+
+
+class Unknown(torch.optim.SGD):
+    """An optimizer that torch does not have."""
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "said"),
+    [
+        (lambda: 3, lambda m: None, r"model: expected a torch.nn.Module, got int"),
+        (wrapped, lambda m: None, r"DistributedDataParallel reduces gradients itself; pass the module in it"),
+        (
+            lambda: torch.nn.Linear(2, 2).requires_grad_(False),
+            lambda m: None,
+            r"parameters with requires_grad, got none",
+        ),
+        (lambda: torch.nn.Linear(2, 2, device="meta"), lambda m: [], r"weight: expected a tensor in the CPU's memory"),
+        (lambda: torch.nn.Linear(2, 2), lambda m: [], r"optimizer: expected at least one, got none"),
+        (lambda: torch.nn.Linear(2, 2), lambda m: 7, r"torch_optimizer: expected a torch.optim.Optimizer, got int"),
+        (
+            lambda: torch.nn.Linear(2, 2),
+            lambda m: torch.optim.SGD([torch.nn.Parameter(torch.zeros(3, 5))]),
+            r"it moves a tensor of shape \[3, 5\] that the model lacks",
+        ),
+        (
+            lambda: torch.nn.Linear(2, 2),
+            lambda m: Unknown(m.parameters()),
+            r"expected one of torch.optim .*got Unknown",
+        ),
+        (
+            lambda: torch.nn.Linear(2, 2),
+            lambda m: torch.optim.SGD(m.parameters(), momentum=0.9, dampening=0.1),
+            r"with dampening",
+        ),
+    ],
+)
+def test_what_cannot_be_the_state_of_a_job_is_named(model: Any, optimizer: Any, said: str) -> None:
+    made = model()
+    with pytest.raises(UsageError, match=said):
+        asyncpar.torch.elastic(made, optimizer(made), portions=2)
+
+
+@pytest.mark.parametrize("name", ["zero", "arithmetic", "torch_optimizer", "weight"])
+def test_names_that_the_state_has_are_refused(name: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    values: dict[str, Any] = {name: 1}
+    with pytest.raises(UsageError, match=f"{name}.*name already"):
+        asyncpar.torch.elastic(model, torch.optim.SGD(model.parameters()), portions=2, **values)
+
+
+def replaced(model: Any) -> None:
+    model.weight = torch.nn.Parameter(torch.zeros(2, 2))
+
+
+def repointed(model: Any) -> None:
+    model.weight.data = torch.zeros(2, 2)
+
+
+def added(model: Any) -> None:
+    model.more = torch.nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize(("change", "name"), [(replaced, "weight"), (repointed, "weight"), (added, "more")])
+def test_a_model_that_is_changed_under_way_is_named(change: Callable[[Any], None], name: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=f"model: {name} is not the tensor"):
+        first_portion(model, torch.ones(1, 2), change)
+
+
+def test_a_buffer_that_counts_what_a_rank_has_seen_is_named() -> None:
+    with pytest.raises(UsageError, match="changed the buffer calls"):
+        first_portion(Counting(), torch.ones(1, 2))
+
+
+def test_sparse_gradients_are_named() -> None:
+    with pytest.raises(UsageError, match="gradient of weight: expected a dense tensor"):
+        first_portion(torch.nn.Embedding(4, 2, sparse=True), torch.tensor([1]))
+
+
+def first_portion(model: torch.nn.Module, x: torch.Tensor, change: Callable[[Any], None] | None = None) -> None:
+    """Add the first portion of a job, after ``change`` of the model."""
+    with asyncpar.torch.elastic(model, torch.optim.SGD(model.parameters()), portions=1) as job:
+        step = next(job.steps(until=2))
+        with step:
+            for portion in step.portions:
+                loss = model(x).sum()
+                loss.backward()
+                if change is not None:
+                    change(model)
+                step.add(portion, loss)
+
+
+def test_a_step_is_used_in_its_block() -> None:
+    model = torch.nn.Linear(2, 2)
+    with asyncpar.torch.elastic(model, torch.optim.SGD(model.parameters()), portions=1) as job:
+        step = next(job.steps(until=2))
+        with pytest.raises(UsageError, match="use it as `with step:`"):
+            step.update()
+
+
+@pytest.mark.timeout(60)
+def test_a_call_after_the_block_of_its_step_is_refused() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with asyncpar.torch.elastic(model, optimizer, portions=1) as job:
+        (step,) = used(job, model)
+        with pytest.raises(UsageError, match=r"step 0: .*within `with step:`"):
+            step.update()
+        with pytest.raises(UsageError, match=r"step 0: .*within `with step:`"):
+            step.add(0, 0.0)
+
+
+def test_steps_that_the_loop_collects_are_closed_without_waiting() -> None:
+    model = make_model()
+    with asyncpar.torch.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), portions=1) as job:
+        kept = [job.steps(until=2)]
+        assert next(kept[0]).number == 0
+        background().do(kept.clear)
+        used(job, model)
+        assert job.state.step == 1
+
+
+def used(job: ElasticTraining, model: torch.nn.Module) -> list[TorchStep]:
+    steps = []
+    for step in job.steps(until=1):
+        with step:
+            for portion in step.portions:
+                model(torch.randn(4, 6)).square().mean().backward()
+                step.add(portion, 0.0)
+            step.update()
+        steps.append(step)
+    return steps
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_other_numbers_of_threads_are_refused() -> None:
+    others = {**Arithmetic().state_dict(), "threads": 1}
+    with pytest.raises(UsageError, match=r"4 threads here, .* 1 threads on the ranks that train.*set_num_threads"):
+        Arithmetic().load_state_dict(others)
