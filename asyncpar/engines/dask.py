@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from urllib.parse import urlsplit
 
@@ -30,13 +30,12 @@ from asyncpar.engines.interface import (
     PlaceLost,
     PlacementEngine,
     PlaceOrder,
-    PlaceReport,
-    decode_event,
     encode,
 )
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.mesh import ClusterMesh, open_mesh, serve_actors
 from asyncpar.engines.output import Console
+from asyncpar.engines.polled_place import check_process, pass_events_on
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.host import route_to
 from asyncpar.net.transport.rpc import is_loopback
@@ -182,15 +181,8 @@ class DaskEngine(PlacementEngine):
         ]
 
     async def _poll(self, address: str, number: int, take: Callable[[PlaceEvent], None]) -> None:
-        try:
-            while True:
-                for encoded in await self._on_worker(address, dask_worker.place_events, self._job, number):
-                    event = decode_event(encoded)
-                    take(event)
-                    if isinstance(event, PlaceReport):
-                        return
-        except OSError as error:
-            self._lose(number, f"died ({type(error).__name__}: {error})")
+        ask = partial(self._on_worker, address, dask_worker.place_events, self._job, number)
+        await pass_events_on(ask, take, partial(self._lose, number))
 
     async def _look(self) -> None:
         """Report workers that leave; a connection to them may hang."""
@@ -201,9 +193,9 @@ class DaskEngine(PlacementEngine):
                 for address, number in self._numbers.items():
                     if address not in found:
                         self._lose(number, "died, or left the cluster")
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, nobody would hear of lost workers
             for number in self._numbers.values():
-                self._lose(number, f"cannot be reached: Dask's scheduler is lost ({error})")
+                self._lose(number, f"cannot be reached: Dask's scheduler is lost ({type(error).__name__}: {error})")
 
     def _lose(self, number: int, cause: str) -> None:
         if number not in self._gone:
@@ -242,13 +234,7 @@ def _check_worker(address: str, worker: Any) -> None:
         raise UsageError(f"Dask's worker {address} lacks asyncpar ({worker}); install asyncpar {__version__} there")
     if isinstance(worker, Exception):
         raise UsageError(f"Dask's worker {address} cannot run asyncpar: {type(worker).__name__}: {worker}")
-    python = platform.python_version_tuple()[:2]
-    for name, expected, got in (
-        ("asyncpar", __version__, worker["version"]),
-        ("Python", ".".join(python), ".".join(worker["python"])),
-    ):
-        if expected != got:
-            raise UsageError(f"Dask's worker {address} has {name} {got}, the caller {expected}; install the same")
+    check_process(f"Dask's worker {address}", worker)
 
 
 async def launch(

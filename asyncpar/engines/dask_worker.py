@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpar
 from asyncpar.engines.interface import PlaceReport, encode
-from asyncpar.engines.polled_place import PolledPlace
-from asyncpar.net.membership.host import host_name
+from asyncpar.engines.polled_place import PolledPlace, describe_process
 
 _LOOPBACK = "127.0.0.1"
 _PLACES = "_asyncpar_places"
@@ -21,16 +18,11 @@ def _places(worker: Any) -> dict[tuple[str, int], PolledPlace]:
     return places
 
 
-async def describe_worker(dask_worker: Any = None) -> dict[str, Any]:
+async def describe_worker(dask_worker: Any = None) -> dict[str, str]:
     """Return what the caller has to know before it starts anything here."""
     place = urlsplit(dask_worker.address)
-    return {
-        "version": asyncpar.__version__,
-        "python": platform.python_version_tuple()[:2],
-        "host": host_name(),
-        "address": place.hostname if place.scheme in ("tcp", "tls", "ucx") and place.hostname else _LOOPBACK,
-        "threads": dask_worker.state.nthreads,
-    }
+    is_on_network = place.scheme in ("tcp", "tls", "ucx") and place.hostname is not None
+    return describe_process(str(place.hostname) if is_on_network else _LOOPBACK)
 
 
 async def start_place(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:

@@ -90,7 +90,7 @@ class _EngineJob:
         self._console = console
         self._machine: PlacesMachine | None = None
         self._handles: dict[int, Handle] = {}
-        self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[JobEvent | BaseException] = asyncio.Queue()
         self._telling: set[asyncio.Task[None]] = set()
 
     def interrupt(self, running: asyncio.Task[Any]) -> None:
@@ -117,14 +117,18 @@ class _EngineJob:
         loop = asyncio.get_running_loop()
         watching = asyncio.create_task(self._watch(), name="asyncpar watch places")
         starting = asyncio.create_task(self._start_all(places, counts), name="asyncpar start places")
+        for task in (watching, starting):
+            task.add_done_callback(self._raise_error_of)
         try:
             while not machine.is_over:
                 due = machine.next_deadline
                 try:
                     async with asyncio.timeout_at(due):
-                        event: JobEvent = await self._events.get()
+                        event = await self._events.get()
                 except TimeoutError:
                     event = PlaceTick()
+                if isinstance(event, BaseException):
+                    raise event
                 for command in machine.handle(event, now=loop.time()):
                     task = loop.create_task(self._tell(starting, command))
                     self._telling.add(task)
@@ -134,6 +138,12 @@ class _EngineJob:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    def _raise_error_of(self, task: asyncio.Task[None]) -> None:
+        """End the job with the error of a task without which it would wait for ever."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._events.put_nowait(error)
 
     async def _start_all(self, places: Sequence[Place], counts: Sequence[int]) -> None:
         orders = [self._order(number, place, len(places), counts[number]) for number, place in enumerate(places)]

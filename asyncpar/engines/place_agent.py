@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
@@ -47,6 +48,7 @@ RECONNECT_SECONDS = 1.0
 _SECRET_FILE = "secret"
 _PROGRESS_SECONDS = 0.5
 _KILL_PATIENCE = 3.0
+_log = logging.getLogger(__name__)
 
 
 class EventDisplay(Display):
@@ -115,6 +117,9 @@ class PlaceAgent:
                 await asyncio.wait({self._running})
         if self._running.cancelled():  # or its agent did not come to an end
             self._take(PlaceReport(exit_code=1, message="it was killed"))
+        elif (error := self._running.exception()) is not None:
+            _log.error("place %d broke", self._order.number, exc_info=error)
+            self._take(report_of(error))
 
     async def _run(self) -> None:
         directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
@@ -184,6 +189,11 @@ class PlaceAgent:
             log_directory=None,
             environment=os.environ | order.environment,
         )
+
+
+def report_of(error: BaseException) -> PlaceReport:
+    """Return what a place says that ``error`` has ended."""
+    return PlaceReport(exit_code=1, message=f"{type(error).__name__}: {error}")
 
 
 def _read_all(directory: Path, name: Callable[[int], str]) -> dict[int, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from asyncpar.core.config.secret import Secret
 from asyncpar.engines.function_call import decode_call, encode_value
 from asyncpar.engines.interface import Interrupt, Kill, PlaceCommand, PlaceEvent, PlaceOrder, PlaceReport
 from asyncpar.engines.mesh import serve_actors_at
+from asyncpar.engines.place_agent import report_of
 from asyncpar.errors import AsyncparError
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.transport.rpc import split_address
+
+_log = logging.getLogger(__name__)
 
 
 class PlaceNode:
@@ -34,16 +38,14 @@ class PlaceNode:
 
     async def run(self) -> None:
         """Serve until the caller leaves; the last event is a ``PlaceReport``."""
-        directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
+        self._serving = asyncio.create_task(self._serve_privately(), name="asyncpar node on a worker")
         try:
-            self._serving = asyncio.create_task(self._serve(directory), name="asyncpar node on a worker")
             await asyncio.wait({self._serving})
             self._take(self._report(self._serving))
         finally:
-            if self._serving is not None and not self._serving.done():
+            if not self._serving.done():
                 self._serving.cancel()
                 await asyncio.wait({self._serving})
-            shutil.rmtree(directory, ignore_errors=True)
 
     def _report(self, serving: asyncio.Task[None]) -> PlaceReport:
         if serving.cancelled():
@@ -52,8 +54,15 @@ class PlaceNode:
         if error is None:
             return PlaceReport(values={self._order.number: encode_value(None, may_pickle=False)})
         if not isinstance(error, AsyncparError):
-            raise error
-        return PlaceReport(exit_code=1, message=f"{type(error).__name__}: {error}")
+            _log.error("place %d broke", self._order.number, exc_info=error)
+        return report_of(error)
+
+    async def _serve_privately(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
+        try:
+            await self._serve(directory)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     async def _serve(self, directory: Path) -> None:
         order, host = self._order, host_name()

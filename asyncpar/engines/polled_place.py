@@ -6,10 +6,15 @@ If the caller does not come back, its job ends here.
 from __future__ import annotations
 
 import asyncio
+import platform
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from asyncpar.engines.interface import PlaceEvent, decode_command, decode_order, encode
+from asyncpar import __version__
+from asyncpar.engines.interface import PlaceEvent, PlaceReport, decode_command, decode_event, decode_order, encode
 from asyncpar.engines.place_agent import PlaceAgent
 from asyncpar.engines.place_node import PlaceNode
+from asyncpar.errors import UsageError
+from asyncpar.net.membership.host import host_name
 
 POLL_SECONDS = 5.0
 """Seconds that a question for events waits for one."""
@@ -61,3 +66,40 @@ class PolledPlace:
     def _renew(self) -> None:
         self._lease.cancel()
         self._lease = asyncio.get_running_loop().call_later(LEASE_SECONDS, self._running.cancel)
+
+
+async def pass_events_on(
+    ask: Callable[[], Awaitable[Sequence[bytes]]], take: Callable[[PlaceEvent], None], lose: Callable[[str], None]
+) -> None:
+    """Pass the events that ``ask`` returns to ``take``, until the place's report.
+
+    ``lose`` gets the reason if the place does not answer any more.
+    """
+    try:
+        while True:
+            for encoded in await ask():
+                event = decode_event(encoded)
+                take(event)
+                if isinstance(event, PlaceReport):
+                    return
+    except Exception as error:  # noqa: BLE001  # whatever it is, nobody would hear of this place again
+        lose(f"died ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})")
+
+
+def describe_process(address: str) -> dict[str, str]:
+    """Return what the caller has to know before it starts anything here, at the IP ``address``."""
+    return {"version": __version__, "python": _python(), "host": host_name(), "address": address}
+
+
+def check_process(name: str, described: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` unless the process ``name`` has the caller's versions."""
+    for what, expected, got in (
+        ("asyncpar", __version__, described["version"]),
+        ("Python", _python(), described["python"]),
+    ):
+        if expected != got:
+            raise UsageError(f"{name} has {what} {got}, the caller {expected}; install the same")
+
+
+def _python() -> str:
+    return ".".join(platform.python_version_tuple()[:2])

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-from typing import Any
-
-from asyncpar import __version__
-from asyncpar.engines.polled_place import PolledPlace
-from asyncpar.net.membership.host import host_name
+from asyncpar.engines.polled_place import PolledPlace, describe_process
 
 
 class RayPlace:
@@ -16,16 +11,11 @@ class RayPlace:
     def __init__(self) -> None:
         self._place: PolledPlace | None = None
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self) -> dict[str, str]:
         """Return what the caller has to know before it starts anything here."""
         from ray.util import get_node_ip_address
 
-        return {
-            "version": __version__,
-            "python": ".".join(platform.python_version_tuple()[:2]),
-            "host": host_name(),
-            "address": get_node_ip_address(),
-        }
+        return describe_process(get_node_ip_address())
 
     async def start(self, order: bytes) -> None:
         """Start the agent of an order."""

@@ -6,7 +6,6 @@ Ray places the bundles of a job at once or not at all.  This module imports ray;
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +14,6 @@ import ray.exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from asyncpar import __version__
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines.interface import (
     Handle,
@@ -26,10 +24,9 @@ from asyncpar.engines.interface import (
     PlaceLost,
     PlacementEngine,
     PlaceOrder,
-    PlaceReport,
-    decode_event,
     encode,
 )
+from asyncpar.engines.polled_place import check_process, pass_events_on
 from asyncpar.engines.ray_actor import RayPlace
 from asyncpar.errors import LaunchError, UsageError
 
@@ -141,23 +138,11 @@ class RayEngine(PlacementEngine):
             seen = await actor.describe.remote()
         except ray.exceptions.RayError as error:
             raise LaunchError(f"Ray's bundle {index} cannot run asyncpar: {error}") from error
-        python = ".".join(platform.python_version_tuple()[:2])
-        for name, expected, got in (("asyncpar", __version__, seen["version"]), ("Python", python, seen["python"])):
-            if expected != got:
-                raise UsageError(f"Ray's bundle {index} has {name} {got}, the caller {expected}; install the same")
+        check_process(f"Ray's bundle {index}", seen)
         return Place(name=f"Ray's bundle {index}", host=seen["host"], address=seen["address"], slots=slots)
 
     async def _poll(self, number: int, actor: Any, take: Callable[[PlaceEvent], None]) -> None:
-        try:
-            while True:
-                for encoded in await actor.events.remote():
-                    event = decode_event(encoded)
-                    take(event)
-                    if isinstance(event, PlaceReport):
-                        return
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().partition("\n")[0]
-            self._lost.put_nowait(PlaceLost(number, f"died ({type(error).__name__}: {reason})"))
+        await pass_events_on(actor.events.remote, take, lambda cause: self._lost.put_nowait(PlaceLost(number, cause)))
 
 
 class RayHandle(Handle):

@@ -14,9 +14,9 @@ from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import (
     BACKENDS,
     LaunchOptions,
-    ProgramKind,
     parse_conf,
     parse_count,
+    parse_kind,
     parse_nnodes,
     parse_nproc,
     parse_seconds,
@@ -172,8 +172,7 @@ def _run(options: LaunchOptions) -> int:
 
 
 def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> LaunchOptions:
-    if given["module"] and given["no_python"]:
-        raise UsageError("--module: expected alone, got --no-python too")
+    kind = parse_kind(is_module=given["module"], is_executed=given["no_python"])
     if given["rdzv_backend"] not in BACKENDS:
         raise UsageError(f"--rdzv-backend: expected one of {', '.join(BACKENDS)}, got {given['rdzv_backend']!r}")
     if given["start_method"] != "spawn":
@@ -181,7 +180,6 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
     least, nnodes = parse_nnodes(given["nnodes"])
     if given["standalone"] and nnodes > 1:
         raise UsageError(f"--standalone: expected with one host, got --nnodes {nnodes}")
-    kind = ProgramKind.MODULE if given["module"] else ProgramKind.PROGRAM if given["no_python"] else ProgramKind.SCRIPT
     node_rank = given["node_rank"]
     return LaunchOptions(
         program=program,

@@ -28,6 +28,13 @@ class ProgramKind(StrEnum):
     PROGRAM = "program"
 
 
+def parse_kind(*, is_module: bool, is_executed: bool) -> ProgramKind:
+    """Return what ``--module`` and ``--no-python`` say.  Raises ``UsageError`` if both were given."""
+    if is_module and is_executed:
+        raise UsageError("--module: expected alone, got --no-python too")
+    return ProgramKind.MODULE if is_module else ProgramKind.PROGRAM if is_executed else ProgramKind.SCRIPT
+
+
 class Streams(IntFlag):
     """A choice of a rank's streams, in torchrun's numbers."""
 

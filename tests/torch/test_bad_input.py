@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.torch.values import assert_same
+from tests.torch.values import assert_gone, assert_same
 from tests.torch.worlds import on_ranks
 
 Call = Callable[[], Any]
@@ -369,7 +369,7 @@ def test_tensors_live_until_their_operation_is_over_and_no_longer() -> None:
         del work, future
         dist.barrier()
         gc.collect()
-        assert gone() is None
+        assert_gone(gone)
     else:
         dist.recv(torch.ones(1), 0)
         dist.all_reduce(x)

@@ -19,10 +19,17 @@ def hello(rank: int, *, attempt: int = 0) -> RankHello:
     return RankHello(rank=rank, host="a", host_id="a", terms={}, attempt=attempt)
 
 
-def there_was(board: RendezvousStore, rank: int, *, attempt: int = 0) -> None:
+def there_was(board: RendezvousStore, rank: int, *, attempt: int = 0, said: RankHello | None = None) -> None:
     """Leave on ``board`` what a rank does that is killed while it waits."""
     board.claim(rank, RankClaim(token="dead", name="process 1 on a", attempt=attempt))
-    board.put("hello", rank, encode(hello(rank, attempt=attempt)))
+    board.put("hello", rank, encode(said or hello(rank, attempt=attempt)))
+
+
+async def hello_of_nodes(rank: int, size: int) -> RankHello:
+    """Return what a node says as ``rank`` when it meets others: all that must be equal on all of them is in it."""
+    store = dist.HashStore()
+    async with world(store, size):
+        return RendezvousStore(dist.PrefixStore("default_pg", store), 1).message("hello", rank, RankHello)
 
 
 class QuickClock:
@@ -61,7 +68,8 @@ async def test_a_restarted_rank_writes_no_duplicate_notice_where_it_died(
 
 async def test_agents_that_count_restarts_differently_do_not_keep_ranks_apart() -> None:
     store = dist.HashStore()
-    there_was(RendezvousStore(dist.PrefixStore("default_pg", store), 1), 1)
+    said = await hello_of_nodes(1, 2)  # rank 0 may read it, and compares it with its own
+    there_was(RendezvousStore(dist.PrefixStore("default_pg", store), 1), 1, said=said)
     async with world(store, 2, [{}, {"TORCHELASTIC_RESTART_COUNT": "1"}]) as nodes:
         assert await total(nodes) == 3.0
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.torch.values import assert_gone
 from tests.torch.worlds import on_ranks
 
 
@@ -177,7 +178,7 @@ def test_works_futures_and_tensors_die_when_nobody_holds_them() -> None:
         gone = weakref.ref(x)
         del x, future, work
         dist.barrier()
-        assert gone() is None
+        assert_gone(gone)
     finally:
         gc.enable()
 
@@ -194,6 +195,6 @@ def test_errors_hold_neither_works_nor_tensors() -> None:
                 dist.all_reduce(x)
             del x
             dist.barrier()
-            assert gone() is None
+            assert_gone(gone)
     finally:
         gc.enable()

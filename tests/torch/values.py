@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import time
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,3 +74,11 @@ def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
     if got.numel():
         bits = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected))
         assert torch.equal(*bits), f"got {got}, expected {expected}"
+
+
+def assert_gone(reference: weakref.ref[Any]) -> None:
+    """Assert that its object dies soon, without the collector: the thread that ended the operation may just let go."""
+    deadline = time.monotonic() + 10.0
+    while reference() is not None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert reference() is None

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import subprocess
 from typing import Any
 
 import click
 
-from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
-from asyncpar.launch.options import ProgramKind, parse_count
-
-_SECONDS = 60.0
+from asyncpar.errors import UsageError
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result, submit_to
+from asyncpar.launch.options import parse_count, parse_kind
 
 
 @click.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
@@ -48,9 +45,7 @@ def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int
     from asyncpar.core.config.secret import SECRET_BYTES
     from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
 
-    if given["module"] and given["no_python"]:
-        raise UsageError("--module: expected alone, got --no-python too")
-    kind = ProgramKind.MODULE if given["module"] else ProgramKind.PROGRAM if given["no_python"] else ProgramKind.SCRIPT
+    kind = parse_kind(is_module=given["module"], is_executed=given["no_python"])
     job = KubernetesJob(
         image=given["image"],
         program=program,
@@ -88,12 +83,4 @@ def _create(manifests: str) -> str:
     """Hand ``manifests`` to ``kubectl``, by a pipe, and return what it says.  Raises ``LaunchError`` if it refuses."""
     if shutil.which("kubectl") is None:
         raise UsageError("kubectl: it is not in PATH; see the manifests with --dry-run")
-    command = ["kubectl", "create", "-f", "-"]
-    try:
-        done = subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"kubectl did not answer within {_SECONDS:g} s; try `kubectl cluster-info`") from error
-    if done.returncode != 0:
-        words = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
-        raise LaunchError(f"the job was refused: {words}")
-    return done.stdout
+    return submit_to(["kubectl", "create", "-f", "-"], manifests, refused="was refused", probe="kubectl cluster-info")

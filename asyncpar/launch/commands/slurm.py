@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
-from asyncpar.launch.options import ProgramKind, parse_count, parse_nnodes
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result, submit_to
+from asyncpar.launch.options import ProgramKind, parse_count, parse_kind, parse_nnodes
 
 
 @click.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
@@ -48,11 +49,8 @@ def slurm(program: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 def _slurm(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int:
     from asyncpar.launch.slurm.script import SlurmJob, write_script
-    from asyncpar.launch.slurm.submission import submit
 
-    if given["module"] and given["no_python"]:
-        raise UsageError("--module: expected alone, got --no-python too")
-    kind = ProgramKind.MODULE if given["module"] else ProgramKind.PROGRAM if given["no_python"] else ProgramKind.SCRIPT
+    kind = parse_kind(is_module=given["module"], is_executed=given["no_python"])
     if kind is ProgramKind.SCRIPT and not Path(program).is_file():
         raise UsageError(f"PROGRAM: {program} is no file; with --module it is a Python module")
     least, nodes = parse_nnodes(given["nodes"])
@@ -81,3 +79,20 @@ def _slurm(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> i
         job = submit(script, is_tested=not given["queue_anyway"])
         print_result("the job's number", f"asyncpar slurm: job {job} is in the queue\n")
     return 0
+
+
+def submit(script: str, *, is_tested: bool = True) -> str:
+    """Submit the batch ``script`` and return the number of its job; ``is_tested``: refuse one that could not run now.
+
+    Slurm itself takes jobs for more nodes than there are, and lets them wait for ever.
+    Raises ``UsageError`` where there is no ``sbatch``, and ``LaunchError`` with its words if it refuses.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "sbatch: it is not in PATH; run this where jobs are submitted, or see the script with --dry-run"
+        )
+    if is_tested:
+        impossible = "could not run here (--queue-anyway lets it wait)"
+        submit_to(["sbatch", "--test-only"], script, refused=impossible, probe="scontrol ping")
+    job = submit_to(["sbatch", "--parsable"], script, refused="was refused", probe="scontrol ping")
+    return job.strip().partition(";")[0]  # number;cluster

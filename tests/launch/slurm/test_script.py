@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import LaunchError, UsageError
+from asyncpar.launch.commands.slurm import submit
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.slurm.script import SlurmJob, write_script
-from asyncpar.launch.slurm.submission import submit
 
 JOB = SlurmJob(program="train.py", arguments=("--name", "a b$HOME"), nodes=3, tasks_per_node=2, name="train")
 VARIABLES = {
