@@ -19,6 +19,7 @@ from typing import Any
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.bootstrap import WorldBootstrap, answer_agent, arena_settings, serve_links
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.core.config.world import Member, World
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
@@ -148,7 +149,7 @@ class PipeWorlds:
             reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MOST_BYTES)
             reading = asyncio.create_task(self._read(reader), name="asyncpar director")
             self._stack.push_async_callback(_end_task, reading)
-            self._stack.callback(self._writer.close)
+            self._stack.push_async_callback(close_stream, self._writer)
         if self._end is not None:
             raise self._end
         future = self._answers[answer] = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import LaunchError
 from asyncpar.observe.service import LENGTH, frame, read_frame
 from asyncpar.observe.summary import JobSummary, RankAnswer, unpack
@@ -56,7 +57,7 @@ async def serve_control(path: Path, watch: JobWatch) -> AsyncIterator[None]:
                 writer.write(frame(await _answer(content, watch)))
                 await writer.drain()
         finally:
-            writer.close()
+            await close_stream(writer)
 
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _short(path) as name:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.observe.service import LENGTH, MOST_BYTES, ObserverReply, ObserverRequest, frame
 
 _MOST_UNANSWERED = 8
@@ -40,8 +41,10 @@ class RankChannel:
             async with asyncio.timeout(within):
                 if self._opening is None:
                     self._opening = asyncio.create_task(self._open(), name="asyncpar open a rank's line")
-                writer = await asyncio.shield(self._opening)
-                writer.write(frame(ObserverRequest(number, kind)))
+                await asyncio.wait({self._opening})
+                if self._opening.cancelled():  # by close
+                    return None
+                self._opening.result().write(frame(ObserverRequest(number, kind)))
                 return await answer
         except (TimeoutError, OSError):
             return None
@@ -82,6 +85,6 @@ class RankChannel:
         if tasks:
             await asyncio.wait(tasks)
         if self._opening is not None and not self._opening.cancelled() and self._opening.exception() is None:
-            self._opening.result().close()
+            await close_stream(self._opening.result())
         else:
             self._connection.close()

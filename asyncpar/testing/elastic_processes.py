@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import psutil
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.pipe import MOST_BYTES, decode_lineage, encode_lineage
 from asyncpar.errors import LaunchError, UsageError
@@ -153,7 +154,7 @@ class ProcessWorlds:
         member.is_gone, self.exits[name] = True, code
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         self._obey(self.director.lost(name, how, self._now()))
-        member.writer.close()
+        await close_stream(member.writer)
 
     async def _look(self) -> None:
         while True:

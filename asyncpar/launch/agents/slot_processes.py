@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.elasticity.pipe import MOST_BYTES
 from asyncpar.errors import ProtocolError
@@ -146,8 +147,8 @@ class SlotProcesses:
             await group.run()
         finally:
             running.hearing.cancel()
-            writer.close()
             running.is_clear.set()
+            await close_stream(writer)
 
     def _plan(self, order: StartRank, pipe: int) -> RankPlan:
         record, own = self._record, self._place

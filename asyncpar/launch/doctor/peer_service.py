@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import LaunchError
 from asyncpar.net.membership.host import host_name
 
@@ -55,7 +56,7 @@ async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server
                 async with asyncio.timeout(_SERVE_SECONDS):
                     await _serve(reader, writer, secret)
         finally:
-            writer.close()
+            await close_stream(writer)
 
     try:
         return await asyncio.start_server(serve, address or None, port, limit=_LONGEST_LINE)
@@ -110,7 +111,7 @@ async def meet(address: str, port: int, secret: bytes, *, within: float) -> Peer
             bulk_seconds=await _bulk(reader, writer, within),
         )
     finally:
-        writer.close()
+        await close_stream(writer)
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **request: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
 from asyncpar.net.arena.formation_machine import (
     DESCRIPTORS_PER_RANK,
@@ -374,5 +375,5 @@ async def _is_listening(address: str) -> bool:
         return False
     except OSError:
         return True
-    writer.close()
+    await close_stream(writer)
     return True

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.rank_place import ForeignPlace
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
@@ -165,7 +166,7 @@ async def _find_note(directory: Path, finish: _Finish) -> tuple[Path, str]:
             except (OSError, TimeoutError) as error:
                 trouble = f"{address}, which is in it, does not answer ({str(error) or 'in time'})"
                 continue
-            writer.close()
+            await close_stream(writer)
             return note, address
         if waited > _TELL_AFTER and not is_told:
             is_told = True

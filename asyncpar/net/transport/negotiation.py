@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, AuthenticationError, PeerLost, StaleGeneration, UsageError
@@ -299,7 +300,7 @@ async def _reach(rank: int, address: str) -> None:
     except OSError as error:
         cause = f"no connection to {address} ({describe_failure(error)})"
         raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
-    writer.close()
+    await close_stream(writer)
 
 
 def _no_answer(rank: int, address: str, error: grpc.aio.AioRpcError) -> AsyncparError:

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from typing import Any
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import AuthenticationError
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import PeerIdentity, Role
@@ -74,7 +75,7 @@ async def _look(host: str, port: int, certificates: Certificates, peer: Role, wh
     except ConnectionResetError:
         return False
     finally:
-        writer.transport.abort()
+        await _abort(writer)
 
 
 async def _look_without(host: str, port: int, where: str) -> None:
@@ -83,10 +84,15 @@ async def _look_without(host: str, port: int, where: str) -> None:
     context.verify_mode = ssl.CERT_NONE  # nothing is sent: the question is only whether it speaks TLS
     context.set_alpn_protocols(["h2"])
     _, writer = await asyncio.open_connection(host, port, ssl=context)
-    writer.transport.abort()
+    await _abort(writer)
     raise AuthenticationError(
         f"{where} wants certificates, and this side has none; give all hosts --certs (ranks read ASYNCPAR_CERTS)"
     )
+
+
+async def _abort(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    await close_stream(writer)
 
 
 def _check_name(shown: dict[str, Any], expected: PeerIdentity, where: str) -> None:

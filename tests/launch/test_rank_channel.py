@@ -1,0 +1,50 @@
+"""The agent's line to the observer of a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from asyncpar.launch.rank_channel import RankChannel
+
+
+@pytest.fixture
+def _frequent_collections() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("_frequent_collections")
+async def test_ranks_that_end_at_any_moment_leave_no_error_that_nobody_retrieves(seed: int) -> None:
+    """The order in which the collector ends objects decides whether asyncio tells of a connection's error."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    chance = random.Random(seed)
+    for _ in range(300):
+        gc.set_threshold(chance.randint(1, 60), 2, 2)
+        here, there = socket.socketpair()
+        channel = RankChannel(here)
+        asking = asyncio.create_task(channel.ask("look", within=10.0))
+        for _ in range(chance.randint(3, 10)):
+            await asyncio.sleep(0)
+        there.close()  # with a question that was not read: a reset
+        for _ in range(chance.randint(0, 4)):
+            await asyncio.sleep(0)
+        if chance.random() < 0.5:
+            assert await asking is None
+        await channel.close()
+        assert await asking is None
+        del channel, asking
+        if chance.random() < 0.5:
+            gc.collect()
+        await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
