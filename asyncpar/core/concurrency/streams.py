@@ -12,7 +12,7 @@ FLUSH_SECONDS: Final = 5.0
 async def close_stream(writer: asyncio.StreamWriter) -> None:
     """Close the connection of ``writer``, which may have ended with an error, and wait for that.
 
-    asyncio keeps the error that ends a connection for whoever waits for the end; where nobody does, it prints "Future
+    asyncio keeps the error that ends a connection for who waits for it; where nobody does, it prints "Future
     exception was never retrieved" some time later.
     """
     writer.close()
