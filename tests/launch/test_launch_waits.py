@@ -21,7 +21,7 @@ HANG = """
             if rank == 1:
                 {trouble}
             await world.all_reduce(np.ones(4))
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3)
 
     ap.run(main)
 """
@@ -36,7 +36,7 @@ STOP = """
 @pytest.mark.parametrize(
     ("trouble", "where"),
     [
-        ("await asyncio.sleep(2)", "sleeps at job.py:"),
+        ("await asyncio.sleep(3)", "sleeps at job.py:"),
         ("time.sleep(3)", "blocks its event loop at job.py:"),
         (STOP, "is stopped (SIGSTOP, or a debugger);"),
     ],
@@ -100,7 +100,7 @@ def test_an_ask_that_waits_names_the_actor_and_what_it_does(launcher: Launcher) 
                 if rank == 0:
                     await node.ref("slow", rank=1, actor_class=Slow).work()
                 else:
-                    await asyncio.sleep(5)
+                    await asyncio.sleep(7)
 
         ap.run(main)
     """)
@@ -115,12 +115,14 @@ def test_an_ask_that_waits_names_the_actor_and_what_it_does(launcher: Launcher) 
 
 def test_a_world_that_is_not_complete_names_who_is_missing_and_where_the_others_wait(launcher: Launcher) -> None:
     script = launcher.script("""
+        import asyncio
         import time
         import asyncpar as ap
 
         async def main():
             async with ap.init() as node:
                 await node.world.barrier()
+                await asyncio.sleep(3)
 
         if rank >= 1:
             time.sleep(4)

@@ -23,10 +23,10 @@ async def main() -> None:
     assert environment is not None
     node = await ap.Node.start(environment)
     comm = node.world
-    comm.timeout = 0.6
     shared = comm.empty(300_000)
     shared[:] = 1
     await comm.all_reduce(shared)
+    comm.timeout = 2.0
     say("ready")
     try:
         while True:
