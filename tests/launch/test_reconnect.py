@@ -154,7 +154,7 @@ async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_an
         began = time.monotonic()
         cut()
         await attending
-        assert (0.4 if is_welcomed else 0.0) < time.monotonic() - began < 3.0
+        assert (0.4 if is_welcomed else 0.0) < time.monotonic() - began < 8.0
         (event,) = taken
         assert isinstance(event, agent_machine.CoordinatorLost)
         assert f"lost the coordinator at {proxy.address}" in event.cause

@@ -154,7 +154,7 @@ def end_twice_and_abort() -> None:
         work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
         begun = time.monotonic()
         group.abort()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
         words.set("aborted", "yes")
         with pytest.raises(Cancelled):
             work.wait()

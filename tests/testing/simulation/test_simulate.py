@@ -53,7 +53,7 @@ def test_hours_pass_at_once() -> None:
 
     begun = time.monotonic()
     assert simulate(main, size=2, bound=40_000.0).seconds > 36_000.0
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 20.0
 
 
 @pytest.mark.parametrize("kinds", [FAULTS, ("kill", "crash"), ("silence", "one_way", "isolate"), ("replay", "damage")])
