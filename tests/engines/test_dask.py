@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import asyncpar as ap
-from asyncpar.engines import dask as engine
 from asyncpar.engines import polled_place
 from asyncpar.engines.dask_page import make_page
 from asyncpar.testing import engine_programs as programs
@@ -150,7 +149,7 @@ def test_a_job_shows_dask_that_its_workers_are_busy_and_has_a_page(client: Any, 
 
 
 async def test_versions_that_differ_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "__version__", "9.9")
+    monkeypatch.setattr(polled_place, "__version__", "9.9")
     with pytest.raises(ap.UsageError, match=r"has asyncpar 0.*the caller 9.9; install the same"):
         await ap.dask.launch(client, programs.add, 1, 2, ranks=1)
 
