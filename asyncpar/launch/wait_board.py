@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from asyncpar.core.observe.waits import WaitNotice, find_root, spell_ranks, sum_up
+from asyncpar.core.observe.waits import WaitNotice, find_root, name_ranks, sum_up
 
 COALESCE_SECONDS: Final = 0.5
 """Seconds that news wait for those of other ranks."""
@@ -34,8 +34,8 @@ class WaitBoard:
         self._waiting: dict[int, WaitNotice] = {}
         self._blocked: dict[int, str] = {}
         self._conditions: dict[int, str] = {}
-        self._told: dict[int | None, str] = {}
-        """By culprit: who waits for it."""
+        self._told: dict[int | None, list[int]] = {}
+        """By culprit: who waits for it, in order."""
         self._said: set[str] = set()
         """Deadlocks that were told."""
         self._has_failed = False
@@ -91,20 +91,23 @@ class WaitBoard:
         if self._due is None or now < self._due:
             return []
         self._due = None
-        notices = {rank: self._explained(notice) for rank, notice in self._waiting.items()}
+        notices = {
+            rank: self._explained(notice) for rank, notice in self._waiting.items() if not self.condition(rank)
+        }  # a rank that is stopped or blocked is where others' waits end, whatever it told before
         by_culprit: dict[int | None, dict[int, WaitNotice]] = {}
         for rank, notice in notices.items():
             by_culprit.setdefault(find_root(rank, notices), {})[rank] = notice
         lines = []
         for culprit in [culprit for culprit in self._told if culprit not in by_culprit]:
-            said = self._told.pop(culprit)
-            if self._has_failed:
-                continue
-            lines.append(f"{said} go on" if said.startswith("ranks ") else f"{said} goes on")
+            gone_on = [
+                rank for rank in self._told.pop(culprit) if rank not in self._waiting and not self.condition(rank)
+            ]
+            if gone_on and not self._has_failed:
+                lines.append(f"{name_ranks(gone_on)} {'goes' if len(gone_on) == 1 else 'go'} on")
         self._has_failed = False
         for culprit, waiting in by_culprit.items():
             if culprit not in self._told:
-                self._told[culprit] = _spell(sorted(waiting))
+                self._told[culprit] = sorted(waiting)
                 lines += [line for line in sum_up(notices, only=waiting) if line not in self._said]
                 self._said |= {notice.cycle for notice in waiting.values() if notice.cycle}
         return lines
@@ -117,7 +120,3 @@ class WaitBoard:
     def _change(self, now: float) -> None:
         if self._due is None and (self._waiting or self._told):
             self._due = now + COALESCE_SECONDS
-
-
-def _spell(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spell_ranks(ranks)}"

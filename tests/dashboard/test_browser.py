@@ -45,7 +45,7 @@ async def test_the_page_opens_streams_and_asks_nobody_else(server: DashboardServ
     page = await browser.new_page()
     with watched(page, origin=f"http://{server.address}/"):
         await page.goto(server.url)
-        await expect(page.locator("#sentence")).to_contain_text("wait for rank 1 (node-00) in all_reduce")
+        await expect(page.locator("#sentence")).to_contain_text("wait for rank 1 (node-00), which")
         for name in PAGES:
             await page.click(f"#tab-{name}")
             await expect(page.locator(f"#tab-{name}")).to_have_attribute("aria-selected", "true")

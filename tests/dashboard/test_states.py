@@ -32,7 +32,7 @@ def test_the_rank_that_others_wait_for_holds_them_up() -> None:
 
     assert find_states(made)[2] is RankActivity.HOLDS_UP
     assert sentence(*made.ranks) == (
-        "ranks 0, 1 and 3 wait for rank 2 (host-2) in all_reduce #4 (12 s); rank 2 is at train.py:57."
+        "ranks 0, 1, 3 wait for rank 2 (host-2), which is in user code at train.py:57; all_reduce #4 has waited 12 s."
     )
 
 
@@ -47,25 +47,32 @@ def test_the_end_of_a_chain_is_the_culprit() -> None:
 
 
 def test_ranks_in_a_circle_wait_for_each_other() -> None:
-    assert sentence(waiting(0, on=1), waiting(1, on=0)).startswith("ranks 0 and 1 wait for each other in all_reduce #4")
+    assert sentence(waiting(0, on=1), waiting(1, on=0)) == (
+        "ranks 0, 1 wait for each other; all_reduce #4 has waited 12 s."
+    )
 
 
 def test_a_culprit_that_is_stopped_is_told_as_stopped() -> None:
     stopped = RankReport(rank=1, host="b", pid=1, condition="stopped", seconds=7.0)
 
     assert sentence(waiting(0, on=1), stopped) == (
-        "rank 0 waits for rank 1 (b) in all_reduce #4 (12 s); rank 1 is stopped (7.0 s)."
+        "rank 0 waits for rank 1 (b), which is stopped (SIGSTOP or a debugger), for 7.0 s; "
+        "all_reduce #4 has waited 12 s."
     )
 
 
 def test_a_culprit_that_blocks_its_loop_is_told_with_the_place() -> None:
     blocked = report(1, blocked=BlockedSummary(what="json.load", where="data.py:112", seconds=3.0))
 
-    assert "rank 1 blocks its event loop in json.load at data.py:112" in sentence(waiting(0, on=1), blocked)
+    assert "rank 1 (host-1), which blocks its event loop in json.load at data.py:112" in sentence(
+        waiting(0, on=1), blocked
+    )
 
 
 def test_a_rank_of_another_host_that_nobody_knows_is_named_too() -> None:
-    assert sentence(waiting(0, on=9)) == "rank 0 waits for rank 9 in all_reduce #4 (12 s); rank 9 is gone."
+    assert sentence(waiting(0, on=9)) == (
+        "rank 0 waits for rank 9, which is not known here; all_reduce #4 has waited 12 s."
+    )
 
 
 def test_a_failed_rank_comes_first() -> None:

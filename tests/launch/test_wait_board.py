@@ -68,6 +68,24 @@ def test_agents_know_what_a_stopped_or_blocked_rank_cannot_tell() -> None:
     assert blocked.condition(2) == ""
 
 
+def test_a_rank_that_waited_itself_before_it_was_stopped_is_the_culprit() -> None:
+    waits = board(waiting(2, 0), waiting(0, 2))
+    waits.set_condition(2, "is stopped", 1.0)
+    [line] = waits.say(2.0)
+    assert line.startswith("rank 0 waits for rank 2 (b), which is stopped;")
+
+
+def test_a_rank_that_still_waits_is_not_said_to_go_on() -> None:
+    waits = board(waiting(0, 1))
+    waits.say(2.0)
+    waits.take(waiting(1, 0), 3.0)
+    [line] = waits.say(4.0)
+    assert line.startswith("ranks 0, 1 wait for each other;")
+    waits.set_condition(1, "is stopped", 5.0)
+    [line] = waits.say(6.0)
+    assert line.startswith("rank 0 waits for rank 1 (b), which is stopped;")
+
+
 def test_a_deadlock_is_said_once_also_with_ranks_behind_it() -> None:
     waits = board(waiting(0, 1, cycle="deadlock: x"), waiting(1, 0, cycle="deadlock: x"))
     assert waits.say(2.0) == ["deadlock: x"]

@@ -1,4 +1,8 @@
-"""Waits between ranks in sentences: culprits, cycles, and waits of many ranks in one line.  Pure."""
+"""Waits between ranks in sentences: culprits, cycles, and waits of many ranks in one line.  Pure.
+
+Everything that says who waits for whom says it by ``sum_up``: launchers with what ranks have told them, commands and
+the dashboard with the summaries of a job (``observe/holdups.py``).
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ class WaitNotice(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         at = f" (called at {self.site})" if self.site else ""
-        text = f"{self.operation}{at} has waited {self.seconds:.3g} s for {self.name_culprit()}"
+        text = f"{self.operation}{at} has waited {spell_seconds(self.seconds)} for {self.name_culprit()}"
         return f"{text}; {self.cycle}" if self.cycle else text
 
     def name_culprit(self) -> str:
@@ -96,42 +100,69 @@ def describe_cycle(cycle: Sequence[WaitEdge]) -> str:
 def sum_up(notices: Mapping[int, WaitNotice], *, only: Iterable[int] | None = None) -> list[str]:
     """Return a sentence for each rank that others wait for, and for each deadlock; ``notices`` are by waiting rank.
 
-    A rank that is waited for, and waits itself, is no culprit: the one behind it is.  ``only`` are the waiting ranks
-    that are told of (None: all).
+    A rank that is waited for, and waits itself, is no culprit: the one behind it is.  The sentence about most ranks
+    comes first.  ``only`` are the waiting ranks that are told of (None: all).
     """
-    sentences, told = [], set[str]()
-    by_culprit: dict[int | None, list[int]] = {}
+    by_root: dict[int | None, list[int]] = {}
     for rank in sorted(notices if only is None else only):
-        by_culprit.setdefault(find_root(rank, notices), []).append(rank)
-    for culprit, ranks in by_culprit.items():
-        notice = next((each for rank in ranks if (each := notices[rank]).culprit == culprit), notices[ranks[0]])
-        cycle = next((notices[rank].cycle for rank in ranks if notices[rank].cycle), "")
-        if cycle:
-            if cycle not in told:
-                told.add(cycle)
-                sentences.append(cycle)
-            continue
-        whom = msgspec.structs.replace(notice, culprit=culprit).name_culprit()
-        at = f" at {notice.site}" if notice.site else ""
-        one = len(ranks) == 1
-        sentences.append(
-            f"{'rank' if one else 'ranks'} {spell_ranks(ranks)} {'waits' if one else 'wait'} for {whom}; "
-            f"{notice.operation}{at} has waited {notice.seconds:.3g} s"
-        )
-    return sentences
+        by_root.setdefault(find_root(rank, notices), []).append(rank)
+    roots = sorted(by_root, key=lambda root: -len(by_root[root]))
+    return list(dict.fromkeys(_sum_up(root, by_root[root], notices) for root in roots))
+
+
+def _sum_up(root: int | None, ranks: Sequence[int], notices: Mapping[int, WaitNotice]) -> str:
+    """Return the sentence about ``ranks``, which all wait for ``root`` in the end."""
+    if cycle := next((notices[rank].cycle for rank in ranks if notices[rank].cycle), ""):
+        return cycle
+    notice = next((each for rank in ranks if (each := notices[rank]).culprit == root), notices[ranks[0]])
+    at = f" at {notice.site}" if notice.site else ""
+    how_long = f"{notice.operation}{at} has waited {spell_seconds(notice.seconds)}"
+    circle = [] if root is None else _find_circle(root, notices)
+    if circle:
+        others = [rank for rank in ranks if rank not in circle]
+        behind = f", {name_ranks(others)} for them" if others else ""
+        return f"ranks {spell_ranks(circle)} wait for each other{behind}; {how_long}"
+    whom = msgspec.structs.replace(notice, culprit=root).name_culprit()
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}; {how_long}"
 
 
 def find_root(rank: int, notices: Mapping[int, WaitNotice]) -> int | None:
-    """Return the rank at the end of the waits that begin with that of ``rank``."""
-    seen = {rank}
-    culprit = notices[rank].culprit
-    while culprit is not None and culprit in notices and culprit not in seen:
-        seen.add(culprit)
-        behind = notices[culprit].culprit
-        if behind is None or behind in seen:
-            break
-        culprit = behind
-    return culprit
+    """Return the rank at the end of the waits that begin with that of ``rank``.
+
+    Of ranks that wait for each other it is the lowest; None: what ``rank`` waits for is no rank.
+    """
+    path = [rank]
+    while (notice := notices.get(path[-1])) is not None and notice.culprit is not None:
+        if notice.culprit in path:
+            return min(path[path.index(notice.culprit) :])
+        path.append(notice.culprit)
+    return path[-1] if len(path) > 1 else None
+
+
+def _find_circle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
+    """Return the ranks that wait for each other, ``start`` among them; none if it does not wait, or for itself."""
+    path, rank = [start], start
+    while (notice := notices.get(rank)) is not None and notice.culprit is not None:
+        rank = notice.culprit
+        if rank in path:
+            return sorted(path) if rank == start and len(path) > 1 else []
+        path.append(rank)
+    return []
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 2``, or ``ranks 0, 2-5`` of several in order."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spell_ranks(ranks)}"
+
+
+def spell_seconds(seconds: float) -> str:
+    """Return ``0.3 s``, ``12 s``, ``3 min 4 s``, ``2 h 5 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def spell_ranks(ranks: Sequence[int]) -> str:

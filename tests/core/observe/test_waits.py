@@ -16,6 +16,7 @@ from asyncpar.core.observe.waits import (
     describe_cycle,
     find_cycle,
     spell_ranks,
+    spell_seconds,
     sum_up,
 )
 from asyncpar.errors import UsageError
@@ -74,6 +75,36 @@ def test_a_rank_that_waits_itself_is_not_the_culprit() -> None:
 
 def test_a_deadlock_is_said_once() -> None:
     assert sum_up({rank: notice(1 - rank, cycle="deadlock: x") for rank in (0, 1)}) == ["deadlock: x"]
+
+
+def test_ranks_that_wait_for_each_other_are_one_sentence() -> None:
+    circle = {0: notice(1), 1: notice(0), 4: notice(1)}
+    assert sum_up(circle) == [
+        "ranks 0, 1 wait for each other, rank 4 for them; all_reduce #4 at t.py:7 has waited 10 s"
+    ]
+    [text] = sum_up({0: notice(0)})
+    assert text.startswith("rank 0 waits for rank 0 (b);")
+
+
+def test_the_rank_that_most_wait_for_comes_first() -> None:
+    first, second = sum_up({0: notice(5), 1: notice(6), 2: notice(6)})
+    assert first.startswith("ranks 1, 2 wait for rank 6")
+    assert second.startswith("rank 0 waits for rank 5")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.31, "0.3 s"),
+        (9.97, "10 s"),
+        (12.2, "12 s"),
+        (99.7, "1 min 40 s"),
+        (184.0, "3 min 4 s"),
+        (7500.0, "2 h 5 min"),
+    ],
+)
+def test_times_are_spelled(seconds: float, text: str) -> None:
+    assert spell_seconds(seconds) == text
 
 
 def test_ranks_are_spelled_in_runs() -> None:

@@ -1,0 +1,114 @@
+"""Find in the summaries of a job who waits for whom, and say it as launchers do.  Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncpar.core.observe.waits import WaitNotice, spell_seconds, sum_up
+from asyncpar.observe.summary import JobSummary, OperationSummary, RankReport
+
+WAITING_SECONDS: Final = 1.0
+"""An operation without progress for this long is one that waits."""
+
+BLOCKED_SECONDS: Final = 0.5
+SILENT_SECONDS: Final = 5.0
+"""A rank that has told nothing for this long is silent: what it told last counts no more."""
+
+
+def describe_holdups(job: JobSummary) -> list[str]:
+    """Return a sentence for each rank that others wait for, that of most ranks first.
+
+    If no rank waits for long it is one for each rank that is not well; none if nothing holds the job up.
+    """
+    if waits := find_waits(job):
+        return sum_up(waits)
+    troubles = ((report, find_trouble(report)) for report in job.ranks)
+    return [f"{name_rank(report)} {trouble}" for report, trouble in troubles if trouble]
+
+
+def find_waits(job: JobSummary) -> dict[int, WaitNotice]:
+    """Return what ranks wait for, by rank; of those that have waited for another rank for long."""
+    reports = {report.rank: report for report in job.ranks}
+    notices = {}
+    for rank, report in reports.items():
+        operation = find_wait(report)
+        awaited = None if operation is None else find_awaited_rank(operation)
+        if operation is None or awaited is None:
+            continue
+        culprit = reports.get(awaited)
+        notices[rank] = WaitNotice(
+            operation=operation.label
+            if operation.group == "world"
+            else f"{operation.label} of group {operation.group}",
+            seconds=operation.seconds + report.age,
+            site=operation.site,
+            culprit=awaited,
+            host="" if culprit is None else culprit.host,
+            where="is not known here" if culprit is None else describe_rank(culprit),
+        )
+    return notices
+
+
+def find_wait(report: RankReport) -> OperationSummary | None:
+    """Return the operation in which the rank waits; None if it does not, or if what it told counts no more."""
+    if report.summary is None or find_trouble(report) or report.condition == "ended":
+        return None
+    awaited = (operation for operation in report.summary.operations if operation.is_awaited)
+    return next((operation for operation in awaited if operation.seconds + report.age >= WAITING_SECONDS), None)
+
+
+def find_awaited_rank(operation: OperationSummary) -> int | None:
+    """Return the rank that holds ``operation`` up as far as it knows; None if it waits for no certain one."""
+    if operation.culprit is not None:
+        return operation.culprit
+    return operation.waits_for[0] if operation.waits_for else None
+
+
+def has_failed(report: RankReport) -> bool:
+    """Has the rank ended otherwise than by itself and with code 0?"""
+    return report.condition == "ended" and report.ending not in ("", "exited with code 0")
+
+
+def is_blocked(report: RankReport) -> bool:
+    """Has code blocked the event loop of the rank for long?"""
+    blocked = None if report.summary is None else report.summary.blocked
+    return blocked is not None and blocked.seconds >= BLOCKED_SECONDS
+
+
+def find_trouble(report: RankReport) -> str:
+    """Return what a rank is or does that cannot take part in anything now; "" if it can."""
+    summary = report.summary
+    match report.condition:
+        case "ended":
+            return report.ending if has_failed(report) else ""
+        case "stopped":
+            return f"is stopped (SIGSTOP or a debugger), for {spell_seconds(report.seconds)}"
+        case "hung":
+            return f"runs no Python code (something holds its interpreter lock), for {spell_seconds(report.seconds)}"
+    if summary is None:
+        return ""
+    if (blocked := summary.blocked) is not None and is_blocked(report):
+        what = f" in {blocked.what}" if blocked.what else ""
+        return f"blocks its event loop{what} at {blocked.where}, for {spell_seconds(blocked.seconds)}"
+    return f"has told nothing for {spell_seconds(report.age)}" if report.age >= SILENT_SECONDS else ""
+
+
+def describe_rank(report: RankReport) -> str:
+    """Return what a rank does that others wait for: ``is in user code at train.py:57``."""
+    summary = report.summary
+    site = "" if summary is None else summary.user_site
+    if trouble := find_trouble(report):
+        has_place = report.condition in ("stopped", "hung") and site
+        return f"{trouble}, last seen at {site}" if has_place else trouble
+    if report.condition == "ended":
+        return report.ending or "has ended"
+    if summary is None:
+        return "has told nothing so far"
+    if (operation := next((each for each in summary.operations if each.is_awaited), None)) is not None:
+        return f"is in {operation.label}" + (f" at {operation.site}" if operation.site else "")
+    return f"is in user code at {site}" if site else "is in no operation"
+
+
+def name_rank(report: RankReport) -> str:
+    """Return ``rank 2 (host-b)``."""
+    return f"rank {report.rank} ({report.host})" if report.host else f"rank {report.rank}"

@@ -1,0 +1,142 @@
+"""Who waits for whom, found in the summaries of a job: the sentences are those of launchers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from asyncpar.dashboard.states import describe_job, find_states
+from asyncpar.launch.commands.job_text import show_job
+from asyncpar.launch.wait_board import RankTold, WaitBoard
+from asyncpar.observe.holdups import describe_holdups, find_waits
+from asyncpar.observe.summary import (
+    BlockedSummary,
+    HostSummary,
+    JobSummary,
+    OperationSummary,
+    RankReport,
+    RankSummary,
+)
+
+
+def report(
+    rank: int,
+    waits_for: tuple[int, ...] = (),
+    *,
+    condition: str = "well",
+    site: str = "train.py:9",
+    blocked: BlockedSummary | None = None,
+    culprit: int | None = None,
+) -> RankReport:
+    operation = OperationSummary(
+        label="all_reduce #4",
+        kind="all_reduce",
+        group="world",
+        sequence=4,
+        waits_for=waits_for,
+        culprit=culprit,
+        seconds=12.0,
+        site=site,
+    )
+    summary = RankSummary(
+        rank=rank,
+        pid=100 + rank,
+        time=0.0,
+        user_site=site,
+        operations=(operation,) if waits_for else (),
+        blocked=blocked,
+    )
+    return RankReport(
+        rank=rank, host="a", pid=100 + rank, phase="member", condition=condition, seconds=3.0, summary=summary
+    )
+
+
+def job(*reports: RankReport) -> JobSummary:
+    return JobSummary(
+        job="train", pid=1, time=30.0, started=10.0, phase="running", hosts=(HostSummary(host="a", ranks=reports),)
+    )
+
+
+def told_of(made: JobSummary) -> str:
+    [text] = describe_holdups(made)
+    return text
+
+
+def test_the_culprit_and_where_it_is() -> None:
+    waiting = [report(rank, (2,)) for rank in (0, 1, 3)]
+    text = told_of(job(*waiting, report(2, site="train.py:57")))
+    assert text == (
+        "ranks 0, 1, 3 wait for rank 2 (a), which is in user code at train.py:57; "
+        "all_reduce #4 at train.py:9 has waited 12 s"
+    )
+
+
+def test_a_stopped_rank_is_the_culprit_with_its_last_place() -> None:
+    text = told_of(job(report(0, (2,)), report(2, (0,), condition="stopped", site="train.py:57")))
+    assert text == (
+        "rank 0 waits for rank 2 (a), which is stopped (SIGSTOP or a debugger), for 3.0 s, last seen at train.py:57; "
+        "all_reduce #4 at train.py:9 has waited 12 s"
+    )
+
+
+def test_a_chain_of_waits_leads_to_its_end() -> None:
+    text = told_of(job(report(0, (1,)), report(1, (2,)), report(2, (3,)), report(3)))
+    assert text.startswith("ranks 0-2 wait for rank 3 (a), which is in user code at train.py:9")
+
+
+def test_a_blocked_loop_is_said() -> None:
+    blocked = BlockedSummary(what="task 'main'", where="train.py:60", seconds=4.0)
+    text = told_of(job(report(0, (1,)), report(1, blocked=blocked)))
+    assert text.startswith(
+        "rank 0 waits for rank 1 (a), which blocks its event loop in task 'main' at train.py:60, for 4.0 s; "
+    )
+
+
+def test_a_cycle_is_said() -> None:
+    assert told_of(job(report(0, (1,)), report(1, (0,)))) == (
+        "ranks 0, 1 wait for each other; all_reduce #4 at train.py:9 has waited 12 s"
+    )
+
+
+def test_what_ranks_have_told_of_a_culprit_counts() -> None:
+    assert told_of(job(report(0, (1,), culprit=3), report(1, (3,)), report(3))).startswith("ranks 0, 1 wait for rank 3")
+
+
+def test_nothing_is_said_of_ranks_that_are_well() -> None:
+    assert describe_holdups(job(report(0), report(1))) == []
+
+
+def test_what_a_rank_told_long_ago_counts_no_more() -> None:
+    old = msgspec.structs.replace(report(0, (1,)), age=8.0)
+    assert told_of(job(old, report(1))) == "rank 0 (a) has told nothing for 8.0 s"
+
+
+def test_a_rank_that_ended_by_itself_is_no_trouble_but_may_be_waited_for() -> None:
+    ended = msgspec.structs.replace(report(1), condition="ended", ending="exited with code 0")
+    assert describe_holdups(job(report(0), ended)) == []
+    assert told_of(job(report(0, (1,)), ended)).startswith("rank 0 waits for rank 1 (a), which exited with code 0;")
+
+
+def test_ranks_behind_a_circle_are_told_as_such() -> None:
+    text = told_of(job(report(0, (1,)), report(1, (0,)), report(2, (1,)), report(3, (2,))))
+    assert text.startswith("ranks 0, 1 wait for each other, ranks 2, 3 for them; ")
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [report(0, (2,)), report(1, (2,)), report(2)],
+        [report(0, (1,)), report(1, (2,)), report(2)],
+        [report(0, (1,)), report(1, (0,)), report(2, (0,))],
+        [report(0, (1,)), report(1, (1,))],
+    ],
+)
+def test_the_launcher_the_page_and_status_say_the_same(reports: list[RankReport]) -> None:
+    made = job(*reports)
+    text = told_of(made)
+    board = WaitBoard()
+    for rank, notice in find_waits(made).items():
+        board.take(RankTold(0, rank, notice), 1.0)
+    assert board.say(10.0) == [text]
+    assert describe_job(made, find_states(made)) == f"{text}."
+    assert show_job(made).splitlines()[1] == text
