@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from typing import Final
 
 from asyncpar.core.observe.waits import find_root
 from asyncpar.observe.holdups import (
@@ -33,16 +34,15 @@ class RankActivity(IntEnum):
     FAILED = 9
 
 
+_UNSUSPICIOUS: Final = (RankActivity.UNKNOWN, RankActivity.COMPUTES, RankActivity.COMMUNICATES)
+
+
 def find_states(job: JobSummary) -> dict[int, RankActivity]:
     """Return the state of every rank of ``job``."""
     states = {report.rank: _own_state(report) for report in job.ranks}
     waits = find_waits(job)
     for culprit in {find_root(rank, waits) for rank in waits}:
-        if culprit is not None and states.get(culprit) in (
-            RankActivity.UNKNOWN,
-            RankActivity.COMPUTES,
-            RankActivity.COMMUNICATES,
-        ):
+        if culprit is not None and states.get(culprit) in _UNSUSPICIOUS:
             states[culprit] = RankActivity.HOLDS_UP
     return states
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, found in the summaries of a job: the sentences are those of launchers."""
+"""Waits found in the summaries of a job: the sentences are those of launchers."""
 
 from __future__ import annotations
 
