@@ -29,8 +29,9 @@ async def launch(
     bundles.  In ``function``, ``asyncpar.init()`` joins the world of these ranks.
     Raises as ``ap.cluster.launch`` does; an actor of Ray that dies is a ``PeerLost`` for each of its ranks.
     """
+    engine = _engine(placement, resources)
     spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
-    return await run_job(_engine(placement, resources), spec, console)
+    return await run_job(engine, spec, console)
 
 
 def run(
@@ -43,8 +44,9 @@ def run(
     **options: Unpack[JobOptions],
 ) -> list[Any]:
     """Do as ``launch`` does, and wait; Ctrl-C ends all ranks."""
+    engine = _engine(placement, resources)
     spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
-    return run_in_thread(lambda: run_job(_engine(placement, resources), spec, console))
+    return run_in_thread(lambda: run_job(engine, spec, console))
 
 
 def __getattr__(name: str) -> Any:
