@@ -119,7 +119,14 @@ TOP: dict[str, str] = {"--every": "5", "--json": ""}
 LOGS: dict[str, str] = {"--ranks": "0,2", "--lines": "5", "--json": ""}
 TRACE: dict[str, str] = {"--seconds": "1", "--output": "file", "--ranks": "0,2", "--json": ""}
 FLIGHT: dict[str, str] = {"--output": "folder", "--torch": ""}
-DOCTOR: dict[str, str] = {"--slurm": "", "--hosts": "a,b", "--listen": ":29400", "--secret-file": "file", "--json": ""}
+DOCTOR: dict[str, str] = {
+    "--slurm": "",
+    "--dask": "tcp://host:8786",
+    "--hosts": "a,b",
+    "--listen": ":29400",
+    "--secret-file": "file",
+    "--json": "",
+}
 CERTS: dict[str, str] = {"--ranks": "3", "--hosts": "2", "--job": "name", "--days": "5"}
 
 GIVEN: dict[tuple[str, str], list[str]] = {

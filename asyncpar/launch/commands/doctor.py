@@ -17,9 +17,12 @@ from asyncpar.launch.command_line import OneLineCommand, exit_with, option, prin
 @option("--hosts", metavar="A,B:PORT,...", default=None, help="Look at the ways to these hosts, too.")
 @option("--listen", metavar="[HOST]:PORT", default=None, help="Answer doctors of other hosts until Ctrl-C.  [:29399]")
 @option("--slurm", is_flag=True, help="Look at Slurm, too; in a job, at its place.")
+@option("--dask", metavar="ADDRESS", default=None, help="Look at Dask's cluster with this scheduler, too.")
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The job's secret.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(hosts: str | None, listen: str | None, secret_file: str | None, *, slurm: bool, as_json: bool) -> None:
+def doctor(
+    hosts: str | None, listen: str | None, dask: str | None, secret_file: str | None, *, slurm: bool, as_json: bool
+) -> None:
     """Look for what keeps jobs from running here, and say what to do about it.
 
     Links, ports, names, clock, secret, versions, shared memory, limits and
@@ -27,12 +30,14 @@ def doctor(hosts: str | None, listen: str | None, secret_file: str | None, *, sl
     --listen :29399` on those first, so that MTU, clocks, secrets and versions
     can be compared.  Exits with code 1 if something is wrong.
     """
-    exit_with("doctor", lambda: _doctor(hosts, listen, secret_file, slurm=slurm, as_json=as_json))
+    exit_with("doctor", lambda: _doctor(hosts, listen, dask, secret_file, slurm=slurm, as_json=as_json))
 
 
-def _doctor(hosts: str | None, listen: str | None, secret_file: str | None, *, slurm: bool, as_json: bool) -> int:
+def _doctor(
+    hosts: str | None, listen: str | None, dask: str | None, secret_file: str | None, *, slurm: bool, as_json: bool
+) -> int:
     if listen is not None:
-        if hosts is not None or slurm or as_json:
+        if hosts is not None or dask is not None or slurm or as_json:
             raise UsageError("--listen: expected alone; run another doctor to look at hosts")
         with suppress(KeyboardInterrupt):
             asyncio.run(_listen(listen, secret_file))
@@ -54,6 +59,10 @@ def _doctor(hosts: str | None, listen: str | None, secret_file: str | None, *, s
         from asyncpar.launch.doctor.slurm_checks import examine_slurm
 
         findings += examine_slurm(os.environ)
+    if dask is not None:
+        from asyncpar.launch.doctor.dask_checks import examine_dask
+
+        findings += asyncio.run(examine_dask(dask))
     if names:
         findings += asyncio.run(examine_hosts(names, _read_secret(secret_file)))
     examination = Examination(
