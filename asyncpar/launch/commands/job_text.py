@@ -13,13 +13,13 @@ from asyncpar.observe.summary import JobSummary, RankReport
 MOST_LINES: Final = 64
 MOST_HOLDUPS: Final = 8
 _STALE_SECONDS: Final = 3.0
-_TITLES: Final = ("rank", "host", "pid", "state", "for", "what", "at")
+TITLES: Final = ("rank", "host", "pid", "state", "for", "what", "at")
 _RIGHT: Final = frozenset({"rank", "pid", "for"})
 
 
 def show_job(job: JobSummary, *, width: int | None = None) -> str:
     """Return the text to print; lines are cut to ``width`` characters."""
-    rows = [_TITLES, *(row_of(report) for report in job.ranks[:MOST_LINES])]
+    rows = [TITLES, *(row_of(report) for report in job.ranks[:MOST_LINES])]
     missing = count_missing_rounds(job)
     unknown = [f"who is slow is not known yet (steps still to be seen: {missing})"] if missing else []
     lines = [headline(job), *_bounded(describe_holdups(job)), *job.alarms, *unknown, "", *format_rows(rows)]

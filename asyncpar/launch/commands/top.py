@@ -1,12 +1,15 @@
-"""`asyncpar top`: the status of a job again and again, in place, until it ends or Ctrl-C."""
+"""`asyncpar top`: the status of a job again and again, in place, until it ends or somebody presses q or Ctrl-C."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,57 +20,68 @@ from asyncpar.launch.job_directory import find_job
 from asyncpar.launch.options import parse_seconds
 from asyncpar.observe.summary import JobSummary
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_RESIZE_SECONDS = 0.2
+"""How often the size of the terminal is looked at."""
+
 
 @click.command(cls=OneLineCommand)
 @option("--every", metavar="SECONDS", default="1", help="How often to look.  [1]")
 @job_argument
 def top(job: str | None, every: str, *, as_json: bool) -> None:
-    """Show what each rank does, again and again, until the job ends or Ctrl-C.
+    """Show what each rank does, again and again, until the job ends.
 
     JOB is the name of a job that runs on this host; it is needed only if there
-    are several.  In a terminal the picture stays in place; elsewhere one
+    are several.  In a terminal the picture stays in place, and fits it: ranks
+    that hold the job up come first; q or Ctrl-C leaves.  Elsewhere one picture
     follows the other.  Exits with code 1 if no job answers.
     """
     exit_with("top", lambda: _top(job, every, as_json=as_json))
 
 
 def _top(job: str | None, every: str, *, as_json: bool) -> int:
-    looks = _look(job, parse_seconds("--every", every))
+    seconds = parse_seconds("--every", every)
+    looks = _look(job)
     with suppress(KeyboardInterrupt):  # which is how one leaves it
-        if as_json or not sys.stdout.isatty():
-            _print_all(looks, as_json=as_json)
+        if as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+            _print_all(looks, seconds, as_json=as_json)
         else:
-            _show_in_place(looks)
+            _show_in_place(looks, seconds)
     return 0
 
 
-def _print_all(looks: Iterator[JobSummary], *, as_json: bool) -> None:
+def _print_all(looks: Iterator[tuple[JobSummary, str]], seconds: float, *, as_json: bool) -> None:
     from asyncpar.launch.commands.job_text import show_job
     from asyncpar.observe.summary import to_json
 
-    for summary in looks:
-        print_result("the job", to_json(summary) + b"\n" if as_json else show_job(summary) + "\n")
-
-
-def _look(job: str | None, seconds: float) -> Iterator[JobSummary]:
-    """Yield the job as it is, every so often, until it has ended.  Raises ``LaunchError`` if it never was there."""
-    name = job
-    while True:
-        try:
-            entry, reply = ask_job(name, "status")
-        except LaunchError:
-            if name is job:
-                raise
-            if not _is_there(name):
-                return
-        else:
-            assert reply.job is not None
-            name = entry.name  # another job that begins is not this one
-            yield reply.job
+    for summary, unanswered in looks:
+        if not unanswered:
+            print_result("the job", to_json(summary) + b"\n" if as_json else show_job(summary) + "\n")
         time.sleep(seconds)
 
 
-def _is_there(name: str | None) -> bool:
+def _look(job: str | None) -> Iterator[tuple[JobSummary, str]]:
+    """Yield the job as it is whenever asked, until it has ended.  Raises ``LaunchError`` if it never was there.
+
+    While its launcher does not answer it is the last answer, and why there is no later one.
+    """
+    entry, reply = ask_job(job, "status")
+    unanswered = ""
+    while True:
+        assert reply.job is not None
+        yield reply.job, unanswered
+        try:
+            _, reply = ask_job(entry.name, "status")  # another job that begins is not this one
+            unanswered = ""
+        except LaunchError as error:
+            if not _is_there(entry.name):
+                return
+            unanswered = str(error)
+
+
+def _is_there(name: str) -> bool:
     """Does the job run, although its launcher did not answer?"""
     try:
         find_job(os.environ, name)
@@ -76,19 +90,40 @@ def _is_there(name: str | None) -> bool:
     return True
 
 
-def _show_in_place(looks: Iterator[JobSummary]) -> None:
+def _show_in_place(looks: Iterator[tuple[JobSummary, str]], seconds: float) -> None:
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
-    from asyncpar.launch.commands.job_text import show_job
+    from asyncpar.launch.commands.keyboard import LEAVING_KEYS, read_keys
 
     console = Console()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        for summary in looks:
-            text = show_job(summary, width=max(20, console.width))
-            head, blank, table = text.partition("\n\n")
-            title, _, trouble = head.partition("\n")
-            told = (f"{trouble}\n", "yellow") if trouble else ""
-            picture = Text.assemble((f"{title}\n", "bold"), told, blank[1:], table, no_wrap=True, overflow="crop")
-            live.update(picture, refresh=True)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # which leaves the terminal as it was
+    first = next(looks)
+    with read_keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
+        for summary, unanswered in itertools.chain([first], looks):
+            until, size = time.monotonic() + seconds, None
+            while size is None or time.monotonic() < until:
+                if console.size != size:
+                    size = console.size
+                    live.update(_paint(summary, unanswered, *size), refresh=True)
+                if LEAVING_KEYS.intersection(wait(max(0.0, min(until - time.monotonic(), _RESIZE_SECONDS)))):
+                    return
+
+
+def _paint(summary: JobSummary, unanswered: str, columns: int, lines: int) -> Text:
+    from rich.text import Text
+
+    from asyncpar.launch.commands.job_screen import fit_job
+
+    screen = fit_job(summary, columns=columns, lines=lines, unanswered=unanswered)
+    space = [("", "")] if screen.is_roomy else []
+    titles, *ranks = screen.ranks or [""]
+    styled = [
+        (screen.title, "bold"),
+        *((line, "yellow") for line in screen.troubles),
+        *space,
+        (titles, "dim"),
+        *((line, "") for line in ranks),
+        *((line, "dim") for line in screen.notes),
+    ]
+    return Text("\n", no_wrap=True, overflow="crop").join(Text(line, style) for line, style in styled[:lines])

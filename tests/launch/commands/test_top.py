@@ -1,10 +1,9 @@
-"""`asyncpar top` shows a job again and again until it ends, in place in a terminal."""
+"""`asyncpar top` shows a job again and again until it ends."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -18,11 +17,14 @@ from tests.launch.commands.test_look_at_job import LIMIT, command, start
 pytestmark = pytest.mark.process
 
 
-def top(launcher: Any, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"TMPDIR": str(launcher.temporary), "TERM": "xterm", "COLUMNS": "70", "LINES": "20"}
+def top(launcher: Any, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"TMPDIR": str(launcher.temporary)}
     environment.pop("XDG_RUNTIME_DIR", None)
     return subprocess.Popen(
-        [sys.executable, "-m", "asyncpar", "top", *arguments], env=environment, stdout=output, stderr=subprocess.PIPE
+        [sys.executable, "-m", "asyncpar", "top", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -41,27 +43,6 @@ def test_without_a_terminal_one_picture_follows_the_other_until_the_job_ends(lau
     assert rest.decode().count("job look: ") >= 1
     content, _ = following.communicate(timeout=LIMIT)
     assert {json.loads(line)["job"] for line in content.splitlines()} == {"look"}
-
-
-def test_in_a_terminal_the_picture_stays_in_place_and_ctrl_c_ends_it(launcher: Any) -> None:
-    job = start(launcher, 2)
-    ours, theirs = pty.openpty()
-    watching = top(launcher, "--every", "0.1", output=theirs)
-    os.close(theirs)
-    shown = b""
-    limit = time.monotonic() + LIMIT
-    while shown.count(b"job look") < 2:
-        assert time.monotonic() < limit, shown
-        shown += os.read(ours, 65536)
-    assert b"\x1b[?1049h" in shown, "another screen"
-    watching.send_signal(signal.SIGINT)
-    while b"\x1b[?1049l" not in shown:
-        shown += os.read(ours, 65536)
-    watching.communicate(timeout=LIMIT)
-    assert watching.returncode == 0
-    os.close(ours)
-    job.send_signal(signal.SIGINT)
-    job.communicate(timeout=LIMIT)
 
 
 def test_without_a_job_one_line_says_so(launcher: Any) -> None:
