@@ -1,4 +1,4 @@
-"""What `asyncpar top` shows fits the terminal, and what matters is there however small that is."""
+"""Pictures of `asyncpar top` fit the terminal, and what matters is there however small that is."""
 
 from __future__ import annotations
 
