@@ -98,6 +98,7 @@ from .errors import (
 )
 from .node import Node as Node
 from .node import init as init
+from .observe.progress import progress as progress
 from .runner import run as run
 
 __version__: str

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TextIO
 
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
-from asyncpar.launch.display import plain_line
+from asyncpar.observe.progress_line import plain_line
 
 
 class Console(ABC):

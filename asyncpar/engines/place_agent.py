@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from asyncpar.core.config.secret import Secret
+from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.engines.interface import (
     BeginRanks,
     Interrupt,
@@ -35,7 +36,7 @@ from asyncpar.errors import AsyncparError
 from asyncpar.launch.agent import run_agent
 from asyncpar.launch.display import Display
 from asyncpar.launch.embedding import AgentEmbedding
-from asyncpar.launch.failure import ProgressRecord, RankEnd
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.job import LaunchJob
 from asyncpar.launch.options import LaunchOptions

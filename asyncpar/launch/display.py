@@ -11,19 +11,13 @@ coalesces: when progress comes faster than it is shown, only the latest is shown
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import select
 from abc import ABC, abstractmethod
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
 from asyncpar.core.concurrency.worker import DaemonThread
-from asyncpar.launch.failure import ProgressRecord
+from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.observe.progress_line import drawn_line, plain_line
 
 
 class OutputStream(DaemonThread):
@@ -88,69 +82,8 @@ class LineSplitter:
         return pieces
 
 
-_WIDEST_BAR = 30
-_NARROWEST_BAR = 5
 _LINE_PATIENCE = 0.2
 """Seconds that text for stderr waits for the end of a line on stdout, where both go to one place."""
-
-
-def plain_line(record: ProgressRecord) -> str:
-    """Return ``train 12/300 (4%) loss=2.31``."""
-    parts = [record.description, _amount(record)]
-    share = _share(record)
-    if share is not None:
-        parts.append(f"({share:.0%})")
-    parts += [f"{name}={value}" for name, value in record.fields.items()]
-    return " ".join(filter(None, parts))
-
-
-def drawn_line(record: ProgressRecord, *, width: int) -> str:
-    """Return one line with a bar and colours, at most ``width`` cells wide, without a line end.
-
-    The bar shrinks first, then disappears; then fields are left out, the last first.  The rest is cut at the right.
-    """
-    share = _share(record)
-    amount = _amount(record) + ("" if share is None else f"  {share:4.0%}")
-    texts = [f"{name} {value}" for name, value in record.fields.items()]
-    while texts and cell_len("  ".join([f"{record.description} {amount}", *texts])) > width:
-        texts.pop()
-    fields = "  ".join(texts)
-    room = width - cell_len(record.description) - len(amount) - cell_len(fields) - 6
-    bar_width = min(_WIDEST_BAR, room)
-    line = Table.grid(padding=(0, 1), expand=False)
-    cells: list[Text | ProgressBar] = [Text(record.description, style="bold")]
-    if share is not None and bar_width >= _NARROWEST_BAR and len(texts) == len(record.fields):
-        cells.append(ProgressBar(total=1.0, completed=share, width=bar_width))
-        cells.append(Text(f"{amount}  {fields}".rstrip()))
-    else:
-        cells = [Text(f"{record.description} {amount}  {fields}".rstrip())]
-    for _ in cells:
-        line.add_column(no_wrap=True, overflow="crop")
-    line.add_row(*cells)
-    return _render(line, width=max(1, width))
-
-
-def _render(renderable: Table, *, width: int) -> str:
-    """Draw with rich into a string, first line only."""
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=width, color_system="256", legacy_windows=False)
-    console.print(renderable, no_wrap=True, overflow="crop", crop=True)
-    return file.getvalue().split("\n", 1)[0].rstrip()
-
-
-def _amount(record: ProgressRecord) -> str:
-    return _number(record.completed) + ("" if record.total is None else f"/{_number(record.total)}")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() else f"{value:.4g}"
-
-
-def _share(record: ProgressRecord) -> float | None:
-    """Return how much is done, 0 to 1, None if that is unknown."""
-    if record.total is None or not record.total > 0.0:
-        return None
-    return min(1.0, max(0.0, record.completed / record.total))
 
 
 _ERASE_LINE = b"\r\x1b[2K"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase
 from asyncpar.core.observe.waits import WaitNotice, spell_ranks
 
@@ -174,15 +175,6 @@ def _evidence(failure: RankEnd) -> list[str]:
         return [f"    {line}" for line in failure.report.traceback.strip().splitlines()]
     tail = failure.stderr_tail.strip().splitlines()[-_TAIL_LINES:]
     return ["  end of its stderr:", *(f"    {line}" for line in tail)] if tail else []
-
-
-class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
-    """The progress that a rank reports."""
-
-    description: str
-    completed: float
-    total: float | None = None
-    fields: dict[str, str] = {}
 
 
 class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):

@@ -13,13 +13,13 @@ from io import FileIO
 from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.launch.display import Display, LineSplitter, write_all
 from asyncpar.launch.failure import (
     BeatRecord,
     BlockedRecord,
     FailureReport,
     PhaseRecord,
-    ProgressRecord,
     WaitRecord,
     parse_record,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Final, SupportsFloat
 
 from asyncpar.core.observe.reported import reported
-from asyncpar.core.observe.reporting import Reporter
+from asyncpar.core.observe.reporting import process_reporter
 from asyncpar.errors import UsageError
 
 _SHOW_SECONDS: Final = 0.1
@@ -17,7 +16,6 @@ class _Shower:
     """Passes values on to the launcher's progress line, ten times a second at most."""
 
     def __init__(self) -> None:
-        self._reporter: Reporter | None = None
         self._next = 0.0
 
     def show(self) -> None:
@@ -26,12 +24,10 @@ class _Shower:
         if now < self._next:
             return
         self._next = now + _SHOW_SECONDS
-        if self._reporter is None:
-            self._reporter = Reporter.from_environment(os.environ)
-        progress = reported.progress
-        if progress is not None and self._reporter.is_connected:
+        progress, reporter = reported.progress, process_reporter()
+        if progress is not None and reporter.is_connected:
             description, completed, total = progress
-            self._reporter.show_values(description=description, completed=completed, total=total)
+            reporter.show_values(description=description, completed=completed, total=total)
 
 
 _shower: Final = _Shower()

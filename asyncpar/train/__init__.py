@@ -1,4 +1,4 @@
-"""Parts of training programs: text, batches, training loops, progress, and plots."""
+"""Parts of training programs: text, batches, training loops, and plots."""
 
 from asyncpar.train.hybrid import Checkpoints, HybridTrainer
 from asyncpar.train.language_model import Batches, LanguageModel, TrainingConfig, split_rows
@@ -11,7 +11,6 @@ from asyncpar.train.options import (
     parse_arguments,
 )
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute
-from asyncpar.train.progress import Progress, open_progress
 from asyncpar.train.replica import StepReport
 from asyncpar.train.session import HybridSession, ReplicatedSession, Session
 from asyncpar.train.setup import ModeKind, Setup, Trainer, TrainingMode, make_trainer, parse_mode
@@ -40,7 +39,6 @@ __all__ = [
     "LocalTrainer",
     "ModeKind",
     "ParallelLayout",
-    "Progress",
     "Recompute",
     "ReplicatedSession",
     "Session",
@@ -64,7 +62,6 @@ __all__ = [
     "make_layout",
     "make_texts",
     "make_trainer",
-    "open_progress",
     "parse_arguments",
     "parse_mode",
     "plot_losses",

@@ -17,14 +17,13 @@ import random
 import runpy
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, SupportsFloat
 
 from asyncpar.core.observe.recorder import Recorder, current_recorder
+from asyncpar.observe import Progress
 from asyncpar.observe.service import provide
-from asyncpar.train import Progress
 
 PROGRAM = Path(__file__).resolve().parents[1] / "examples" / "train_lm.py"
 WARM_UP = 10
@@ -91,22 +90,21 @@ def report(seconds: list[tuple[bool, float]]) -> dict[str, float]:
     }
 
 
-def _step_after(kind: type[Any], switch: Switch) -> None:
-    """Let each step that is shown by a ``kind`` of progress be one of ``switch``."""
-    show = kind.show
+def _step_after_shows(switch: Switch) -> None:
+    """Let each step whose progress is shown be one of ``switch``."""
+    show = Progress.show
 
-    def show_and_switch(progress: Progress, completed: int, fields: Mapping[str, str]) -> None:
-        show(progress, completed, fields)
+    def show_and_switch(progress: Progress, completed: SupportsFloat, **figures: object) -> None:
+        show(progress, completed, **figures)
         switch.step()
 
-    kind.show = show_and_switch
+    Progress.show = show_and_switch  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:
     """Train, and say what it cost."""
     switch = Switch()
-    for kind in Progress.__subclasses__():
-        _step_after(kind, switch)
+    _step_after_shows(switch)
     sys.argv = [str(PROGRAM), *sys.argv[1:]]
     try:
         runpy.run_path(str(PROGRAM), run_name="__main__")

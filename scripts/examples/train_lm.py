@@ -26,10 +26,10 @@ from pathlib import Path
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.observe.reporting import Reporter
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.hybrid import Precision, TransformerModel
+from asyncpar.observe import Progress
 from asyncpar.pipeline import simulate
 from asyncpar.train import (
     Batches,
@@ -37,7 +37,6 @@ from asyncpar.train import (
     HybridSession,
     HybridTrainer,
     LanguageModel,
-    Progress,
     ReplicatedSession,
     Session,
     StepReport,
@@ -55,7 +54,6 @@ from asyncpar.train import (
     make_layout,
     make_texts,
     make_trainer,
-    open_progress,
     parse_arguments,
     parse_mode,
     plot_losses,
@@ -96,7 +94,7 @@ def read_texts(options: argparse.Namespace) -> Texts:
     return make_texts(corpus, rows=options.batch, length=options.seq, seed=options.seed, held_out=options.held_out)
 
 
-async def train(options: argparse.Namespace, config: TrainingConfig, texts: Texts, reporter: Reporter) -> Run:
+async def train(options: argparse.Namespace, config: TrainingConfig, texts: Texts) -> Run:
     """Train on all ranks together."""
     async with ap.init() as node:
         communicator = node.world
@@ -106,7 +104,7 @@ async def train(options: argparse.Namespace, config: TrainingConfig, texts: Text
         losses = list(session.losses)
         sent, start = node.bytes_sent, time.perf_counter()
         is_first = communicator.rank == 0
-        with open_progress(description="train", total=config.steps, reporter=reporter, is_watched=is_first) as progress:
+        with ap.progress("train", config.steps) as progress:
             async with aclosing(session.run()) as reports:
                 async for report in reports:
                     losses.append(report.loss)
@@ -169,7 +167,7 @@ async def check_same_text(communicator: Communicator, batches: Batches) -> None:
 def show(progress: Progress, report: StepReport, config: TrainingConfig, session: Session) -> None:
     """Show a step."""
     fields = {"loss": f"{report.loss:.4f}", "bytes/s": f"{config.tokens / report.seconds:,.0f}", **session.figures()}
-    progress.show(report.step + 1, fields)
+    progress.show(report.step + 1, **fields)
 
 
 def summarize(
@@ -208,16 +206,16 @@ def summarize(
     )
 
 
-def repeat_alone(config: TrainingConfig, batches: Batches, *, reporter: Reporter) -> list[float]:
+def repeat_alone(config: TrainingConfig, batches: Batches) -> list[float]:
     """Repeat the run in this process alone, each batch whole, and return the losses."""
     model = LanguageModel(config)
     losses: list[float] = []
-    with open_progress(description="check in one process", total=config.steps, reporter=reporter) as progress:
+    with ap.progress("check in one process", config.steps) as progress:
         for step in range(config.steps):
             total = model.accumulate(batches.windows(step), scale=1.0 / config.tokens)
             model.update(step)
             losses.append(total / config.tokens)
-            progress.show(step + 1, {"loss": f"{losses[-1]:.4f}"})
+            progress.show(step + 1, loss=f"{losses[-1]:.4f}")
     return losses
 
 
@@ -280,13 +278,12 @@ def main() -> None:
         make_folder(options.out)
     except UsageError as error:
         raise refuse(error) from None
-    reporter = Reporter.from_environment(os.environ)
-    run = ap.run(train(options, config, texts, reporter))
+    run = ap.run(train(options, config, texts))
     if not run.is_first:
         return
     summary, curves, failure = run.summary, {f"{run.summary.ranks} ranks": run.losses}, None
     if options.check:
-        curves["one process"] = repeat_alone(config, texts.training, reporter=reporter)
+        curves["one process"] = repeat_alone(config, texts.training)
         summary = compare(summary, run.losses, curves["one process"])
         failure = find_fault(summary, make_expectation(options, config))
     write_results(options.out, summary, curves, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
 from asyncpar.engines.output import Console
-from asyncpar.launch.display import plain_line
+from asyncpar.observe.progress_line import plain_line
 from asyncpar.testing.engines import EngineOutput
 
 

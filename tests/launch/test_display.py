@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.launch.display import OutputStream, PlainDisplay, TerminalDisplay
-from asyncpar.launch.failure import ProgressRecord
 from asyncpar.testing import run_virtual
 
 T = TypeVar("T")

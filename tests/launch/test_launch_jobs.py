@@ -351,3 +351,17 @@ def test_a_launcher_works_with_its_standard_streams_closed(launcher: Launcher, c
     assert done.returncode == 0
     assert len(launcher.registered()) == 2
     assert done.stdout == ("" if ">&-" in closed.split() else "0 0\n")
+
+
+def test_the_progress_of_the_lowest_rank_is_shown(launcher: Launcher) -> None:
+    script = launcher.script("""
+        import asyncpar as ap
+
+        with ap.progress("count", 3) as bar:
+            for step in range(3):
+                bar.advance(rank=rank)
+    """)
+    done = launcher.run("--nproc-per-node", "2", script)
+    assert done.returncode == 0, done.stderr
+    assert "count 3/3 (100%) rank=0" in done.stderr
+    assert "rank=1" not in done.stderr

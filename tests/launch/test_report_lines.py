@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.launch.failure import FailureReport, ProgressRecord, parse_record
+from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.launch.failure import FailureReport, parse_record
 
 
 def test_records_are_recognized() -> None:

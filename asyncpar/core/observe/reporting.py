@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import cache
 from numbers import Integral, Real
 from types import TracebackType
 from typing import SupportsFloat
@@ -222,6 +223,12 @@ class Reporter:
 
 
 _SEEN = "__asyncpar_seen__"
+
+
+@cache
+def process_reporter() -> Reporter:
+    """Return the reporter of this process, for what is used without a node in hand."""
+    return Reporter.from_environment(os.environ)
 
 
 def mark_seen(error: BaseException | None) -> None:

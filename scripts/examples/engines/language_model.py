@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from asyncpar.core.observe.reporting import Reporter
 from asyncpar.train import make_config, parse_arguments
 
 RANKS = 4
@@ -24,7 +22,7 @@ async def train_language_model(arguments: Sequence[str]) -> list[float]:
 
     options = parse_arguments(list(arguments))
     texts = train_lm.read_texts(options)
-    run = await train_lm.train(options, make_config(options), texts, Reporter.from_environment(os.environ))
+    run = await train_lm.train(options, make_config(options), texts)
     losses: list[float] = run.losses
     return losses
 

@@ -15,10 +15,12 @@ import pytest
 from asyncpar.actors.runtime.failure import brief, describe_error
 from asyncpar.collectives.causes import reason_of
 from asyncpar.core.observe.loop_watch import Blocked, LoopWatch, Sleeper, format_frames
+from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase, Reporter, find_peer_error, record_failures
 from asyncpar.errors import PeerLost
-from asyncpar.launch.display import LineSplitter, drawn_line, plain_line
-from asyncpar.launch.failure import FailureReport, ProgressRecord, RankEnd, describe, parse_record
+from asyncpar.launch.display import LineSplitter
+from asyncpar.launch.failure import FailureReport, RankEnd, describe, parse_record
+from asyncpar.observe.progress_line import drawn_line, plain_line
 
 HUGE = 10**6
 

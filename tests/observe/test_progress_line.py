@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from asyncpar.launch.display import drawn_line, plain_line
-from asyncpar.launch.failure import ProgressRecord
+from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.observe.progress_line import drawn_line, plain_line
 
 RECORD = ProgressRecord(description="train", completed=12.0, total=300.0, fields={"loss": "2.31", "speed": "1.2 MB/s"})
 
