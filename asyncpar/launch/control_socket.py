@@ -89,7 +89,7 @@ async def _answer(content: bytes, watch: JobWatch) -> ControlReply:
     except msgspec.DecodeError as error:
         return ControlReply(error=f"the request cannot be read: {error}")
     if request.kind == "status":
-        return ControlReply(job=watch.summary())
+        return ControlReply(job=await watch.status())
     return ControlReply(ranks=tuple(await watch.collect(request.kind, request.ranks)))
 
 

@@ -27,7 +27,7 @@ _LOOKED_AT: Final = 512
 async def look_at_flight(view: JobWatch) -> dict[str, Any]:
     """Ask all ranks of ``view`` for their events and stacks; return findings and events as plain values."""
     images, stacks = await asyncio.gather(view.collect("image", None), view.collect("stacks", None))
-    return await asyncio.to_thread(_describe, images, facts_of(view.summary(), stacks))
+    return await asyncio.to_thread(_describe, images, facts_of(await view.status(), stacks))
 
 
 def facts_of(job: JobSummary, stacks: Sequence[RankAnswer]) -> dict[int, RankFacts]:

@@ -42,8 +42,8 @@ def describe_job(job: LaunchJob) -> JobSummary:
 class JobWatch(Protocol):
     """What commands ask a launcher or an agent."""
 
-    def summary(self) -> JobSummary:
-        """Return the job as far as it is known here."""
+    async def status(self) -> JobSummary:
+        """Return the job as it is now, as far as that can be known here."""
         ...
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
@@ -60,6 +60,9 @@ class HostOnly:
 
     def summary(self) -> JobSummary:
         return msgspec.structs.replace(self._base, time=time.time(), hosts=(self._watch.summary(),))
+
+    async def status(self) -> JobSummary:
+        return self.summary()
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         return await self._watch.collect(kind, ranks)
@@ -118,6 +121,9 @@ class WholeJob:
         hosts = [msgspec.structs.replace(summary, age=now - at) for _, (summary, at) in sorted(self._hosts.items())]
         whole = msgspec.structs.replace(self._base, time=time.time(), hosts=tuple(hosts))
         return msgspec.structs.replace(whole, alarms=find_alarms(whole))
+
+    async def status(self) -> JobSummary:
+        return self.summary()
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         number, wanted = next(self._requests), None if ranks is None else list(ranks)

@@ -21,7 +21,7 @@ from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankRe
 class Watch:
     """Knows one rank."""
 
-    def summary(self) -> JobSummary:
+    async def status(self) -> JobSummary:
         return JobSummary(job="train", pid=1, time=2.0)
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
@@ -38,7 +38,7 @@ async def test_status_and_ranks_over_paths_of_any_length(tmp_path: Path, depth: 
     path.parent.mkdir(parents=True)
     async with serve_control(path, Watch()):
         status = await ask(path, ControlRequest(kind="status"))
-        assert status.job == Watch().summary()
+        assert status.job == await Watch().status()
         stacks = await ask(path, ControlRequest(kind="stacks", ranks=(0, 2)))
         assert stacks.ranks[0].content == b"stacks(0, 2)"
     assert not path.exists()

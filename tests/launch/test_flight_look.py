@@ -20,7 +20,7 @@ class RecordedJob:
     def __init__(self, images: Mapping[int, bytes | str], conditions: Mapping[int, str]) -> None:
         self._images, self._conditions = images, conditions
 
-    def summary(self) -> JobSummary:
+    async def status(self) -> JobSummary:
         reports = tuple(RankReport(rank=rank, host="a", pid=1, condition=how) for rank, how in self._conditions.items())
         return JobSummary(job="job", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=reports),))
 

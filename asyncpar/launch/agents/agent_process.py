@@ -18,6 +18,7 @@ from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.group_secret import find_secret
+from asyncpar.launch.agents.group_watch import GroupWatch
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_record, encode_record
 from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
@@ -26,7 +27,6 @@ from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.job import JobSecret
 from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
-from asyncpar.launch.job_view import HostOnly
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.run import new_loop
 from asyncpar.net.membership.group_peers import RpcGroupNetwork
@@ -131,8 +131,12 @@ class AgentProcess:
         async with AsyncExitStack() as stack:
             group, agent = await self._take_part(stack, join, reaper, directory)
             entry = self._entry(agent.address)
-            view = HostOnly(
-                JobSummary(job=entry.job, pid=entry.pid, time=entry.started, started=entry.started), agent.watch
+            view = GroupWatch(
+                JobSummary(job=entry.job, pid=entry.pid, time=entry.started, started=entry.started),
+                self._name,
+                group,
+                agent.watch,
+                Credentials(self._secret.secret),
             )
             async with serve_watch(entry, self._environment, view, reaper, say=agent.say):
                 end = await agent.run()
@@ -202,7 +206,6 @@ class AgentProcess:
             host=self._name,
             started=time.time(),
             command=() if job is None else (job.program, *job.arguments),
-            is_whole=False,
             agent=address,
         )
 

@@ -15,8 +15,10 @@ from asyncpar.errors import AuthenticationError, LaunchError, UsageError
 from asyncpar.launch.agents.requests import (
     CancelRequest,
     DrainRequest,
+    HostObserved,
     HostReport,
     Nothing,
+    ObserveRequest,
     SubmitRequest,
     Submitted,
     program_version,
@@ -60,6 +62,10 @@ class ControlClient:
     async def look(self) -> HostReport:
         """Return what the agent's host does."""
         return await self._ask("Look", Nothing(), HostReport)
+
+    async def observe(self, request: ObserveRequest) -> HostObserved:
+        """Return what the ranks of the agent's host tell."""
+        return await self._ask("Observe", request, HostObserved)
 
     async def drain(self, request: DrainRequest) -> None:
         """Let a host leave."""

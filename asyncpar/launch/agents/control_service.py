@@ -18,8 +18,10 @@ from asyncpar.launch.agents.job_record import JobEnd, decode_end, decode_record,
 from asyncpar.launch.agents.requests import (
     CancelRequest,
     DrainRequest,
+    HostObserved,
     HostReport,
     Nothing,
+    ObserveRequest,
     SubmitRequest,
     Submitted,
     program_version,
@@ -66,6 +68,10 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
     async def Look(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
         """See ``look``."""
         return await _answer(request, Nothing, self.look)
+
+    async def Observe(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+        """See ``observe``."""
+        return await _answer(request, ObserveRequest, self.observe)
 
     async def Drain(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
         """See ``drain``."""
@@ -118,6 +124,10 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
             is_idle=self._agent.is_idle,
             exit_code=exit_code,
         )
+
+    async def observe(self, request: ObserveRequest) -> HostObserved:
+        """Tell what the ranks of this host do, for the agent of another one."""
+        return await request.answer(self._agent.watch)
 
     async def status(self, _: Nothing) -> GroupView:
         """Tell what the group does; all its hosts are asked."""

@@ -1,4 +1,4 @@
-"""Requests of people to agents; they travel as JSON, with the version of the sender.  Pure values."""
+"""Requests of people to agents; they travel as JSON, with the version of the sender."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import msgspec
 
 from asyncpar.launch.agents.job_record import SubmittedJob
 from asyncpar.launch.agents.views import HostView
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.observe.summary import RankAnswer, pack
 
 AGENTS_PORT = 29400
 """Where agents listen if nothing else is said."""
@@ -53,6 +55,26 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     view: HostView
     is_idle: bool
     exit_code: int = 0
+
+
+class HostObserved(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a host tell: ``summary`` is its ``HostSummary`` as msgpack, in which floats may be NaN."""
+
+    summary: bytes = b""
+    ranks: tuple[RankAnswer, ...] = ()
+
+
+class ObserveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell what ``ranks`` (None: all of the host) have to tell of ``kind``; without one the summary of the host."""
+
+    kind: str = ""
+    ranks: tuple[int, ...] | None = None
+
+    async def answer(self, watch: HostWatch) -> HostObserved:
+        """Answer by what ``watch`` knows."""
+        if not self.kind:
+            return HostObserved(summary=pack(watch.summary()))
+        return HostObserved(ranks=tuple(await watch.collect(self.kind, self.ranks)))
 
 
 class Nothing(msgspec.Struct, frozen=True, kw_only=True):

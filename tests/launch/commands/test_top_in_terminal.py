@@ -38,7 +38,7 @@ class Launcher:
         entry = JobEntry(job=job.job, pid=os.getpid(), host="a", started=0.0, command=())
         self.entry = make_job_directory(self.environment, entry)
 
-    def summary(self) -> JobSummary:
+    async def status(self) -> JobSummary:
         return self._job
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:

@@ -54,6 +54,11 @@ class AgentsStub:
                 request_serializer=asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.SerializeToString,
                 response_deserializer=asyncpar_dot_v1_dot_agents__pb2.AgentsReply.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/asyncpar.v1.Agents/Observe',
+                request_serializer=asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.SerializeToString,
+                response_deserializer=asyncpar_dot_v1_dot_agents__pb2.AgentsReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/asyncpar.v1.Agents/Drain',
                 request_serializer=asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.SerializeToString,
@@ -92,6 +97,13 @@ class AgentsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """What the ranks of this host tell of themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Let the ranks of a host leave, and its agent after them.
         """
@@ -119,6 +131,11 @@ def add_AgentsServicer_to_server(servicer, server):
             ),
             'Look': grpc.unary_unary_rpc_method_handler(
                     servicer.Look,
+                    request_deserializer=asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.FromString,
+                    response_serializer=asyncpar_dot_v1_dot_agents__pb2.AgentsReply.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
                     request_deserializer=asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.FromString,
                     response_serializer=asyncpar_dot_v1_dot_agents__pb2.AgentsReply.SerializeToString,
             ),
@@ -234,6 +251,33 @@ class Agents:
             request,
             target,
             '/asyncpar.v1.Agents/Look',
+            asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.SerializeToString,
+            asyncpar_dot_v1_dot_agents__pb2.AgentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/asyncpar.v1.Agents/Observe',
             asyncpar_dot_v1_dot_agents__pb2.AgentsRequest.SerializeToString,
             asyncpar_dot_v1_dot_agents__pb2.AgentsReply.FromString,
             options,

@@ -1,0 +1,118 @@
+"""Commands on one host see the ranks that agents of all hosts run; hosts that do not answer are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from asyncpar.launch.agents.group_watch import GroupWatch, latest_ranks
+from asyncpar.launch.agents.requests import ObserveRequest
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.net.membership.world_messages import GroupHost, PlacedMember, WorldGroup, WorldStatus
+from asyncpar.net.transport.rpc import Credentials
+from asyncpar.observe.summary import HostSummary, JobSummary, RankReport, RankSummary, unpack
+from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
+
+
+def report(rank: int, host: str, generation: int | None, condition: str = "well") -> RankReport:
+    told = None if generation is None else RankSummary(rank=rank, pid=1, time=0.0, generation=generation)
+    return RankReport(rank=rank, host=host, pid=1, condition=condition, summary=told)
+
+
+def test_of_processes_with_one_rank_that_of_the_latest_world_counts() -> None:
+    hosts = [
+        HostSummary(host="a", ranks=(report(0, "a", 3), report(1, "a", 2, "ended"))),
+        HostSummary(host="b", ranks=(report(0, "b", None), report(1, "b", 3), report(2, "b", 3, "ended"))),
+        HostSummary(host="c", ranks=(report(2, "c", 3),)),
+    ]
+    found = latest_ranks(hosts)
+    assert [(host.host, [one.rank for one in host.ranks]) for host in found] == [("a", [0]), ("b", [1]), ("c", [2])]
+
+
+class Group:
+    """A group of two hosts, of which the other one cannot be reached."""
+
+    async def status(self) -> WorldStatus:
+        members = tuple(
+            PlacedMember(name=f"{host}/{slot}", host=host) for host, slot in (("one", 0), ("two", 0), ("two", 1))
+        )
+        world: Any = SimpleNamespace(members=members, generation=4)
+        hosts = (
+            GroupHost(name="one", address="127.0.0.1:2"),
+            GroupHost(name="two", address="127.0.0.1:1"),
+            GroupHost(name="three", address="127.0.0.1:1", is_witness=True),
+        )
+        return WorldStatus(leader="one", hosts=hosts, world=world)
+
+
+@pytest.fixture
+def watch() -> GroupWatch:
+    base = JobSummary(job="train", pid=1, time=0.0)
+    return GroupWatch(base, "one", cast(WorldGroup, Group()), HostWatch("one"), Credentials(bytes(32)))
+
+
+async def test_a_host_whose_agent_does_not_answer_is_named_with_its_ranks(watch: GroupWatch) -> None:
+    job = await watch.status()
+    assert (job.job, job.world_size, job.generation, job.ranks) == ("train", 3, 4, [])
+    assert job.alarms == ("the agent of ranks 1, 2 on two (127.0.0.1:1) does not answer; look on that host",)
+    answers = await watch.collect("stacks", None)
+    assert [(one.rank, one.host, one.error) for one in answers] == [
+        (1, "two", "the agent of its host does not answer"),
+        (2, "two", "the agent of its host does not answer"),
+    ]
+    assert [one.rank for one in await watch.collect("stacks", [2, 0])] == [2]
+
+
+async def test_what_a_host_tells_travels() -> None:
+    observed = await ObserveRequest().answer(HostWatch("one"))
+    assert unpack(observed.summary, HostSummary) == HostSummary(host="one")
+    assert (await ObserveRequest(kind="stacks", ranks=(0,)).answer(HostWatch("one"))).ranks == ()
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[AgentGroup]:
+    made = AgentGroup(tmp_path)
+    yield made
+    made.close()
+
+
+def ask(group: AgentGroup, command: str, agent: str, *options: str) -> Any:
+    """Return what a command prints of the job of ``agent``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "XDG_RUNTIME"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncpar", command, "--json", *options, str(group.agents[agent].pid)],
+        env=clean | {"TMPDIR": str(group.folder / "tmp"), "ASYNCPAR_SECRET_FILE": str(group.secret)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_ranks_of_all_hosts_are_seen_from_each(group: AgentGroup) -> None:
+    group.start_all("one", "two")
+    launcher = group.launch(TRAINING, "1000000", options=("--nnodes", "2:2", "--elastic", "ranks", "--last-call", "60"))
+    eventually(lambda: group.trains(2), "training on two hosts")
+
+    def sees_both(agent: str) -> bool:
+        told = ask(group, "status", agent)
+        reports = [one for host in (told or {"hosts": ()})["hosts"] for one in host.get("ranks", ())]
+        in_world = [(one["rank"], one["host"]) for one in reports if one.get("summary", {}).get("world_size") == 2]
+        return sorted(rank for rank, _ in in_world) == [0, 1] and {host for _, host in in_world} == {"one", "two"}
+
+    for agent in ("one", "two"):
+        eventually(lambda agent=agent: sees_both(agent), f"the ranks of both hosts at {agent}")  # type: ignore[misc]
+    eventually(lambda: sorted((ask(group, "stacks", "one") or {"ranks": ()})["ranks"]) == ["0", "1"], "stacks of both")
+    assert sorted(ask(group, "logs", "two", "-r", "0,1")) == ["0", "1"]
+    launcher.terminate()
+    launcher.wait(timeout=60)
