@@ -6,6 +6,12 @@ All-reduces of 4 bytes between two ranks in shared memory, the shortest operatio
 time ``per_round`` with recording and as many without, the order drawn anew (the same on both ranks).  Without it, the
 functions that write records are replaced by one that does nothing.  Then what recording takes without any operation
 around it: the place in the program, the begin and the end of an operation, less the calls around them.
+
+What bounds it, by processor time of 2 x 0.35 us for begin and end, medians of rounds in turns: packing takes 0.18 us for
+a whole record and about half of that for its end, the two looks at the clock 0.07 us each, and the interpreter the rest.
+Native instead of fixed byte order in ``struct`` changes nothing (below 0.01 us), a subscript instead of ``get`` with
+fewer names 0.04 us, a table of the offsets of all records, of 0.3 MB per node, 0.04 us more.  So another 0.2 us needs a
+record written in C, not another order of the same steps.
 """
 
 from __future__ import annotations
