@@ -26,10 +26,11 @@ from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
 from asyncpar.elasticity.worlds import Membership, OnRevoked
 from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
-from asyncpar.net.membership.credentials import read_secret
+from asyncpar.net.membership.credentials import read_elastic_credentials
 from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
 from asyncpar.net.membership.world_messages import WorldChange
-from asyncpar.net.transport.rpc import Credentials, RpcServer
+from asyncpar.net.security.identity import role_in
+from asyncpar.net.transport.rpc import RpcServer
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"
 _BIND = "ASYNCPAR_BIND"
@@ -67,7 +68,7 @@ class PipeWorlds:
         except OSError as error:
             raise UsageError(f"{ELASTIC_PIPE}: descriptor {text} is not an open socket ({error.strerror})") from error
         answer_agent(environment)
-        self._credentials = Credentials(read_secret(secret))
+        self._credentials = read_elastic_credentials(environment)
         self._bind = environment.get(_BIND, "127.0.0.1")
         self._stack = AsyncExitStack()
         self._writer: asyncio.StreamWriter | None = None
@@ -86,14 +87,14 @@ class PipeWorlds:
         found = await self._ask("donors", {"kind": "donors"})
         for donor in self._donors:
             await donor.close()
-        self._donors = [RemoteDonor(name, address, self._credentials) for name, address in found]
+        self._donors = [RemoteDonor(name, address, self._credentials, role_in(name)) for name, address in found]
         return self._donors
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
         """See ``WorldSource``."""
         if self._snapshots is None:
             self._snapshots = RpcServer(self._credentials, bind=self._bind)
-            add_snapshot_service(self._snapshots.server, shelf)
+            add_snapshot_service(self._snapshots.server, shelf, self._credentials.certificates)
             await self._snapshots.start()
             self._stack.push_async_callback(self._snapshots.stop, grace=0.0)
         place = {"address": self._snapshots.address, "settings": dict(shelf.settings)}
@@ -215,15 +216,14 @@ class PipeWorlds:
 
     def _membership(self, message: dict[str, Any]) -> Membership:
         generation, rank, hosts, job = (message[key] for key in ("generation", "rank", "hosts", "job"))
+        credentials = self._credentials.in_world(_read_certified(message.get("certified"), len(hosts)))
         lineage = decode_lineage(message["lineage"])
         if lineage is None:
             raise ProtocolError(f"world: expected a lineage, got none for generation {generation}")
 
         async def attach(stack: AsyncExitStack) -> WorldBootstrap:
             gateway = ActorGateway()
-            server, connector = await serve_links(
-                stack, self._credentials, bind=self._bind, transport=None, gateway=gateway
-            )
+            server, connector = await serve_links(stack, credentials, bind=self._bind, transport=None, gateway=gateway)
             self._write({"kind": "address", "generation": generation, "address": server.address})
             addresses = await self._members(generation)
             members = tuple(
@@ -236,7 +236,7 @@ class PipeWorlds:
                 connector=connector,
                 join=connector.join,
                 server=server,
-                secret=self._credentials.secret,
+                secret=credentials.secret,
                 arena=arena_settings(os.environ, None),
                 gateway=gateway,
             )
@@ -262,6 +262,16 @@ class PipeWorlds:
         if generation not in self._addresses:
             self._addresses = {generation: asyncio.get_running_loop().create_future()}
         return self._addresses[generation]
+
+
+def _read_certified(content: Any, size: int) -> list[int] | None:
+    """Return the numbers in the certificates of the ranks of a world, None if they have none."""
+    if content is None:
+        return None
+    numbers = [int(number) for number in content]
+    if len(numbers) != size or min(numbers, default=0) < 0:
+        raise ProtocolError(f"world: expected the numbers of {size} certificates, got {content!r}")
+    return numbers
 
 
 async def _end_task(task: asyncio.Task[None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn, TypeVar
@@ -26,10 +27,14 @@ from asyncpar.errors import (
     StaleGeneration,
 )
 from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.security.identity import Role
+from asyncpar.net.security.certificates import Certificates
+from asyncpar.net.security.identity import ANY_RANK, Role
 from asyncpar.net.transport.rpc import Credentials, open_channel
+from asyncpar.net.transport.tls import check_caller
+from asyncpar.net.transport.tls_probe import check_tls
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _CODES: dict[type[AsyncparError], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
@@ -40,27 +45,39 @@ _ERRORS = {code: kind for kind, code in _CODES.items()}
 
 
 class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
-    """Gives newcomers what is on ``shelf``."""
+    """Gives newcomers what is on ``shelf``: with ``certificates``, those who show one of a rank of the same job."""
 
-    def __init__(self, shelf: SnapshotShelf) -> None:
+    def __init__(self, shelf: SnapshotShelf, certificates: Certificates | None) -> None:
         self._shelf = shelf
+        self._job = "" if certificates is None else certificates.identity.job
+
+    async def _check(self, context: Any) -> None:
+        try:
+            check_caller(context, self._job, ANY_RANK)
+        except AuthenticationError as error:
+            _log.warning("a newcomer was refused: %s", error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     async def Position(self, request: pb.PositionRequest, context: Any) -> pb.PositionReply:  # noqa: N802, ARG002
         """See ``Donor.position``."""
+        await self._check(context)
         return pb.PositionReply(step=await _answer(self._shelf.position(), context))
 
     async def Pin(self, request: pb.PinRequest, context: Any) -> pb.PinReply:  # noqa: N802
         """See ``Donor.pin``."""
+        await self._check(context)
         found = await _answer(self._shelf.pin(request.step), context)
         return pb.PinReply(pin=found.pin, description=_describe(found))
 
     async def Block(self, request: pb.BlockRequest, context: Any) -> pb.BlockReply:  # noqa: N802
         """See ``Donor.block``."""
+        await self._check(context)
         block = await _answer(self._shelf.block(request.pin, request.name, request.number), context)
         return pb.BlockReply(content=bytes(block))
 
     async def Update(self, request: pb.UpdateRequest, context: Any) -> AsyncIterator[pb.UpdatePart]:  # noqa: N802
         """See ``Donor.update``."""
+        await self._check(context)
         update = await _answer(self._shelf.update(request.pin, request.number), context)
         yield pb.UpdatePart(description=_described_update(update))
         for part in _parts(update):
@@ -68,14 +85,17 @@ class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
 
     async def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
         """See ``Donor.unpin``."""
+        await self._check(context)
         await _answer(self._shelf.unpin(request.pin), context)
         return pb.UnpinReply()
 
 
-def add_snapshot_service(server: grpc.aio.Server, shelf: SnapshotShelf) -> None:
-    """Serve ``shelf`` on ``server``."""
+def add_snapshot_service(
+    server: grpc.aio.Server, shelf: SnapshotShelf, certificates: Certificates | None = None
+) -> None:
+    """Serve ``shelf`` on ``server``, which proves itself with ``certificates``."""
     snapshots_pb2_grpc.add_SnapshotsServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-        SnapshotService(shelf), server
+        SnapshotService(shelf, certificates), server
     )
 
 
@@ -125,7 +145,7 @@ class RemoteDonor:
                 description = part.description or description
                 parts += part.content
         except grpc.aio.AioRpcError as error:
-            self._raise(error)
+            await self._raise(error)
         return _update(description, parts)
 
     async def unpin(self, pin: int) -> None:
@@ -136,18 +156,21 @@ class RemoteDonor:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            self._raise(error)
+            await self._raise(error)
 
-    def _raise(self, error: grpc.aio.AioRpcError) -> NoReturn:
+    async def _raise(self, error: grpc.aio.AioRpcError) -> NoReturn:
         details = f"{self.name}: {error.details() or error.code().name}"
         kind = _ERRORS.get(error.code())
         if kind is not None:
             raise kind(details) from error
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             raise AuthenticationError(
-                f"healing: {self.name} at {self._address} did not accept our secret ({error.details()}); was the file "
-                "of the secret changed on this host? All ranks of a job need the same"
+                f"healing: {self.name} at {self._address} did not accept our secret or certificate "
+                f"({error.details()}); were the files changed on this host? All ranks of a job need the same secret, "
+                "and certificates of one `asyncpar certs init`"
             ) from error
+        if error.code() == grpc.StatusCode.UNAVAILABLE and self._role is not None:
+            await check_tls(self._address, self._credentials, self._role)
         raise PeerLost(f"donor {details}", cause=details) from error
 
 

@@ -9,13 +9,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from asyncpar.core.config.secret import Secret
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.net.membership.credentials import create_secret, load_certificates, read_secret, write_secret
+from asyncpar.net.membership.credentials import (
+    certified_ranks,
+    create_secret,
+    load_certificates,
+    read_secret,
+    write_secret,
+)
 from asyncpar.net.membership.private_directory import private_directory
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, Certificates, host_directory, list_roles
 from asyncpar.net.security.identity import COORDINATOR, RoleKind, agent_role
@@ -121,12 +128,21 @@ class JobCertificates:
 
     def check_ranks(self, *, nnodes: int, nproc: int) -> None:
         """Raise ``UsageError`` unless there can be a certificate for each of this host's ``nproc`` ranks."""
-        is_enough = set(self.ranks).issuperset(range(nproc)) if nnodes == 1 else len(self.ranks) >= nproc
-        if not is_enough:
-            raise UsageError(
-                f"--certs: {self.directory} has certificates for {len(self.ranks)} ranks, this host runs {nproc}; make "
-                "new ones with `asyncpar certs init`, which has to know the ranks of each host"
-            )
+        if nnodes > 1 or set(self.ranks).issuperset(range(nproc)):
+            self.check_slots(nproc)
+        else:
+            self._refuse(nproc)
+
+    def check_slots(self, nproc: int) -> None:
+        """Raise ``UsageError`` unless there are ``nproc`` certificates of ranks, whichever these are."""
+        if len(self.ranks) < nproc:
+            self._refuse(nproc)
+
+    def _refuse(self, nproc: int) -> NoReturn:
+        raise UsageError(
+            f"--certs: {self.directory} has certificates for {len(self.ranks)} ranks, this host runs {nproc}; make "
+            "new ones with `asyncpar certs init`, which has to know the ranks of each host"
+        )
 
 
 def adopt_certificates(options: LaunchOptions) -> tuple[LaunchOptions, JobCertificates | None]:
@@ -137,7 +153,7 @@ def adopt_certificates(options: LaunchOptions) -> tuple[LaunchOptions, JobCertif
     """
     if options.certs is None:
         return options, None
-    directory = _host_directory(Path(options.certs).absolute(), options)
+    directory = _host_directory(Path(options.certs).absolute(), options.node_rank, nnodes=options.nnodes)
     node_rank = _node_rank(directory, options)
     agent = load_certificates(directory, agent_role(node_rank))
     job = agent.identity.job
@@ -145,19 +161,31 @@ def adopt_certificates(options: LaunchOptions) -> tuple[LaunchOptions, JobCertif
         raise UsageError(
             f"--rdzv-id: expected {job!r}, the job of the certificates in {directory}, got {options.job!r}"
         )
-    ranks = (role.number for role in list_roles(directory) if role.kind is RoleKind.RANK)
     certificates = JobCertificates(
         directory=directory,
         agent=agent,
         coordinator=load_certificates(directory, COORDINATOR) if node_rank == 0 else None,
-        ranks=tuple(number for number in ranks if number is not None),
+        ranks=certified_ranks(directory),
     )
     secret = directory / SECRET_FILE
     secret_file = options.secret_file or (str(secret) if secret.exists() else None)
     return replace(options, job=job, node_rank=node_rank, secret_file=secret_file), certificates
 
 
-def _host_directory(directory: Path, options: LaunchOptions) -> Path:
+def read_host_certificates(certs: str, *, node_rank: int | None = None) -> JobCertificates:
+    """Return the certificates of this host's agent in a group of agents, where it serves.  Raises ``UsageError``.
+
+    ``certs`` is the directory of this host, or of all of them where ``node_rank`` says which it is.
+    """
+    from asyncpar.net.security.reading import check_agent
+
+    directory = _host_directory(Path(certs).absolute(), node_rank, nnodes=2)
+    agent = load_certificates(directory, agent_role(_certified_host(directory, node_rank)))
+    check_agent(agent)
+    return JobCertificates(directory=directory, agent=agent, coordinator=None, ranks=certified_ranks(directory))
+
+
+def _host_directory(directory: Path, node_rank: int | None, *, nnodes: int) -> Path:
     """Return where this host's files are: in ``directory`` itself, or in the one of this host below it."""
     if not directory.is_dir():
         raise UsageError(f"--certs: {directory} is not a directory; make it with `asyncpar certs init`")
@@ -165,28 +193,32 @@ def _host_directory(directory: Path, options: LaunchOptions) -> Path:
         return directory
     if not (directory / host_directory(0)).exists():
         raise UsageError(f"--certs: {directory} holds no certificates ({AUTHORITY_FILE} is missing)")
-    if options.node_rank is None and options.nnodes > 1:
+    if node_rank is None and nnodes > 1:
         raise UsageError(
             f"--certs: {directory} is for several hosts; name the directory of this one in it, or give --node-rank"
         )
-    home = directory / host_directory(options.node_rank or 0)
+    home = directory / host_directory(node_rank or 0)
     if not home.is_dir():
-        raise UsageError(f"--certs: {directory} has nothing for host {options.node_rank or 0}")
+        raise UsageError(f"--certs: {directory} has nothing for host {node_rank or 0}")
     return home
 
 
 def _node_rank(directory: Path, options: LaunchOptions) -> int:
     """Return the place of the host whose directory it is."""
+    host = _certified_host(directory, options.node_rank)
+    if host >= options.nnodes:
+        raise UsageError(f"--certs: {directory} is for host {host}, and --nnodes is {options.nnodes}")
+    return host
+
+
+def _certified_host(directory: Path, node_rank: int | None) -> int:
+    """Return the number of the host whose directory it is, which is ``node_rank`` if that is given."""
     hosts = [role.number for role in list_roles(directory) if role.kind is RoleKind.AGENT]
     if len(hosts) != 1 or hosts[0] is None:
         raise UsageError(f"--certs: expected the certificate of one agent in {directory}, got {len(hosts)}")
     host = hosts[0]
-    if options.node_rank not in (None, host):
-        raise UsageError(
-            f"--node-rank: expected {host}, the host of the certificates in {directory}, got {options.node_rank}"
-        )
-    if host >= options.nnodes:
-        raise UsageError(f"--certs: {directory} is for host {host}, and --nnodes is {options.nnodes}")
+    if node_rank not in (None, host):
+        raise UsageError(f"--node-rank: expected {host}, the host of the certificates in {directory}, got {node_rank}")
     return host
 
 

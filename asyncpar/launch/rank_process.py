@@ -309,7 +309,15 @@ def elastic_environment(base: Mapping[str, str], place: LaunchEnvironment) -> di
 
 
 _ELASTIC = frozenset(
-    {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "ASYNCPAR_SECRET_FILE", "ASYNCPAR_JOB", "ASYNCPAR_HOST", "ASYNCPAR_BIND"}
+    {
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "ASYNCPAR_SECRET_FILE",
+        "ASYNCPAR_CERTS",
+        "ASYNCPAR_JOB",
+        "ASYNCPAR_HOST",
+        "ASYNCPAR_BIND",
+    }
 )
 
 

@@ -18,16 +18,17 @@ class AgentOptions:
     """One `asyncpar agent`.
 
     ``join`` are addresses (``host:port``) of agents of the group, of which one has to answer; none: this agent founds a
-    group.  ``listen`` is where it serves, ``name`` what it is called (None: the host's name), ``state_dir`` where its
-    votes are stored (None: a temporary directory); ``grace`` are the seconds that its ranks have to leave when it is
-    asked to end.  A ``witness`` votes, and runs no ranks.  ``post_mortem`` is the directory for what is left of jobs
-    that fail, None for nothing.
+    group.  ``listen`` is where it serves, ``name`` what it is called (None: the host's name), ``certs`` the directory
+    with the certificates of this host (None: there are none), ``state_dir`` where its votes are stored (None: a
+    temporary directory); ``grace`` are the seconds that its ranks have to leave when it is asked to end.  A ``witness``
+    votes, and runs no ranks.  ``post_mortem`` is the directory for what is left of jobs that fail, None for nothing.
     """
 
     join: tuple[str, ...] = ()
     listen: str | None = None
     name: str | None = None
     secret_file: str | None = None
+    certs: str | None = None
     state_dir: str | None = None
     grace: float = 30.0
     witness: bool = False

@@ -8,23 +8,22 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
 from asyncpar.core.observe.reporting import open_closed_streams
-from asyncpar.errors import UsageError
+from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
-from asyncpar.launch.agents.group_secret import find_secret
+from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
 from asyncpar.launch.agents.group_watch import GroupWatch
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_record, encode_record
 from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display, OutputStream, make_display
-from asyncpar.launch.job import JobSecret
 from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
 from asyncpar.launch.reaper_client import ReaperClient
@@ -35,7 +34,8 @@ from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
 from asyncpar.net.membership.world_service import WorldService
-from asyncpar.net.transport.rpc import Credentials, RpcServer, is_loopback, join_address, split_address
+from asyncpar.net.transport.refusals import Refusals
+from asyncpar.net.transport.rpc import RpcServer, is_loopback, join_address, split_address
 from asyncpar.observe.summary import JobSummary
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,11 +52,11 @@ def run_agent_process(options: AgentOptions, environment: Mapping[str, str]) -> 
     Raises ``UsageError``, ``AuthenticationError`` and ``LaunchError`` when there is no place in the group.
     """
     open_closed_streams()
-    secret = find_secret(options.secret_file, listen_at(options))
+    credentials = find_credentials(options.secret_file, options.certs, listen_at(options))
     stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            process = AgentProcess(options, secret, make_display(stdout, stderr), environment)
+            process = AgentProcess(options, credentials, make_display(stdout, stderr), environment)
             runner.run(process.run())
     finally:
         stdout.close(patience=_OUTPUT_PATIENCE)
@@ -70,7 +70,7 @@ class AgentProcess:
     def __init__(
         self,
         options: AgentOptions,
-        secret: JobSecret,
+        credentials: GroupCredentials,
         display: Display,
         environment: Mapping[str, str],
         *,
@@ -78,7 +78,7 @@ class AgentProcess:
     ) -> None:
         self._options = options
         self._listen = listen_at(options)
-        self._secret = secret
+        self._credentials = credentials
         self._display = display
         self._environment = environment
         self._job = job
@@ -152,7 +152,7 @@ class AgentProcess:
         """Serve this host's part of the group; ``stack`` ends that.  Opens the job, if this agent is there for one."""
         options, name = self._options, self._name
         bind, port = split_address(self._listen)
-        credentials = Credentials(self._secret.secret)
+        credentials, certificates = self._credentials.rpc, self._credentials.certificates
         server = RpcServer(credentials, bind=bind, port=port)
         group = WorldService(
             name=name,
@@ -160,6 +160,7 @@ class AgentProcess:
             join=join,
             votes=VoteFile(directory / "votes", job="agents"),
             is_witness=options.witness,
+            role=None if certificates is None else certificates.agent.identity.role,
         )
         rendezvous = RendezvousService(job=GROUP_JOB)
         agent = HostAgent(
@@ -170,11 +171,14 @@ class AgentProcess:
             reaper=reaper,
             only_job=self._job is not None,
         )
-        control = ControlService(name, group, agent, credentials, is_for_one_job=self._is_for_job)
+        control = ControlService(
+            name, group, agent, credentials, on_refused=server.refused, is_for_one_job=self._is_for_job
+        )
         agents_pb2_grpc.add_AgentsServicer_to_server(control, server.server)  # type: ignore[no-untyped-call]
         membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             rendezvous, server.server
         )
+        server.on_refused = _tell_refused(agent.say)
         await server.start()
         stack.push_async_callback(server.stop, grace=0.2)
         agent.address = control.address = server.address
@@ -191,7 +195,8 @@ class AgentProcess:
             host=self._name,
             host_id=host_id(self._name),
             bind=bind,
-            secret_file=str(self._secret.path),
+            secret_file=str(self._credentials.secret.path),
+            certificates=self._credentials.certificates,
             environment=self._environment,
             is_witness=self._options.witness,
             post_mortem=self._options.post_mortem,
@@ -220,6 +225,19 @@ class AgentProcess:
                 if status.job is None:
                     raise
         compare_job(await group.status(), job)
+
+
+def _tell_refused(say: Callable[[str], None]) -> Callable[[str, str], None]:
+    """Return what says who was refused (as gRPC names it), and why, as often as makes sense."""
+    refusals, loop = Refusals(), asyncio.get_running_loop()
+
+    def tell(peer: str, why: str) -> None:
+        host = peer.partition(":")[2].rpartition(":")[0]
+        line = refusals.line(AuthenticationError(f"from {host}: {why}"), now=loop.time())
+        if line is not None:
+            say(line)
+
+    return tell
 
 
 def compare_job(status: WorldStatus, job: SubmittedJob) -> None:

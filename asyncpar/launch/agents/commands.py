@@ -17,6 +17,7 @@ from asyncpar.launch.options import parse_seconds
 if TYPE_CHECKING:
     from asyncpar.launch.agents.control_client import ControlClient
 
+_CERTS_HELP = "This host's, from `asyncpar certs init`: use TLS."
 _AGENT_HELP = "An agent of the group.  [127.0.0.1:29400]"
 
 
@@ -25,6 +26,7 @@ _AGENT_HELP = "An agent of the group.  [127.0.0.1:29400]"
 @option("--listen", metavar="HOST:PORT", default=None, help="Where this agent serves.  [the way to --join, 29400]")
 @option("--name", metavar="NAME", default=None, help="What this host is called.  [its name]")
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The group's secret.")
+@option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help=_CERTS_HELP)
 @option("--state-dir", metavar="DIR", default=None, help="Where votes are stored.  [a temporary one]")
 @option("--grace", metavar="SECONDS", default="30", help="What ranks have to leave at SIGTERM or Ctrl-C.  [30]")
 @option("--post-mortem", metavar="DIR", default=None, help="Keep in DIR what is left of each job that fails.")
@@ -34,6 +36,7 @@ def agent(
     listen: str | None,
     name: str | None,
     secret_file: str | None,
+    certs: str | None,
     state_dir: str | None,
     grace: str,
     post_mortem: str | None,
@@ -58,6 +61,7 @@ def agent(
                 listen=None if listen is None else parse_address("--listen", listen),
                 name=name,
                 secret_file=secret_file,
+                certs=certs or None,
                 state_dir=state_dir,
                 grace=parse_seconds("--grace", grace),
                 witness=witness,
@@ -71,14 +75,15 @@ def agent(
 @click.argument("host")
 @option("--agent", "address", metavar="HOST:PORT", default="127.0.0.1", help=_AGENT_HELP)
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The group's secret.")
+@option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help=_CERTS_HELP)
 @option("--grace", metavar="SECONDS", default="30", help="What its ranks have until they are ended.  [30]")
 @option("--no-wait", is_flag=True, help="Do not wait until it has left.")
-def drain(host: str, address: str, secret_file: str | None, grace: str, no_wait: bool) -> None:
+def drain(host: str, address: str, secret_file: str | None, certs: str | None, grace: str, no_wait: bool) -> None:
     """Let the ranks of HOST leave at the end of a step, and its agent after them.
 
     The others go on, and nothing is lost or done twice.
     """
-    exit_with("drain", lambda: _drain(host, address, secret_file, grace, waits=not no_wait))
+    exit_with("drain", lambda: _drain(host, _client(address, secret_file, certs), grace, waits=not no_wait))
 
 
 def _agent(options: AgentOptions) -> int:
@@ -89,13 +94,13 @@ def _agent(options: AgentOptions) -> int:
     return run_agent_process(options, environment)
 
 
-def show_status(address: str, secret_file: str | None, *, as_json: bool) -> int:
+def show_status(address: str, secret_file: str | None, certs: str | None, *, as_json: bool) -> int:
     """Print what an agent tells of its group."""
     import msgspec
 
     from asyncpar.launch.agents.views import show_group
 
-    client = _client(address, secret_file)
+    client = _client(address, secret_file, certs)
     view = asyncio.run(client.status())
     if as_json:
         print_result("the status", msgspec.json.encode(view) + b"\n")
@@ -105,11 +110,10 @@ def show_status(address: str, secret_file: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _drain(host: str, address: str, secret_file: str | None, grace: str, *, waits: bool) -> int:
+def _drain(host: str, client: ControlClient, grace: str, *, waits: bool) -> int:
     from asyncpar.launch.agents.control_client import NoAgent
     from asyncpar.launch.agents.requests import DrainRequest
 
-    client = _client(address, secret_file)
     seconds = check_grace(parse_seconds("--grace", grace))
 
     async def run() -> int:
@@ -134,11 +138,10 @@ _LEAVE_SECONDS = 20.0
 _POLL = 0.2
 
 
-def _client(address: str, secret_file: str | None) -> ControlClient:
+def _client(address: str, secret_file: str | None, certs: str | None) -> ControlClient:
     from asyncpar.launch.agents.control_client import ControlClient
-    from asyncpar.launch.agents.group_secret import find_secret
-    from asyncpar.net.transport.rpc import Credentials
+    from asyncpar.launch.agents.group_credentials import find_credentials
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     where = parse_address("--agent", address)
-    return ControlClient(where, Credentials(find_secret(secret_file, where).secret))
+    return ControlClient(where, find_credentials(secret_file, certs or None, where).rpc)

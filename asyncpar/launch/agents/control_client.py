@@ -24,7 +24,9 @@ from asyncpar.launch.agents.requests import (
     program_version,
 )
 from asyncpar.launch.agents.views import GroupView
+from asyncpar.net.security.identity import ANY_AGENT
 from asyncpar.net.transport.rpc import Credentials, open_channel
+from asyncpar.net.transport.tls_probe import check_tls
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -38,8 +40,8 @@ class NoAgent(LaunchError):  # noqa: N818
 class ControlClient:
     """Asks the agent at ``address`` (``host:port``); each call opens a connection of its own.
 
-    Calls raise ``NoAgent`` when nobody answers, ``AuthenticationError`` when the secret is another one, and
-    ``UsageError`` with the agent's words when it refuses.
+    Calls raise ``NoAgent`` when nobody answers, ``AuthenticationError`` when the secret or the certificates do not
+    fit, and ``UsageError`` with the agent's words when it refuses.
     """
 
     def __init__(self, address: str, credentials: Credentials, *, seconds: float = _SECONDS) -> None:
@@ -74,12 +76,17 @@ class ControlClient:
     async def _ask(self, method: str, request: msgspec.Struct, kind: type[Answer]) -> Answer:
         message = pb.AgentsRequest(version=program_version(), content=msgspec.json.encode(request))
         try:
-            async with asyncio.timeout(self._seconds), open_channel(self._address, self._credentials) as channel:
+            async with (
+                asyncio.timeout(self._seconds),
+                open_channel(self._address, self._credentials, peer=ANY_AGENT) as channel,
+            ):
                 stub = agents_pb2_grpc.AgentsStub(channel)  # type: ignore[no-untyped-call]  # generated
                 reply = await getattr(stub, method)(message)
         except TimeoutError as error:
             raise NoAgent(f"the agent at {self._address} did not answer within {self._seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                await check_tls(self._address, self._credentials, ANY_AGENT)
             raise self._explain(error) from error
         if reply.refusal:
             raise UsageError(reply.refusal)
@@ -91,6 +98,8 @@ class ControlClient:
                 return AuthenticationError(
                     f"the agent at {self._address} did not accept our secret; give the --secret-file of its group"
                 )
+            case grpc.StatusCode.PERMISSION_DENIED:
+                return AuthenticationError(f"the agent at {self._address} refused this call: {error.details()}")
             case grpc.StatusCode.UNIMPLEMENTED:
                 return NoAgent(f"what answers at {self._address} is no agent of this version; see `asyncpar agent`")
             case _:

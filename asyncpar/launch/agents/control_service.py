@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
 import msgspec
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc
-from asyncpar.errors import AsyncparError, LaunchError, UsageError
+from asyncpar.errors import AsyncparError, AuthenticationError, LaunchError, UsageError
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.job_record import JobEnd, decode_end, decode_record, encode_record
+from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, decode_end, decode_record, encode_record
 from asyncpar.launch.agents.requests import (
     CancelRequest,
     DrainRequest,
@@ -28,9 +29,12 @@ from asyncpar.launch.agents.requests import (
 )
 from asyncpar.launch.agents.views import GroupView, HostView, JobView
 from asyncpar.net.membership.world_messages import GroupHost, JobClosed, JobOpened, WorldGroup, WorldStatus
+from asyncpar.net.security.identity import ANY_AGENT
 from asyncpar.net.transport.rpc import Credentials
+from asyncpar.net.transport.tls import check_caller
 
 Request = TypeVar("Request")
+Serve = Callable[[Request], Awaitable[msgspec.Struct]]
 
 _TAKEN_SECONDS = 10.0
 """How long the group may take to take something over, leaders that change included."""
@@ -43,8 +47,16 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
     """The `Agents` servicer of the host ``name``."""
 
     def __init__(
-        self, name: str, group: WorldGroup, agent: HostAgent, credentials: Credentials, *, is_for_one_job: bool = False
+        self,
+        name: str,
+        group: WorldGroup,
+        agent: HostAgent,
+        credentials: Credentials,
+        *,
+        on_refused: Callable[[str, str], None],
+        is_for_one_job: bool = False,
     ) -> None:
+        """``on_refused`` hears who was refused (as gRPC names it), and why."""
         self._name = name
         self.address = ""
         """Where it is served (``host:port``)."""
@@ -52,33 +64,36 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         self._agent = agent
         self._credentials = credentials
         self._is_for_one_job = is_for_one_job
+        self._on_refused = on_refused
 
-    async def Submit(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+    async def Submit(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802
         """See ``submit``."""
-        return await _answer(request, SubmitRequest, self.submit)
+        return await self._answer(request, context, SubmitRequest, self.submit)
 
-    async def Cancel(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+    async def Cancel(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802
         """See ``cancel``."""
-        return await _answer(request, CancelRequest, self.cancel)
+        return await self._answer(request, context, CancelRequest, self.cancel)
 
-    async def Status(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+    async def Status(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802
         """See ``status``."""
-        return await _answer(request, Nothing, self.status)
+        return await self._answer(request, context, Nothing, self.status)
 
-    async def Look(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+    async def Look(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802
         """See ``look``."""
-        return await _answer(request, Nothing, self.look)
+        return await self._answer(request, context, Nothing, self.look)
 
-    async def Observe(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+    async def Observe(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802
         """See ``observe``."""
-        return await _answer(request, ObserveRequest, self.observe)
+        return await self._answer(request, context, ObserveRequest, self.observe)
 
-    async def Drain(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802, ARG002
+    async def Drain(self, request: pb.AgentsRequest, context: Any) -> pb.AgentsReply:  # noqa: N802
         """See ``drain``."""
-        return await _answer(request, DrainRequest, self.drain)
+        return await self._answer(request, context, DrainRequest, self.drain)
 
     async def submit(self, request: SubmitRequest) -> Submitted:
         """Open a job, and return its number.  Raises ``UsageError`` if one runs."""
+        if self._credentials.certificates is not None and request.record.mode is not ElasticMode.RANKS:
+            raise UsageError("--elastic: agents with --certs run jobs of --elastic ranks, got restart")
         status = await self._group.status()
         number = 1 if status.job is None else status.job.number + 1
         if status.job is not None and not _is_closed(status):
@@ -173,6 +188,30 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         await ControlClient(hosts[request.host].address, self._credentials).drain(request)
         return Nothing()
 
+    async def _answer(
+        self, request: pb.AgentsRequest, context: Any, kind: type[Request], serve: Serve[Request]
+    ) -> pb.AgentsReply:
+        """Answer who may ask: where there are certificates, who shows that of an agent."""
+        certificates = self._credentials.certificates
+        try:
+            check_caller(context, "" if certificates is None else certificates.identity.job, ANY_AGENT)
+        except AuthenticationError as error:
+            self._on_refused(context.peer(), str(error))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        version = program_version()
+        if request.version != version:
+            return pb.AgentsReply(
+                refusal=f"this agent is of asyncpar {version}, and was asked by {request.version or 'an older one'}; "
+                "install the same version on all hosts"
+            )
+        try:
+            result = await serve(msgspec.json.decode(request.content or b"{}", type=kind))
+        except msgspec.DecodeError as error:
+            return pb.AgentsReply(refusal=f"the request cannot be read: {error}")
+        except (AsyncparError, grpc.aio.AioRpcError) as error:
+            return pb.AgentsReply(refusal=str(error))
+        return pb.AgentsReply(content=msgspec.json.encode(result))
+
     async def _until(self, is_so: Callable[[WorldStatus], bool], what: str) -> WorldStatus:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _TAKEN_SECONDS
@@ -182,24 +221,6 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
                 raise LaunchError(f"the agents have not taken {what} within {_TAKEN_SECONDS:g} s: {why}")
             await asyncio.sleep(_POLL)
         return status
-
-
-async def _answer(
-    request: pb.AgentsRequest, kind: type[Request], serve: Callable[[Request], Awaitable[msgspec.Struct]]
-) -> pb.AgentsReply:
-    version = program_version()
-    if request.version != version:
-        return pb.AgentsReply(
-            refusal=f"this agent is of asyncpar {version}, and was asked by {request.version or 'an older one'}; "
-            "install the same version on all hosts"
-        )
-    try:
-        result = await serve(msgspec.json.decode(request.content or b"{}", type=kind))
-    except msgspec.DecodeError as error:
-        return pb.AgentsReply(refusal=f"the request cannot be read: {error}")
-    except (AsyncparError, grpc.aio.AioRpcError) as error:
-        return pb.AgentsReply(refusal=str(error))
-    return pb.AgentsReply(content=msgspec.json.encode(result))
 
 
 def _is_closed(status: WorldStatus) -> bool:

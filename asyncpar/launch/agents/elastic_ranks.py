@@ -9,7 +9,7 @@ is parked its members are in no world: they keep what they have, and report it t
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from asyncpar.launch.agents.host_protocol import (
@@ -50,6 +50,7 @@ from asyncpar.net.membership.world_messages import (
     WorldEnded,
     WorldStarted,
 )
+from asyncpar.net.security.identity import add_role, rank_role
 
 
 @dataclass
@@ -69,13 +70,26 @@ class _RankSlot:
 
 
 class ElasticRanks:
-    """The ranks of one job on ``host``.  ``draw`` returns names for new members that were never used before."""
+    """The ranks of one job on ``host``.
 
-    def __init__(self, number: int, record: SubmittedJob, *, host: str, draw: Callable[[], str]) -> None:
+    ``draw`` returns names for new members that were never used before; ``certified`` are the numbers in the
+    certificates of the slots, None if there are none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        record: SubmittedJob,
+        *,
+        host: str,
+        draw: Callable[[], str],
+        certified: Sequence[int] | None = None,
+    ) -> None:
         self._number = number
         self._record = record
         self._host = host
         self._draw = draw
+        self._certified = certified
         self._slots = [_RankSlot(number) for number in range(record.slots)]
         self._budget = RestartBudget(most=record.max_restarts, window=record.restart_window)
         self._world: WorldAnnounced | None = None
@@ -236,7 +250,8 @@ class ElasticRanks:
         if self._end is not None or self._is_leaving:
             slot.start_at = None
             return []
-        member = f"{self._host}/{slot.number}/{self._draw()}"
+        role = None if self._certified is None else rank_role(self._certified[slot.number])
+        member = add_role(f"{self._host}/{slot.number}/{self._draw()}", role)
         self._slots[slot.number] = _RankSlot(slot.number, member, start_at=None)
         return [StartRank(slot.number, member)]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpar.errors import LaunchError, ProtocolError
+from asyncpar.errors import LaunchError, ProtocolError, UsageError
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
     HostTick,
@@ -220,7 +220,9 @@ class HostAgent:
             return
         try:
             record = decode_record(opened.record)
-        except ProtocolError as error:
+            if self._place.certificates is not None:
+                self._place.certificates.check_slots(record.slots)
+        except (ProtocolError, UsageError) as error:
             self.say(str(error))
             return
         remains = open_remains(self._place, opened.number, record, self._reaper, self.say)
@@ -247,7 +249,9 @@ class HostAgent:
 
     def _machine(self, number: int, record: SubmittedJob) -> ElasticRanks | RestartedRanks:
         if record.mode is ElasticMode.RANKS:
-            return ElasticRanks(number, record, host=self._place.host, draw=_draw)
+            certificates = self._place.certificates
+            certified = None if certificates is None else certificates.ranks
+            return ElasticRanks(number, record, host=self._place.host, draw=_draw, certified=certified)
         bind = self._place.bind
         return RestartedRanks(
             number,

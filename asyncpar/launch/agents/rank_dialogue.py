@@ -18,6 +18,7 @@ from asyncpar.net.membership.world_messages import (
     MemberWithdrawn,
     WorldAnnounced,
 )
+from asyncpar.net.security.identity import role_in
 
 
 def heard_from_rank(member: str, host: str, message: dict[str, Any]) -> HostEvent:
@@ -80,4 +81,12 @@ def world_for_rank(announced: WorldAnnounced, member: str, *, job: str) -> dict[
         "left": list(change.left),
         "why": change.why,
         "is_by_loss": change.is_by_loss,
+        "certified": _certified(names),
     }
+
+
+def _certified(names: list[str]) -> list[int] | None:
+    """Return the numbers in the certificates of members, None if they have none."""
+    roles = [role_in(name) for name in names]
+    numbers = [role.number for role in roles if role is not None and role.number is not None]
+    return numbers if len(numbers) == len(names) else None

@@ -22,6 +22,7 @@ from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.job import JobCertificates
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, rank_environment
@@ -44,6 +45,7 @@ class HostPlace:
     bind: str
     secret_file: str
     environment: Mapping[str, str]
+    certificates: JobCertificates | None = None
     is_witness: bool = False
     post_mortem: str | None = None
     """The directory for what is left of jobs that fail; None: nothing is kept."""
@@ -170,6 +172,7 @@ class SlotProcesses:
             host_id=own.host_id,
             bind=own.bind,
             timeout=record.timeout,
+            certs=None if own.certificates is None else str(own.certificates.directory),
             transport=record.transport,
         )
         self._starts += 1

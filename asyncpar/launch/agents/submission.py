@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from asyncpar.core.observe.reporting import open_closed_streams
@@ -13,13 +14,13 @@ from asyncpar.errors import AuthenticationError, LaunchError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address
 from asyncpar.launch.agents.agent_process import AgentProcess
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
-from asyncpar.launch.agents.group_secret import find_secret
+from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
 from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import is_ours, make_log_directory
-from asyncpar.launch.job import JobSecret
+from asyncpar.launch.job import read_host_certificates
 from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.launch.rank_process import check_settings, rank_command
 from asyncpar.launch.run import new_loop
@@ -45,21 +46,19 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
     """
     where = parse_address("--rdzv-endpoint", options.endpoint or f"127.0.0.1:{AGENTS_PORT}")
     wants_ranks = options.elastic == ElasticMode.RANKS
-    if options.certs is not None:
-        if wants_ranks:
-            raise UsageError("--certs: agents have a secret only; leave it out, or give --elastic restart")
+    if options.certs is not None and not wants_ranks:
         return None
     is_later = wants_ranks and (options.node_rank or 0) > 0
     try:
-        secret = find_secret(options.secret_file, where)
-        client = ControlClient(where, Credentials(secret.secret), seconds=_PROBE_SECONDS)
+        options, credentials = _adopt_credentials(options, where)
+        client = ControlClient(where, credentials.rpc, seconds=_PROBE_SECONDS)
         view = asyncio.run(find_group(client, patience=options.timeout if is_later else 0.0))
     except (NoAgent, AuthenticationError, UsageError) as error:
         if not wants_ranks:
             return None  # launchers meet there, with a secret of their own
-        if isinstance(error, AuthenticationError) or is_later:
+        if not isinstance(error, NoAgent) or is_later:
             raise
-        secret, view = find_secret(options.secret_file, where), None
+        view = None
     if options.dashboard is not None or options.metrics is not None or options.sinks:
         raise UsageError(
             "--dashboard, --metrics, --sink: expected where launchers run the job; agents do, for --elastic ranks and "
@@ -75,11 +74,30 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             if view is not None and not view.is_for_one_job:
-                return runner.run(_Submission(record, where, secret, display).run())
-            return runner.run(_be_an_agent(options, record, where, secret, display, environment, founds=view is None))
+                return runner.run(_Submission(record, where, credentials.rpc, display).run())
+            return runner.run(
+                _be_an_agent(options, record, where, credentials, display, environment, founds=view is None)
+            )
     finally:
         stdout.close(patience=_OUTPUT_PATIENCE)
         stderr.close(patience=_OUTPUT_PATIENCE)
+
+
+def _adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions, GroupCredentials]:
+    """Return the credentials that the options name, and the options with the job that the certificates are of.
+
+    Raises ``UsageError``, also if there are fewer certificates than ranks on this host.
+    """
+    if options.certs is None:
+        return options, find_credentials(options.secret_file, None, where)
+    home = read_host_certificates(options.certs, node_rank=options.node_rank).directory
+    credentials = find_credentials(options.secret_file, str(home), where)
+    assert credentials.certificates is not None
+    job = credentials.certificates.agent.identity.job
+    if options.job not in (None, job):
+        raise UsageError(f"--rdzv-id: expected {job!r}, the job of the certificates in {home}, got {options.job!r}")
+    credentials.certificates.check_slots(options.nproc or len(os.sched_getaffinity(0)))
+    return replace(options, job=job), credentials
 
 
 async def find_group(client: ControlClient, *, patience: float) -> GroupView:
@@ -136,10 +154,10 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
 class _Submission:
     """A job that agents run, as its launcher follows it."""
 
-    def __init__(self, record: SubmittedJob, address: str, secret: JobSecret, display: Display) -> None:
+    def __init__(self, record: SubmittedJob, address: str, credentials: Credentials, display: Display) -> None:
         self._record = record
         self._addresses = [address]
-        self._credentials = Credentials(secret.secret)
+        self._credentials = credentials
         self._display = display
         self._said = ""
         self._signals: list[int] = []
@@ -214,7 +232,7 @@ async def _be_an_agent(
     options: LaunchOptions,
     record: SubmittedJob,
     where: str,
-    secret: JobSecret,
+    credentials: GroupCredentials,
     display: Display,
     environment: Mapping[str, str],
     *,
@@ -235,7 +253,7 @@ async def _be_an_agent(
         grace=options.grace,
         post_mortem=options.post_mortem,
     )
-    process = AgentProcess(agent, secret, display, environment, job=record)
+    process = AgentProcess(agent, credentials, display, environment, job=record)
     end = await process.run()
     if end is None:
         return process.exit_code

@@ -15,26 +15,27 @@ from asyncpar.launch.commands.job_choice import ask_job, job_argument
 @click.command(cls=OneLineCommand)
 @option("--agent", "address", metavar="HOST:PORT", default=None, help="Ask an agent: of hosts, ranks and the leader.")
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The agents' secret.")
+@option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help="This host's, where agents use TLS.")
 @job_argument
-def status(job: str | None, address: str | None, secret_file: str | None, *, as_json: bool) -> None:
+def status(job: str | None, address: str | None, secret_file: str | None, certs: str | None, *, as_json: bool) -> None:
     """Tell what each rank does, who waits for whom, and where.
 
     JOB is the name of a job that runs on this host; it is needed only if there
     are several.  Where none runs, an agent on this host is asked.  Exits with
     code 1 if nobody answers.
     """
-    exit_with("status", lambda: _status(job, address, secret_file, as_json=as_json))
+    exit_with("status", lambda: _status(job, address, secret_file, certs, as_json=as_json))
 
 
-def _status(job: str | None, address: str | None, secret_file: str | None, *, as_json: bool) -> int:
+def _status(job: str | None, address: str | None, secret_file: str | None, certs: str | None, *, as_json: bool) -> int:
     if address is not None:
-        return _of_agent(address, secret_file, as_json=as_json)
+        return _of_agent(address, secret_file, certs, as_json=as_json)
     try:
         entry, reply = ask_job(job, "status")
     except LaunchError:
         if job is not None or not _is_agent_here():
             raise
-        return _of_agent("127.0.0.1", secret_file, as_json=as_json)
+        return _of_agent("127.0.0.1", secret_file, certs, as_json=as_json)
     from asyncpar.launch.commands.job_text import show_job
     from asyncpar.observe.summary import to_json
 
@@ -43,7 +44,7 @@ def _status(job: str | None, address: str | None, secret_file: str | None, *, as
         print_result("the status", to_json(reply.job) + b"\n")
         return 0
     if entry.agent:
-        _of_agent(entry.agent, secret_file, as_json=False)
+        _of_agent(entry.agent, secret_file, certs, as_json=False)
         if not reply.job.ranks:
             return 0
         print_result("the status", "\n")
@@ -52,10 +53,10 @@ def _status(job: str | None, address: str | None, secret_file: str | None, *, as
     return 0
 
 
-def _of_agent(address: str, secret_file: str | None, *, as_json: bool) -> int:
+def _of_agent(address: str, secret_file: str | None, certs: str | None, *, as_json: bool) -> int:
     from asyncpar.launch.agents.commands import show_status
 
-    return show_status(address, secret_file, as_json=as_json)
+    return show_status(address, secret_file, certs, as_json=as_json)
 
 
 def _is_agent_here() -> bool:

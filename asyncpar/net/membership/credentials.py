@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.secret import SECRET_BYTES, Secret, check_secret_file
 from asyncpar.errors import UsageError
-from asyncpar.net.security.certificates import Certificates
-from asyncpar.net.security.identity import Role, rank_role
+from asyncpar.net.security.certificates import Certificates, list_roles
+from asyncpar.net.security.identity import Role, RoleKind, rank_role
 from asyncpar.net.transport.rpc import Credentials
+
+_SECRET_FILE = "ASYNCPAR_SECRET_FILE"
+_CERTS = "ASYNCPAR_CERTS"
 
 
 def read_credentials(environment: LaunchEnvironment) -> Credentials:
@@ -31,6 +35,29 @@ def read_credentials(environment: LaunchEnvironment) -> Credentials:
             f"job {job!r}"
         )
     return Credentials(secret, certificates)
+
+
+def read_elastic_credentials(environment: Mapping[str, str]) -> Credentials:
+    """Return the credentials of an elastic rank: the job's secret, and the certificate of its slot if there are any.
+
+    Raises ``UsageError`` as ``read_credentials`` does.
+    """
+    secret, certs = read_secret(environment[_SECRET_FILE]), environment.get(_CERTS)
+    if not certs:
+        return Credentials(secret)
+    numbers, slot = certified_ranks(certs), environment.get("LOCAL_RANK", "0")
+    if not slot.isdecimal() or int(slot) >= len(numbers):
+        raise UsageError(
+            f"{_CERTS}: {certs} has certificates of {len(numbers)} ranks, and this one is number {slot} of its host; "
+            "make new ones with `asyncpar certs init`, which has to know the ranks of each host"
+        )
+    return Credentials(secret, load_certificates(certs, rank_role(numbers[int(slot)])))
+
+
+def certified_ranks(directory: str | Path) -> tuple[int, ...]:
+    """Return the numbers of the ranks that have certificates in ``directory``: of elastic ranks those of the slots."""
+    roles = list_roles(Path(directory))
+    return tuple(role.number for role in roles if role.kind is RoleKind.RANK and role.number is not None)
 
 
 def load_certificates(directory: str | Path, role: Role) -> Certificates:

@@ -15,6 +15,7 @@ from asyncpar.net.membership.consensus_messages import DurableState, Entry
 from asyncpar.net.membership.group_codec import decode_entry, decode_group, encode_entry, encode_group
 from asyncpar.net.membership.group_network import GroupNetwork
 from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.net.security.identity import role_in
 
 _RETRY_SECONDS = 0.2
 _ENTER_SECONDS = 6.0
@@ -38,6 +39,12 @@ async def find_place(
             raise UsageError(
                 f"--state-dir: holds the votes of host {host!r}, and this one is called {own.name!r}; give each agent "
                 "a directory of its own"
+            )
+        was, now = role_in(stored.node), role_in(own.node)
+        if was != now:
+            raise UsageError(
+                f"--state-dir: holds the votes of {was or 'an agent without certificates'}, and this one "
+                f"{f'is {now}' if now else 'has none'}; give the --certs of then, or another directory"
             )
         place = next((one for one in before.nodes if one.node == stored.node and one.address == own.address), None)
         others = tuple(one.address for one in before.nodes if one.node != stored.node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,11 @@ from asyncpar._proto.asyncpar.v1 import group_pb2_grpc
 from asyncpar.errors import AuthenticationError, ProtocolError, UsageError
 from asyncpar.net.membership.group_codec import decode_message, encode_message
 from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, TakeFrame
+from asyncpar.net.security.certificates import Certificates
+from asyncpar.net.security.identity import ANY_AGENT, role_in
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+from asyncpar.net.transport.tls import check_caller
+from asyncpar.net.transport.tls_probe import check_tls
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 3.0
@@ -70,7 +74,8 @@ class GroupPeer:
         await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        async with open_channel(self.address, self._credentials, adds_token=False) as channel:
+        role = role_in(self.node) or ANY_AGENT
+        async with open_channel(self.address, self._credentials, peer=role, adds_token=False) as channel:
             stub = group_pb2_grpc.GroupStub(channel)  # type: ignore[no-untyped-call]  # generated
             while True:
                 why = await self._talk(stub.Exchange(metadata=self._credentials.metadata()))
@@ -104,9 +109,15 @@ class GroupPeer:
 
 
 class GroupServicer(group_pb2_grpc.GroupServicer):
-    """Takes frames for this agent, and lets newcomers ask for a place."""
+    """Takes frames for this agent, and lets newcomers ask for a place.
 
-    def __init__(self) -> None:
+    With ``certificates`` both are for agents that act under the role in their own certificate; others are refused, of
+    which ``on_refused`` hears.
+    """
+
+    def __init__(self, certificates: Certificates | None, on_refused: Callable[[str, str], None]) -> None:
+        self._certificates = certificates
+        self._on_refused = on_refused
         self._node: str | None = None
         self._take: TakeFrame | None = None
         self._answer: AnswerNewcomer | None = None
@@ -115,8 +126,9 @@ class GroupServicer(group_pb2_grpc.GroupServicer):
         """Take frames for ``node`` from now on."""
         self._node, self._take, self._answer = node, take, answer
 
-    async def Enter(self, request: pb.EnterRequest, context: Any) -> pb.EnterReply:  # noqa: N802, ARG002
+    async def Enter(self, request: pb.EnterRequest, context: Any) -> pb.EnterReply:  # noqa: N802
         """Let a newcomer in."""
+        await self._check(context, request.node)
         if self._answer is None:
             return pb.EnterReply(refusal="this agent is only starting", is_passing=True)
         return await self._answer(request)
@@ -124,7 +136,11 @@ class GroupServicer(group_pb2_grpc.GroupServicer):
     async def Exchange(self, request_iterator: AsyncIterator[pb.GroupFrame], context: Any) -> None:  # noqa: N802
         """Take frames until the sender ends."""
         await context.send_initial_metadata(())
+        sender = None
         async for frame in request_iterator:
+            if frame.sender != sender:
+                await self._check(context, frame.sender)
+                sender = frame.sender
             if frame.receiver != self._node or self._take is None:
                 await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_START)
                 return
@@ -134,6 +150,19 @@ class GroupServicer(group_pb2_grpc.GroupServicer):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             self._take(frame.sender, frame.sender_address, message)
 
+    async def _check(self, context: Any, node: str) -> None:
+        """End the call of who does not show the certificate that is in the name ``node``."""
+        if self._certificates is None:
+            return
+        role = role_in(node)
+        try:
+            if role is None or not ANY_AGENT.includes(role):
+                raise AuthenticationError(f"it calls as {node}, which names no certificate of an agent")
+            check_caller(context, self._certificates.identity.job, role)
+        except AuthenticationError as error:
+            self._on_refused(context.peer(), str(error))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+
 
 class RpcGroupNetwork:
     """The network of agents over gRPC (see ``GroupNetwork``); its services are added to ``server``."""
@@ -141,7 +170,7 @@ class RpcGroupNetwork:
     def __init__(self, server: RpcServer, credentials: Credentials) -> None:
         self._server = server
         self._credentials = credentials
-        self._servicer = GroupServicer()
+        self._servicer = GroupServicer(credentials.certificates, server.refused)
         group_pb2_grpc.add_GroupServicer_to_server(self._servicer, server.server)  # type: ignore[no-untyped-call]
 
     @property
@@ -160,7 +189,10 @@ class RpcGroupNetwork:
     async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
         """See ``GroupNetwork``."""
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS), open_channel(address, self._credentials) as channel:
+            async with (
+                asyncio.timeout(_ANSWER_SECONDS),
+                open_channel(address, self._credentials, peer=ANY_AGENT) as channel,
+            ):
                 stub = group_pb2_grpc.GroupStub(channel)  # type: ignore[no-untyped-call]  # generated
                 reply: pb.EnterReply = await stub.Enter(request)
         except TimeoutError as error:
@@ -171,7 +203,10 @@ class RpcGroupNetwork:
                     f"the agent at {address} did not accept our secret; all agents of a group need the same "
                     "--secret-file"
                 ) from error
+            if error.code() == grpc.StatusCode.PERMISSION_DENIED:
+                raise AuthenticationError(f"the agent at {address} let this one not in: {error.details()}") from error
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                 raise UsageError(f"--join: what answers at {address} is no agent, or one of another version") from error
+            await check_tls(address, self._credentials, ANY_AGENT)
             raise ConnectionError(error.details() or error.code().name) from error
         return reply

@@ -50,6 +50,7 @@ from asyncpar.net.membership.worlds import (
     WorldMachine,
     WorldTick,
 )
+from asyncpar.net.security.identity import Role, add_role, role_in
 
 _TIMES = ElectionTimes(heartbeat=0.2, election=1.2, stagger=0.2, lease=0.9)
 _TICK_SECONDS = 0.1
@@ -65,18 +66,25 @@ class WorldService:
 
     See ``WorldGroup``.  ``name`` is that of the host, unique in the group; ``join`` are addresses of agents, none to
     found a group; ``votes`` is where votes are kept, which it goes on with if it has any; ``is_witness``: it votes, and
-    has no members.
+    has no members; ``role`` is the one in its certificate, if it has one.
     """
 
     def __init__(
-        self, *, name: str, network: GroupNetwork, join: Sequence[str], votes: VoteFile, is_witness: bool = False
+        self,
+        *,
+        name: str,
+        network: GroupNetwork,
+        join: Sequence[str],
+        votes: VoteFile,
+        is_witness: bool = False,
+        role: Role | None = None,
     ) -> None:
         self.name = name
         self._network = network
         self._join = tuple(join)
         self._votes = votes
         self._is_witness = is_witness
-        self._id = f"{name}#{secrets.token_hex(_NODE_BYTES)}"
+        self._id = add_role(f"{name}#{secrets.token_hex(_NODE_BYTES)}", role)
         self._facts = HostFacts()
         self._own: set[str] = set()
         """Members that this start of the agent has had."""
@@ -433,6 +441,14 @@ class WorldService:
                 refusal=f"--name: a host called {request.name!r} is in the group already, at {taken.address}; give "
                 "this one another --name",
                 is_passing=True,  # it may be dead, and not known to be
+            )
+        role = role_in(request.node)
+        same = next((node for node in self._state.nodes if role is not None and role_in(node.node) == role), None)
+        if same is not None and same.name != request.name:
+            return pb.EnterReply(
+                refusal=f"--certs: {role} is in the group already, as {same.name!r} at {same.address}; each host needs "
+                "the directory that `asyncpar certs init` made for it",
+                is_passing=True,
             )
         newcomer = GroupNode(
             node=request.node, name=request.name, address=request.address, is_witness=request.is_witness

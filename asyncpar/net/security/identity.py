@@ -22,13 +22,20 @@ class RoleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Role:
-    """A rank, the agent of a host, or the coordinator with its rendezvous (which has no number)."""
+    """A rank, the agent of a host, or the coordinator with its rendezvous (which has no number).
+
+    A rank or an agent without a number is any of them: certificates name one, who checks them may ask for any.
+    """
 
     kind: RoleKind
     number: int | None = None
 
     def __post_init__(self) -> None:
-        assert (self.number is None) == (self.kind is RoleKind.COORDINATOR), f"there is no {self.kind} {self.number}"
+        assert self.number is None or self.kind is not RoleKind.COORDINATOR, f"there is no {self.kind} {self.number}"
+
+    def includes(self, other: Role) -> bool:
+        """Is ``other`` this one, or one of those that this role stands for?"""
+        return other.kind is self.kind and self.number in (None, other.number)
 
     @property
     def label(self) -> str:
@@ -38,9 +45,9 @@ class Role:
     def __str__(self) -> str:
         match self.kind:
             case RoleKind.RANK:
-                return f"rank {self.number}"
+                return "a rank" if self.number is None else f"rank {self.number}"
             case RoleKind.AGENT:
-                return f"the agent of host {self.number}"
+                return "an agent" if self.number is None else f"the agent of host {self.number}"
         return "the coordinator"
 
 
@@ -55,6 +62,8 @@ def agent_role(host: int) -> Role:
 
 
 COORDINATOR = Role(RoleKind.COORDINATOR)
+ANY_AGENT = Role(RoleKind.AGENT)
+ANY_RANK = Role(RoleKind.RANK)
 
 
 def parse_label(label: str) -> Role | None:
@@ -65,6 +74,20 @@ def parse_label(label: str) -> Role | None:
     if not dash or kind not in (RoleKind.RANK, RoleKind.AGENT) or not (number.isascii() and number.isdecimal()):
         return None
     return Role(RoleKind(kind), int(number))
+
+
+def add_role(name: str, role: Role | None) -> str:
+    """Return ``name`` of an agent or of an elastic rank, with the role that its certificate shows (None: it has none).
+
+    Their own names are made anew with each start; whoever hears of one knows by the role whom to expect.
+    """
+    return name if role is None else f"{name}@{role.label}"
+
+
+def role_in(name: str) -> Role | None:
+    """Return the role in ``name`` of ``add_role``, None if there is none."""
+    role = parse_label(name.rpartition("@")[2]) if "@" in name else None
+    return role if role is not None and name.endswith(f"@{role.label}") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +115,7 @@ class PeerIdentity:
         if match is None:
             return None
         job, kind, number = match.groups()
-        if (number is None) != (kind == RoleKind.COORDINATOR):
+        if (number is None) != (kind == RoleKind.COORDINATOR):  # a certificate is of one party
             return None
         return cls(job, Role(RoleKind(kind), None if number is None else int(number)))
 

@@ -28,6 +28,7 @@ from asyncpar.core.config.secret import SECRET_BYTES, Secret
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, certificate_file, host_directory, key_file
 from asyncpar.net.security.identity import (
+    ANY_AGENT,
     COORDINATOR,
     PeerIdentity,
     Role,
@@ -42,7 +43,7 @@ CLOCK_SKEW = timedelta(minutes=10)
 
 _USES = {
     RoleKind.RANK: (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
-    RoleKind.AGENT: (ExtendedKeyUsageOID.CLIENT_AUTH,),
+    RoleKind.AGENT: (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
     RoleKind.COORDINATOR: (ExtendedKeyUsageOID.SERVER_AUTH,),
 }
 
@@ -84,7 +85,12 @@ class Authority:
         """Return a new key and a certificate that it belongs to ``identity``."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(identity.role))])
-        names = [x509.DNSName(identity.dns_name), x509.UniformResourceIdentifier(identity.uri)]
+        names: list[x509.GeneralName] = [
+            x509.DNSName(identity.dns_name),
+            x509.UniformResourceIdentifier(identity.uri),
+        ]
+        if ANY_AGENT.includes(identity.role):  # who joins a group knows an address, and not yet which agent is there
+            names.append(x509.DNSName(PeerIdentity(identity.job, ANY_AGENT).dns_name))
         certificate = (
             self._begin(name, key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

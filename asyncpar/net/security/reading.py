@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from asyncpar.core.config.secret import Secret, check_private_file
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, Certificates, certificate_file, key_file, list_roles
-from asyncpar.net.security.identity import PeerIdentity, Role, RoleKind
+from asyncpar.net.security.identity import ANY_AGENT, PeerIdentity, Role, RoleKind
 
 _LONGEST_FILE = 1 << 20
 _REMEDY = "make new ones with `asyncpar certs init`, for all hosts"
@@ -51,6 +51,17 @@ def read_certificates(directory: str | Path, role: Role, *, now: datetime) -> Ce
         key_path=key_path,
         expires=certificate.not_valid_after_utc,
     )
+
+
+def check_agent(certificates: Certificates) -> None:
+    """Raise ``UsageError`` if the certificate of an agent is of the time when agents only called, and did not serve."""
+    certificate = x509.load_pem_x509_certificate(certificates.certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if PeerIdentity(certificates.identity.job, ANY_AGENT).dns_name not in names.get_values_for_type(x509.DNSName):
+        raise UsageError(
+            f"certificates: {certificates.certificate_path} was made by an older asyncpar and is not for agents that "
+            f"serve others; {_REMEDY}"
+        )
 
 
 def read_certificate(path: Path) -> x509.Certificate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import grpc.aio
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
-from asyncpar.net.security.identity import rank_role
+from asyncpar.net.security.identity import Role, rank_role
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connection import Connection, as_connection
 from asyncpar.net.transport.grpc_lane import GrpcLane
@@ -82,7 +83,8 @@ _REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
 class Acceptor(link_pb2_grpc.LinkServicer):
     """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one.
 
-    Once it was started, ``lanes`` are those that work.  ``is_encrypted``: the server that it serves at speaks TLS.
+    Once it was started, ``lanes`` are those that work.  ``is_encrypted``: the server that it serves at speaks TLS;
+    ``role_of`` says whose certificate a rank has to show.
     """
 
     def __init__(
@@ -93,10 +95,12 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         lanes: tuple[str, ...],
         busy_poll: BusyPoll,
         is_encrypted: bool = False,
+        role_of: Callable[[int], Role] = rank_role,
         link_timeout: float = LINK_SECONDS,
     ) -> None:
         self._secret = secret
         self._is_encrypted = is_encrypted
+        self._role_of = role_of
         self._link_timeout = link_timeout
         self._busy_poll = busy_poll
         self.lanes = lanes
@@ -179,7 +183,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     ) -> link_pb2.OpenReply:
         """Answer a proposal; where there are certificates, only of who shows the one of the rank it calls as."""
         try:
-            check_caller(context, request.job, rank_role(request.from_rank))
+            check_caller(context, request.job, self._role_of(request.from_rank))
         except AuthenticationError as error:
             self._refused(error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
@@ -206,7 +210,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         terms = self._find_terms(request.token)
         if terms is not None:
             try:
-                check_caller(context, terms.job, rank_role(terms.dialer))
+                check_caller(context, terms.job, self._role_of(terms.dialer))
             except AuthenticationError as error:
                 self._refused(error)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
@@ -220,7 +224,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         try:
             async with asyncio.timeout(PEER_SECONDS):
                 await shake_hands(stream, handshake)
-            check_caller(context, handshake.terms.job, rank_role(handshake.terms.dialer))
+            check_caller(context, handshake.terms.job, self._role_of(handshake.terms.dialer))
         except (AuthenticationError, StreamEnded, TimeoutError) as error:
             self._refused(error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")

@@ -12,7 +12,6 @@ import os
 from asyncpar.core.config.registry import Registry
 from asyncpar.core.config.transport import LaneCosts, split_lane_reference
 from asyncpar.errors import PeerLost, UsageError
-from asyncpar.net.security.identity import rank_role
 from asyncpar.net.transport.connect import (
     UNIX,
     TcpListener,
@@ -180,9 +179,8 @@ async def _dial_grpc(dial: LaneDial) -> GrpcLane:
     The token goes with the call, because interceptors slow streams down.
     """
     credentials, rank = dial.credentials, dial.terms.listener
-    channel = open_channel(
-        dial.server, credentials, peer=rank_role(rank), adds_token=False, link_timeout=dial.link_timeout
-    )
+    role = None if credentials is None else credentials.role_of(rank)
+    channel = open_channel(dial.server, credentials, peer=role, adds_token=False, link_timeout=dial.link_timeout)
     stream = call_frames(channel, () if credentials is None else credentials.metadata())
     handshake = Handshake.dial(dial.terms, secret=dial.secret, nonce=os.urandom(NONCE_BYTES))
     is_done = False

@@ -86,6 +86,7 @@ class GrpcConnector(Connector):
         self._busy_poll = BusyPoll()
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
+        self._role_of = rank_role if credentials is None else credentials.role_of
         self._metadata = () if credentials is None else credentials.metadata()
         self._acceptor = Acceptor(
             secret=self._secret,
@@ -93,6 +94,7 @@ class GrpcConnector(Connector):
             lanes=self._lanes,
             busy_poll=self._busy_poll,
             is_encrypted=self._is_encrypted,
+            role_of=self._role_of,
             link_timeout=link_timeout,
         )
         self._tasks = asyncio.TaskGroup()
@@ -180,7 +182,7 @@ class GrpcConnector(Connector):
         """Ask the peer once, and do as it says."""
         address = links.world.members[rank].address
         proposal = negotiator.propose(rank)
-        channel = open_channel(address, self._credentials, peer=rank_role(rank), adds_token=False)
+        channel = open_channel(address, self._credentials, peer=self._role_of(rank), adds_token=False)
         try:
             reply = await self._ask(channel, address, proposal)
             match reply.WhichOneof("outcome"):
@@ -223,7 +225,7 @@ class GrpcConnector(Connector):
                 is_transient = error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
                 if not is_transient or loop.time() > give_up:
                     raise _no_answer(rank, address, error) from error
-                await check_tls(address, self._credentials, rank_role(rank))
+                await check_tls(address, self._credentials, self._role_of(rank))
             else:
                 return reply
             await asyncio.sleep(RETRY_SECONDS)

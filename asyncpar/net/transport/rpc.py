@@ -12,7 +12,7 @@ import hmac
 import inspect
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -24,7 +24,7 @@ from asyncpar.core.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
-from asyncpar.net.security.identity import PeerIdentity, Role
+from asyncpar.net.security.identity import PeerIdentity, Role, rank_role
 from asyncpar.net.transport.connection_watch import WATCH, ServerConnections
 from asyncpar.net.transport.stranger_limits import descriptor_limit, server_limits
 from asyncpar.net.transport.tls import channel_credentials, server_credentials
@@ -41,6 +41,7 @@ else:
     _StreamStreamInterceptor = grpc.aio.StreamStreamClientInterceptor
 
 _TOKEN_KEY = "asyncpar-token"
+_NOBODY = -1
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),
@@ -87,12 +88,26 @@ class Credentials:
     With certificates all servers and channels speak mutual TLS.
     """
 
-    def __init__(self, secret: bytes, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self, secret: bytes, certificates: Certificates | None = None, *, certified: Sequence[int] | None = None
+    ) -> None:
+        """``certified`` are the numbers in the certificates of the ranks of a world (None: those of the ranks)."""
         if len(secret) < SECRET_BYTES:
             raise UsageError(f"secret: expected at least {SECRET_BYTES} bytes, got {len(secret)}")
         self.secret = Secret(secret)
         self.certificates = certificates
+        self._certified = certified
         self._token = SecretText(hmac.new(secret, b"asyncpar rpc token", hashlib.sha256).hexdigest())
+
+    def in_world(self, certified: Sequence[int] | None) -> Credentials:
+        """Return these for a world whose ranks have certificates with other numbers than their own."""
+        return Credentials(self.secret, self.certificates, certified=certified)
+
+    def role_of(self, rank: int) -> Role:
+        """Return the role in the certificate of ``rank``; one that nobody has for a rank that is not in the world."""
+        if self._certified is None:
+            return rank_role(rank)
+        return rank_role(self._certified[rank] if 0 <= rank < len(self._certified) else _NOBODY)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata that each call carries."""
@@ -223,7 +238,7 @@ class RpcServer:
                 "give a secret (asyncpar launch makes one) or bind to 127.0.0.1"
             )
         self.credentials = credentials
-        interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept, self._refused)]
+        interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept, self.refused)]
         options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit())]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
@@ -276,7 +291,8 @@ class RpcServer:
         if self._connections is not None:
             WATCH.unregister(self._connections)
 
-    def _refused(self, peer: str, why: str) -> None:
+    def refused(self, peer: str, why: str) -> None:
+        """Take that a call of ``peer`` (as gRPC names it) was refused, here or by a service."""
         self.on_refused(peer, why)
 
     def _accept(self, peer: str) -> None:

@@ -32,7 +32,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def check_caller(context: grpc.aio.ServicerContext[Any, Any], job: str, role: Role) -> None:
-    """See that the certificate of who calls is the one of ``role`` in ``job``; any will do on a connection without.
+    """See that the certificate of who calls is one of ``role`` in ``job``; any will do on a connection without.
 
     (Where there are certificates, no connection is without.)  Raises ``AuthenticationError`` that names both.
     """
@@ -42,7 +42,7 @@ def check_caller(context: grpc.aio.ServicerContext[Any, Any], job: str, role: Ro
     uris = [_text(uri) for uri in shown.get("peer_uri", ())]
     identity = PeerIdentity.parse(uris[0]) if len(uris) == 1 else None
     claimed = PeerIdentity(job, role)
-    if identity != claimed:
+    if identity is None or identity.job != job or not role.includes(identity.role):
         raise AuthenticationError(f"it calls as {claimed}, but its certificate is for {identity or 'nobody of a job'}")
 
 

@@ -17,9 +17,11 @@ import psutil
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.views import GroupView, HostView
-from asyncpar.net.membership.credentials import create_secret, read_secret
+from asyncpar.net.membership.credentials import create_secret, load_certificates, read_secret
+from asyncpar.net.security.identity import agent_role
 from asyncpar.net.transport.rpc import Credentials
 from tests.launch.test_launch_hosts import free_port
+from tests.net.security.parties import make_homes
 
 LIMIT = 40.0
 
@@ -61,14 +63,23 @@ def eventually(is_so: Callable[[], bool], what: str = "it") -> None:
 
 
 class AgentGroup:
-    """Starts agents and launchers in ``folder``, which end with it."""
+    """Starts agents and launchers in ``folder``, which end with it.
 
-    def __init__(self, folder: Path) -> None:
+    ``certified`` are the hosts that have certificates, with two ranks each; without, agents have a secret.
+    """
+
+    def __init__(self, folder: Path, *, certified: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.addresses: dict[str, str] = {}
         self.secret = folder / "secret"
-        create_secret(self.secret)
+        self.homes: dict[str, Path] = {}
+        if certified:
+            homes = make_homes(folder / "certs", hosts=len(certified))
+            self.homes = dict(zip(certified, homes, strict=True))
+            self.secret = homes[0] / "secret"
+        else:
+            create_secret(self.secret)
         self._started: list[subprocess.Popen[bytes]] = []
 
     def command(self, *arguments: str, log: str | None = None, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
@@ -93,9 +104,16 @@ class AgentGroup:
         alive = [self.addresses[other] for other, process in self.agents.items() if process.poll() is None]
         self.addresses[name] = f"{self.host_of(name)}:{free_port()}"
         join = ["--join", ",".join(alive)] if alive else []
-        arguments = ["--name", name, "--listen", self.addresses[name], "--secret-file", str(secret or self.secret)]
+        proof = self.proof(name) if secret is None else ("--secret-file", str(secret))
+        arguments = ["--name", name, "--listen", self.addresses[name], *proof]
         self.agents[name] = self.command("agent", *arguments, *join, *more, log=f"{name}.log", prefix=self.within(name))
         return self.agents[name]
+
+    def proof(self, name: str) -> tuple[str, ...]:
+        """The options by which commands on a host prove themselves."""
+        if name in self.homes:
+            return ("--certs", str(self.homes[name]))
+        return ("--secret-file", str(self.secret))
 
     def host_of(self, name: str) -> str:
         """The address of a host."""
@@ -115,7 +133,7 @@ class AgentGroup:
 
     def launch(self, script: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         """Start a launcher that hands a job to the agents."""
-        common = ("--rdzv-endpoint", self.living_address, "--secret-file", str(self.secret), "--grace-period", "5")
+        common = ("--rdzv-endpoint", self.living_address, *self.proof(next(iter(self.agents))), "--grace-period", "5")
         return self.command("launch", *common, *options, self.script(script), *arguments, log="launch.log")
 
     def script(self, text: str) -> str:
@@ -135,7 +153,9 @@ class AgentGroup:
 
     def view(self) -> GroupView | None:
         """Return what an agent that runs tells; None if none answers."""
-        client = ControlClient(self.living_address, Credentials(read_secret(self.secret)), seconds=2.0)
+        home = next(iter(self.homes.values()), None)
+        certificates = None if home is None else load_certificates(home, agent_role(0))
+        client = ControlClient(self.living_address, Credentials(read_secret(self.secret), certificates), seconds=2.0)
         try:
             return asyncio.run(client.status())
         except AsyncparError:

@@ -18,6 +18,11 @@ def make_directory(path: Path, *, ranks: int = 2, job: str = JOB, now: datetime 
     return path
 
 
+def make_homes(path: Path, *, hosts: int, ranks: int = 2, job: str = JOB) -> list[Path]:
+    """Return the directories of hosts with ``ranks`` each, in the new directory ``path``."""
+    return issue_certificates(path, CertificateOrder(job=job, ranks_per_host=(ranks,) * hosts), now=datetime.now(UTC))
+
+
 def certify(authority: Authority, role: Role, directory: Path, *, job: str = JOB) -> Certificates:
     """Return certificates of ``authority``, unchecked, with their files in ``directory``."""
     directory.mkdir(exist_ok=True)

@@ -81,7 +81,7 @@ def test_a_certificate_names_its_party_and_is_signed_by_the_job(two_hosts: Path)
     ("name", "uses"),
     [
         ("rank-0", {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}),
-        ("agent-0", {ExtendedKeyUsageOID.CLIENT_AUTH}),
+        ("agent-0", {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}),
         ("coordinator", {ExtendedKeyUsageOID.SERVER_AUTH}),
     ],
 )
