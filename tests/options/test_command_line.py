@@ -106,13 +106,20 @@ AGENT: dict[str, str] = {
     "--listen": "host:29400",
     "--name": "name",
     "--secret-file": "file",
+    "--certs": "folder",
     "--state-dir": "folder",
     "--grace": "1",
     "--post-mortem": "folder",
     "--witness": "",
 }
-STATUS: dict[str, str] = {"--agent": "host:29400", "--secret-file": "file", "--json": ""}
-DRAIN: dict[str, str] = {"--agent": "host:29400", "--secret-file": "file", "--grace": "1", "--no-wait": ""}
+STATUS: dict[str, str] = {"--agent": "host:29400", "--secret-file": "file", "--certs": "folder", "--json": ""}
+DRAIN: dict[str, str] = {
+    "--agent": "host:29400",
+    "--secret-file": "file",
+    "--certs": "folder",
+    "--grace": "1",
+    "--no-wait": "",
+}
 REPORT: dict[str, str] = {"--output": "page.html"}
 STACKS: dict[str, str] = {"--ranks": "0,2", "--all": "", "--json": ""}
 TOP: dict[str, str] = {"--every": "5", "--json": ""}

@@ -136,7 +136,7 @@ class AgentProcess:
                 self._name,
                 group,
                 agent.watch,
-                Credentials(self._secret.secret),
+                self._credentials.rpc,
             )
             async with serve_watch(entry, self._environment, view, reaper, say=agent.say):
                 end = await agent.run()

@@ -83,7 +83,7 @@ def drain(host: str, address: str, secret_file: str | None, certs: str | None, g
 
     The others go on, and nothing is lost or done twice.
     """
-    exit_with("drain", lambda: _drain(host, _client(address, secret_file, certs), grace, waits=not no_wait))
+    exit_with("drain", lambda: _drain(host, address, secret_file, certs, grace, waits=not no_wait))
 
 
 def _agent(options: AgentOptions) -> int:
@@ -110,10 +110,11 @@ def show_status(address: str, secret_file: str | None, certs: str | None, *, as_
     return 0
 
 
-def _drain(host: str, client: ControlClient, grace: str, *, waits: bool) -> int:
+def _drain(host: str, address: str, secret_file: str | None, certs: str | None, grace: str, *, waits: bool) -> int:
     from asyncpar.launch.agents.control_client import NoAgent
     from asyncpar.launch.agents.requests import DrainRequest
 
+    client = _client(address, secret_file, certs)
     seconds = check_grace(parse_seconds("--grace", grace))
 
     async def run() -> int:

@@ -50,7 +50,7 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
         return None
     is_later = wants_ranks and (options.node_rank or 0) > 0
     try:
-        options, credentials = _adopt_credentials(options, where)
+        options, credentials = adopt_credentials(options, where)
         client = ControlClient(where, credentials.rpc, seconds=_PROBE_SECONDS)
         view = asyncio.run(find_group(client, patience=options.timeout if is_later else 0.0))
     except (NoAgent, AuthenticationError, UsageError) as error:
@@ -83,7 +83,7 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
         stderr.close(patience=_OUTPUT_PATIENCE)
 
 
-def _adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions, GroupCredentials]:
+def adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions, GroupCredentials]:
     """Return the credentials that the options name, and the options with the job that the certificates are of.
 
     Raises ``UsageError``, also if there are fewer certificates than ranks on this host.

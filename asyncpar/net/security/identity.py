@@ -79,7 +79,7 @@ def parse_label(label: str) -> Role | None:
 def add_role(name: str, role: Role | None) -> str:
     """Return ``name`` of an agent or of an elastic rank, with the role that its certificate shows (None: it has none).
 
-    Their own names are made anew with each start; whoever hears of one knows by the role whom to expect.
+    Each start has a new name; the role in it says which certificate to expect there.
     """
     return name if role is None else f"{name}@{role.label}"
 

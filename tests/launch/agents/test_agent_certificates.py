@@ -76,7 +76,14 @@ def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(gr
     assert [port for port in everyone if not asyncio.run(wants_certificates(group, port))] == []
 
     joiner = group.command(
-        "agent", "--join", group.addresses["one"], "--name", "three", "--secret-file", str(group.secret), log="three.log"
+        "agent",
+        "--join",
+        group.addresses["one"],
+        "--name",
+        "three",
+        "--secret-file",
+        str(group.secret),
+        log="three.log",
     )
     assert joiner.wait(timeout=40) == 1
     assert "wants certificates, and this side has none; give all hosts --certs" in group.said("three")

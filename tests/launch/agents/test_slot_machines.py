@@ -145,6 +145,17 @@ def test_a_crashed_rank_starts_again_as_another_member_until_its_budget_is_gone(
     assert host.of(RanksOver)
 
 
+def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_to_show() -> None:
+    names = map(str, range(10))
+    machine = ElasticRanks(1, record(ElasticMode.RANKS, slots=2), host="a", draw=lambda: next(names), certified=(4, 5))
+    assert machine.begin(0.0) == [StartRank(0, "a/0/0@rank-4"), StartRank(1, "a/1/1@rank-5")]
+    machine.handle(RankSaid("a/1/1@rank-5", {"kind": "join", "lineage": [0, ""], "address": "x"}), now=0.0)
+    members = [PlacedMember(name=name, host=name[0]) for name in ("b/0/0@rank-0", "a/1/1@rank-5")]
+    told = [one for one in machine.handle(announced(0, *members), now=0.0) if isinstance(one, WriteToRank)]
+    heard = [(one.member, one.message["rank"], one.message["certified"]) for one in told]
+    assert heard == [("a/1/1@rank-5", 1, [0, 5])]
+
+
 def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
     host = Host(ElasticMode.RANKS)
     asked = RankSaid("a/0/0", {"kind": "donors"})

@@ -7,13 +7,17 @@ import pytest
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import certificate_file, role_of
 from asyncpar.net.security.identity import (
+    ANY_AGENT,
+    ANY_RANK,
     COORDINATOR,
     PeerIdentity,
     Role,
+    add_role,
     agent_role,
     check_job_name,
     parse_label,
     rank_role,
+    role_in,
 )
 
 ROLES = [rank_role(0), rank_role(12), agent_role(3), COORDINATOR]
@@ -71,3 +75,30 @@ def test_a_job_name_that_no_dns_name_can_hold_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "job-1", "0", "x" * 63])
 def test_other_job_names_are_fine(name: str) -> None:
     assert check_job_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["h#0a1b", "host-1/0/0a1b", "a@b"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_name_with_a_role_tells_it_and_one_without_tells_none(name: str, role: Role) -> None:
+    assert role_in(add_role(name, role)) == role
+    assert add_role(name, role).startswith(name)
+    assert add_role(name, None) == name
+    assert role_in(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "rank-1", "h#1@", "h#1@rank", "h#1@rank-01", "h#1@rank--1", "h#1@king-1"])
+def test_other_names_have_no_role(name: str) -> None:
+    assert role_in(name) is None
+
+
+def test_any_agent_and_any_rank_stand_for_each_of_their_kind_and_for_no_other() -> None:
+    assert ANY_AGENT.includes(agent_role(3))
+    assert ANY_RANK.includes(rank_role(0))
+    assert not ANY_AGENT.includes(rank_role(3))
+    assert not ANY_RANK.includes(COORDINATOR)
+    assert rank_role(0).includes(rank_role(0))
+    assert not rank_role(0).includes(rank_role(1))
+    assert not rank_role(0).includes(ANY_RANK), "no certificate is of any rank"
+    assert PeerIdentity("demo", ANY_AGENT).dns_name == "agent.demo.asyncpar"
+    assert PeerIdentity.parse(PeerIdentity("demo", ANY_AGENT).uri) is None
+    assert (str(ANY_AGENT), str(ANY_RANK)) == ("an agent", "a rank")

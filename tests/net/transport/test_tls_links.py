@@ -17,6 +17,7 @@ from asyncpar.net.security.identity import PeerIdentity, rank_role
 from asyncpar.net.security.issuing import Authority
 from asyncpar.net.transport.grpc_stream import ClientStream, StreamEnded, call_frames, shake_hands
 from asyncpar.net.transport.rpc import Credentials, open_channel
+from asyncpar.net.transport.tls_probe import check_tls
 from asyncpar.net.wire.handshake import Handshake, LinkTerms
 from tests.net.security.parties import JOB, authority_now, certify
 from tests.net.transport.worlds import exchange, loss, open_world
@@ -182,3 +183,31 @@ async def test_a_certificate_of_another_job_is_refused_even_from_the_same_author
         await channel.close(None)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "its certificate is for rank 1 of job 'other'" in str(caught.value.details())
+
+
+async def test_ranks_whose_certificates_have_other_numbers_expect_those_of_each_other(
+    credentials: list[Credentials],
+) -> None:
+    """As in an elastic job: ranks 0 and 1 of this world have the certificates of the slots 3 and 1."""
+    world = [credentials[slot].in_world([3, 1]) for slot in (3, 1)]
+    async with open_world(None, None, hosts="ab", credentials=world, job=JOB) as ranks:
+        for rank in ranks:
+            rank.join()
+        await exchange(ranks[0].links, ranks[1].links)
+        assert ranks[0].links.lane_kind(1) == "grpc"
+
+
+async def test_a_rank_with_the_certificate_of_another_slot_gets_no_link(credentials: list[Credentials]) -> None:
+    world = [credentials[3].in_world([3, 1]), credentials[2].in_world([3, 1])]
+    async with open_world(None, None, hosts="ab", credentials=world, job=JOB) as ranks:
+        for rank in ranks:
+            rank.join()
+        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
+        channel = open_channel(ranks[0].server.address, world[1], peer=world[1].role_of(0))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await link_pb2_grpc.LinkStub(channel).Open(request)  # type: ignore[no-untyped-call]
+        await channel.close(None)
+        with pytest.raises(AuthenticationError, match="shows the certificate of rank 2 of job 'demo', not of rank 1"):
+            await check_tls(ranks[1].server.address, world[0], world[0].role_of(1))
+    assert caught.value.details() == "it calls as rank 1 of job 'demo', but its certificate is for rank 2 of job 'demo'"
+    assert world[0].role_of(2).label == "rank--1", "of a rank that is not in the world nobody has a certificate"
