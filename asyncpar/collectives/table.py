@@ -39,6 +39,9 @@ PROBE_AFTER: Final = 1.0
 _TELL_AFTER: Final = 0.02
 """Seconds after which an answer that this rank got is told to those that asked it."""
 
+_REST: Final = 0.002
+"""Seconds of rest for each operation that was looked at, which took a twentieth of that: thousands may wait."""
+
 _REMEMBERED_ABORTS = 4096
 _REMEMBERED_CLOSED = 4096
 _REMEMBERED_REVOCATIONS = 4096
@@ -75,6 +78,7 @@ class OperationTable:
         """By asking rank and operation: when it asked, and the answer that it got."""
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._rest_until = 0.0
         self._agreements: SurvivorAgreements | None = None
         links.operations = self
 
@@ -294,7 +298,7 @@ class OperationTable:
     def watch(self, operation: Operation) -> None:
         """Make ``operation`` ask other ranks when it waits for long, and time out when it waits for too long."""
         timeout = operation.home.limits.timeout
-        due = operation.started_at + _ask_after(timeout, self.links.observer.warn_after)
+        due = max(operation.started_at + _ask_after(timeout, self.links.observer.warn_after), self._rest_until)
         if self._timer is None or due < self._timer.when():
             self._arm(due)
 
@@ -326,8 +330,9 @@ class OperationTable:
             every = _ask_after(timeout, self.links.observer.warn_after)
             due = min(due, self._inquire(operation, now, every=every), self._warn(operation, now))
         self._tell_askers(now)
+        self._rest_until = now + _REST * len(running)
         if running and not self.links.is_closing:
-            self._arm(due)
+            self._arm(max(due, self._rest_until))
 
     def _record_wait(self, operation: Operation) -> None:
         """Record for which rank a collective operation waits that has waited for long."""
@@ -342,6 +347,8 @@ class OperationTable:
             return math.inf
         due = operation.progress_at + observer.warn_after
         if now >= due:
+            if observer.is_crowded:
+                return now + PROBE_AFTER
             operation.has_warned = True
             observer.tell_waiting(operation, operation.notice_wait(now))
             return math.inf
@@ -392,7 +399,7 @@ class OperationTable:
         waits = tuple(wait for wait in status.waits if wait.rank != self.links.rank)
         operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit, waits))
         if self._telling is None and self._askers:  # one look at all askers for many answers
-            self._telling = self.loop.call_later(_TELL_AFTER, self._tell_soon)
+            self._telling = self.loop.call_later(max(_TELL_AFTER, _REST * len(self._askers)), self._tell_soon)
 
     def _tell_soon(self) -> None:
         self._telling = None

@@ -8,6 +8,9 @@ import logging
 import numpy as np
 import pytest
 
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.table import OperationTable
+from asyncpar.core.observe.rank_observer import MOST_TOLD
 from asyncpar.errors import PeerTimeout
 from asyncpar.testing import run_virtual
 from tests.collective_engines import engine_of
@@ -82,3 +85,33 @@ def test_ranks_of_one_operation_that_wait_for_an_absent_one_are_no_deadlock(open
 
     errors = run_virtual(main())
     assert all("deadlock" not in str(error) for error in errors)
+
+
+def test_thousands_of_waits_are_looked_at_with_rests_and_told_in_few_words(
+    open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at each of them once a second took all the time there was, on a machine with other work."""
+    count, looks = 2000, [0]
+    look = OperationTable._record_wait  # noqa: SLF001  # nothing shows how often it is looked
+    told = "rank 1 (localhost)"
+
+    def counted(table: OperationTable, operation: Operation) -> None:
+        looks[0] += 1
+        look(table, operation)
+
+    monkeypatch.setattr(OperationTable, "_record_wait", counted)
+
+    async def main() -> None:
+        async with open_ranks(2) as ranks:
+            zero, one = ranks.communicators
+            waiting = [asyncio.ensure_future(zero.all_reduce(np.zeros(1), key=str(key))) for key in range(count)]
+            await asyncio.sleep(60.0)
+            await asyncio.gather(*(one.all_reduce(np.zeros(1), key=str(key)) for key in range(count)), *waiting)
+
+    with caplog.at_level(logging.WARNING):
+        run_virtual(main())
+    assert 0 < looks[0] <= 17 * count  # every four seconds
+    waits = [text for text in said(caplog) if "has waited" in text]
+    assert len(waits) == MOST_TOLD
+    assert all(told in text for text in waits)
+    assert sum(text.endswith("goes on") for text in said(caplog)) == MOST_TOLD

@@ -34,7 +34,7 @@ LANES = {"tcp": ("tcp", 1, 20), "tcp striped": ("tcp", 3, 12), "grpc": ("grpc", 
 
 JOBS = {"small": 16, "medium": 12_000, "large": 400_000, "messages": 3_000}
 _AT_ONCE = 6
-_LIMIT = {"tcp": 8.0, "grpc": 16.0}
+_LIMIT = {"tcp": 20.0, "grpc": 30.0}
 """Seconds that a trial may take: silence is noticed within 4 s on TCP, within 12 s on gRPC."""
 
 HUNG = {"grpc": (289, 0)}

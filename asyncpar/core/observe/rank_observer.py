@@ -39,6 +39,10 @@ def parse_wait_warning(text: str | None) -> float | None:
     return seconds
 
 
+MOST_TOLD: Final = 8
+"""Operations that are told at the same time; thousands may wait for the same rank."""
+
+
 class RankObserver:
     """One per rank.  Waiting is told after ``warn_after`` seconds (None: never): to the agent, else in the log.
 
@@ -53,6 +57,11 @@ class RankObserver:
         self.reporter = Reporter(None)
         self._rank = rank
         self._waiting: dict[object, WaitNotice] = {}
+
+    @property
+    def is_crowded(self) -> bool:
+        """Have so many operations been told that more would say nothing new?"""
+        return len(self._waiting) >= MOST_TOLD
 
     def tell_waiting(self, operation: object, notice: WaitNotice) -> None:
         """Tell, once, that ``operation`` has waited for long.
