@@ -101,10 +101,11 @@ async def enter_group(
         else:
             if reply.entry:
                 return decode_entry(reply.entry)
-            refusal = reply.refusal
-            if refusal and not reply.is_passing:
-                raise UsageError(refusal)
+            refusal = reply.refusal or refusal  # who only names the leader takes nothing back
+            if reply.refusal and not reply.is_passing:
+                raise UsageError(reply.refusal)
             if reply.leader_address:
+                trouble = f"the agent at {address} names a leader at {reply.leader_address}, which does not let it in"
                 waiting.insert(0, reply.leader_address)
                 await asyncio.sleep(0.01)
         if loop.time() > deadline:

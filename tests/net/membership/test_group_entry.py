@@ -131,3 +131,24 @@ def test_a_voter_that_is_killed_between_its_write_and_its_answer_keeps_its_promi
     stored = VoteFile(tmp_path / "votes", job="agents").read()
     assert stored is not None
     assert stored.promised == Term(6, "c")
+
+
+class Redirecting(Answering):
+    """A network in which the leader refuses for now, if it ``refuses``, and the others name the leader."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        super().__init__(None)
+        self._refuses = refuses
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        self.asked.append((address, request))
+        if address == "b:1" and self._refuses and len(self.asked) < 4:
+            return pb.EnterReply(refusal="--name: it is taken", is_passing=True)
+        return pb.EnterReply(leader_address="b:1")
+
+
+def test_why_there_is_no_place_is_told_also_where_the_last_answer_only_named_the_leader() -> None:
+    with pytest.raises(UsageError, match="--name: it is taken"):
+        place(None, ("c:1",), Redirecting(refuses=True))
+    with pytest.raises(LaunchError, match="names a leader at b:1, which does not let it in, for 6 s"):
+        place(None, ("c:1",), Redirecting(refuses=False))
