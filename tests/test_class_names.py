@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MIRRORED = {"Communicator", "Endpoint", "Node", "Told"}
 """``asyncpar.blocking`` mirrors these under their names, so that a blocking program reads as an asynchronous one."""
-PUBLIC = {"Precision"}
-"""Public names of ``asyncpar.estimate`` and ``asyncpar.hybrid``, which mean different sets of formats."""
+PUBLIC = {"DistributedDataParallel", "Precision"}
+"""Public names: of ``asyncpar.parallel`` and ``asyncpar.torch``, whose modules are those of numpy and of torch; of
+``asyncpar.estimate`` and ``asyncpar.hybrid``, which mean different sets of formats."""
 
 
 def test_no_class_name_is_used_twice() -> None:

@@ -5,6 +5,7 @@ from .hook.gradient_hook import GradientHook as GradientHook
 from .hook.gradient_hook import gradient_hook as gradient_hook
 from .process_group import ProcessGroup as ProcessGroup
 from .registration import register as register
+from .replicas.data_parallel import DistributedDataParallel as DistributedDataParallel
 from .stage.cuda_module import CudaModuleStage as CudaModuleStage
 from .stage.stage import ModuleStage as ModuleStage
 from .stage.stage import module_stages as module_stages

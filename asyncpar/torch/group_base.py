@@ -26,7 +26,7 @@ from asyncpar.torch.instrumentation import NAME, is_profiled, recorded
 from asyncpar.torch.work import Work, is_inflight_on
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
+E = TypeVar("E", bound=BaseException)
 Make = Callable[[], Coroutine[Any, Any, Any]]
 
 

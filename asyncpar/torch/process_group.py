@@ -159,6 +159,22 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         return False
 
 
+def own_group(group: dist.ProcessGroup | None, name: str) -> ProcessGroup:
+    """Return ``group``, by default that of all ranks, for ``name``, which needs one of this backend."""
+    found = group
+    if group is None:
+        if not dist.is_initialized():
+            raise UsageError(f'{name}: there is no process group yet; call dist.init_process_group("asyncpar") first')
+        found = dist.group.WORLD
+    if not isinstance(found, ProcessGroup):
+        got = type(found).__name__ if not isinstance(found, dist.ProcessGroup) else dist.get_backend(found)
+        raise UsageError(
+            f"group: expected a process group of the backend asyncpar, got {got}; "
+            'make it by dist.init_process_group("asyncpar") or dist.new_group(backend="asyncpar")'
+        )
+    return found
+
+
 def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
     """Make the group that torch describes: a world of its own, or part of the one of the default group.
 

@@ -4,6 +4,7 @@
     .venv-backends/bin/python scripts/bench/torch_ddp.py
     .venv-backends/bin/python scripts/bench/torch_ddp.py --parts calls --ranks 2
 
+Sides: ``gloo`` and ``asyncpar``, under torch's DistributedDataParallel, and ``zero-copy``, which is asyncpar's own one.
 Parts: ``calls`` (collectives one by one, and beside them asyncpar without torch by `asyncpar bench`, which keeps the
 same rules), ``ddp`` and ``fsdp`` (steps of a transformer with AdamW on the ranks of this host), ``link`` (DDP between
 two network namespaces over a wire of --megabits, as it is and with asyncpar's gradient hook).  Each side runs in
@@ -39,7 +40,7 @@ from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
 from scripts.bench.rounds import Job, play, report, tell
 from scripts.bench.samples import Figures, Record
 from scripts.bench.torch_ddp_figures import NATIVE, call_tables, find_faults, judge, step_table
-from scripts.bench.torch_ddp_options import parse_arguments
+from scripts.bench.torch_ddp_options import ZERO_COPY, parse_arguments
 
 _RANK = Path(__file__).with_name("torch_ddp_rank.py")
 _LIMIT = 600.0
@@ -84,6 +85,10 @@ def plan_host(arguments: argparse.Namespace) -> Iterator[Job]:
         marks = {"where": "host", "ranks": ranks}
         for side in arguments.sides:
             wanted = [*program, "--backend", side]
+            if side == ZERO_COPY:
+                wanted = [*program, "--backend", OURS, "--zero-copy", "--parts", "ddp"]
+                if "ddp" not in parts:
+                    continue
             yield Job(
                 title=f"{side}, {ranks} ranks",
                 run=lambda ranks=ranks, wanted=wanted: start([[]] * ranks, wanted),  # type: ignore[misc]
@@ -101,7 +106,7 @@ def plan_link(arguments: argparse.Namespace, ends: tuple[End, End]) -> Iterator[
     """Yield what runs over the wire in a round."""
     program = ["--parts", "ddp", "--models", ",".join(arguments.models), "--budget", str(arguments.budget)]
     surroundings = {"GLOO_SOCKET_IFNAME": DEVICE, "MASTER_ADDR": ends[0].address}
-    forms: list[tuple[str, list[str]]] = [(side, []) for side in arguments.sides]
+    forms: list[tuple[str, list[str]]] = [(side, []) for side in arguments.sides if side != ZERO_COPY]
     if OURS in arguments.sides:
         forms.append((OURS, ["--codec", arguments.codec]))
     for side, more in forms:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from scripts.bench.comparison import GLOO, OURS, format_ratio, format_size, format_time, markdown
 from scripts.bench.samples import Figures, Key, Record, Samples
+from scripts.bench.torch_ddp_options import ZERO_COPY
 
 NATIVE = "native"
 """asyncpar from asyncio, without torch (`asyncpar bench`)."""
 
 WANTED_RATIO = 3.0
+WANTED_EXPOSED = 0.4
 WANTED_ADDED = 15e-6
 _CLOSE, _CLOSE_CODED = 1e-4, 2e-2
 _SMALL = 4
@@ -136,6 +138,13 @@ def _judge_ddp(figures: Figures) -> Iterator[Verdict]:
                     f"DDP {case[3]}, {case[2]} ranks, {name}: Gloo takes {ratio:.2f}x as long, {WANTED_RATIO:g}x wanted"
                 )
                 yield Verdict(text=text, is_reached=ratio >= WANTED_RATIO)
+        ratio = samples.ratio((*case, ZERO_COPY, "exposed"), (*case, GLOO, "exposed"))
+        if ratio is not None:
+            text = (
+                f"DDP {case[3]}, {case[2]} ranks, exposed communication: zero-copy takes {ratio:.2f} of Gloo's time, "
+                f"{WANTED_EXPOSED:g} wanted"
+            )
+            yield Verdict(text=text, is_reached=ratio <= WANTED_EXPOSED)
 
 
 def _judge_calls(figures: Figures) -> Iterator[Verdict]:
@@ -168,7 +177,7 @@ def find_faults(figures: Figures) -> list[str]:
         loss = float(record["losses"][-1])
         # the batches, and so the losses, are those of a number of ranks: the same ones for DDP and FSDP
         wanted = expected.setdefault((str(record["ranks"]), record["model"]), loss)
-        close = _CLOSE if record["side"] in (OURS, GLOO) else _CLOSE_CODED
+        close = _CLOSE if record["side"] in (OURS, GLOO, ZERO_COPY) else _CLOSE_CODED
         if not abs(loss - wanted) <= close * abs(wanted):
             faults.append(f"{_title(_case(record), record['side'])}: expected a loss of {wanted:.6f}, got {loss:.6f}")
     return faults

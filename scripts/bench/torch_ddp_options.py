@@ -13,6 +13,8 @@ from scripts.bench.options import Parser, check_target, fill, some_of
 
 PARTS = ("calls", "ddp", "fsdp", "link")
 VOCABULARY = 256
+ZERO_COPY = "zero-copy"
+"""The side of ``asyncpar.torch.DistributedDataParallel``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,12 @@ def parse_arguments(given: Sequence[str] | None = None, *, description: str | No
     parser.add_argument("--budget", type=float, help=f"seconds per figure and round (default: {_FULL['budget']})")
     parser.add_argument("--megabits", type=int, help=f"speed of the link (default: {_FULL['megabits']})")
     parser.add_argument("--codec", help=f"of the gradient hook on the link (default: {_FULL['codec']})")
-    parser.add_argument("--sides", default="gloo,asyncpar", help="default: gloo,asyncpar")
+    parser.add_argument("--sides", default=f"gloo,asyncpar,{ZERO_COPY}", help=f"default: gloo,asyncpar,{ZERO_COPY}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: does it run at all?")
     parser.add_argument("--json", type=Path, help="write all figures into this file, too")
     arguments = parser.parse_args(given)
     fill(arguments, _QUICK if arguments.quick else _FULL)
-    for name, known in (("parts", PARTS), ("models", tuple(SIZES)), ("sides", ("gloo", "asyncpar"))):
+    for name, known in (("parts", PARTS), ("models", tuple(SIZES)), ("sides", ("gloo", "asyncpar", ZERO_COPY))):
         setattr(arguments, name, some_of(parser, f"--{name}", getattr(arguments, name), known))
     try:
         arguments.ranks = [int(ranks) for ranks in arguments.ranks.split(",")]

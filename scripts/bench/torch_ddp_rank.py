@@ -116,7 +116,11 @@ def records(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     for model in arguments.models.split(","):
         if "ddp" in parts:
             hook = hook_of(arguments.codec)
-            yield {"what": "ddp", "model": model, **measure_ddp(SIZES[model], hook, arguments.budget)}
+            yield {
+                "what": "ddp",
+                "model": model,
+                **measure_ddp(SIZES[model], hook, arguments.budget, is_zero_copy=arguments.zero_copy),
+            }
         if "fsdp" in parts:
             yield {"what": "fsdp", "model": model, **measure_fsdp(SIZES[model], arguments.budget)}
 
@@ -130,6 +134,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="4")
     parser.add_argument("--budget", type=float, required=True)
     parser.add_argument("--codec")
+    parser.add_argument("--zero-copy", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.backend == "asyncpar":

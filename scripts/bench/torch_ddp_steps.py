@@ -91,21 +91,33 @@ class Training:
         return (losses / dist.get_world_size()).tolist()  # type: ignore[no-any-return]
 
 
-def measure_ddp(size: Size, hook: tuple[Any, Any] | None, budget: float) -> dict[str, object]:
-    """Return the figures of DDP, with a communication hook and its state if ``hook`` says so.
+def measure_ddp(
+    size: Size, hook: tuple[Any, Any] | None, budget: float, *, is_zero_copy: bool = False
+) -> dict[str, object]:
+    """Return the figures of DDP, asyncpar's own if ``is_zero_copy``, with a communication hook and its state, or none.
 
     ``alone`` is one all_reduce for each of DDP's buckets, as large and in the same order, with nothing beside them.
     """
-    training = Training(size, lambda model: nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True))
+    training = Training(size, _copies_none if is_zero_copy else _copies_once)
     if hook is not None:
         training.model.register_comm_hook(*hook)
     losses = training.check()
-    sizes = bucket_sizes(training.model)
+    sizes = training.model.bucket_sizes if is_zero_copy else bucket_sizes(training.model)
     buckets = [torch.zeros(count // 4) for count in sizes]
     kinds: dict[str, Step] = {"step": training.step, "compute": lambda: training.step(without=training.model.no_sync)}
     if hook is None:
         kinds["alone"] = lambda: reduce_all(buckets)
     return {**time_in_turn(kinds, budget), **_describe(training.model), "buckets": sizes, "losses": losses}
+
+
+def _copies_once(model: Transformer) -> Any:
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _copies_none(model: Transformer) -> Any:
+    from asyncpar.torch import DistributedDataParallel
+
+    return DistributedDataParallel(model)
 
 
 def measure_fsdp(size: Size, budget: float) -> dict[str, object]:

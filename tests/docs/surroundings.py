@@ -296,4 +296,15 @@ dist.destroy_process_group()
         {"...\n": "model(torch.ones(2, 4)).sum().backward()\n"},
         needs="torch",
     ),
+    ("docs/torch.md", "import asyncpar.torch\n\nmodel = asyncpar.torch.DistributedDataParallel"): Surroundings(
+        f"""{_TORCH_WORLD}
+import torch.distributed as dist
+
+dist.init_process_group("asyncpar")
+module, inputs = torch.nn.Linear(4, 4), torch.ones(2, 4)
+BLOCK
+dist.destroy_process_group()
+""",
+        needs="torch",
+    ),
 }

@@ -23,7 +23,7 @@ from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.reducer import MINIMUM_BYTES, HookReducer, HookSettings, Hosts
 from asyncpar.torch.hook.state import HookMemory, HookStatistics, HookTally, ParameterNames
-from asyncpar.torch.process_group import ProcessGroup
+from asyncpar.torch.process_group import own_group
 from asyncpar.torch.work import Work
 
 _OPERATION = "gradient_hook"
@@ -60,7 +60,7 @@ class GradientHook:
         hosts: Hosts = True,
         parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     ) -> None:
-        self._group = _checked(group)
+        self._group = own_group(group, "GradientHook")
         self._settings = HookSettings(
             compression=GradientCompressionConfig(codec=codec, error_feedback=error_feedback),
             minimum_bytes=minimum_bytes,
@@ -154,24 +154,6 @@ def gradient_hook(state: GradientHook, bucket: dist.GradBucket) -> Future[torch.
             'call model.register_comm_hook(asyncpar.torch.GradientHook(codec="int8"), asyncpar.torch.gradient_hook)'
         )
     return state.reduce(bucket)
-
-
-def _checked(group: dist.ProcessGroup | None) -> ProcessGroup:
-    """Return the process group as what it must be."""
-    found = group
-    if group is None:
-        if not dist.is_initialized():
-            raise UsageError(
-                'GradientHook: there is no process group yet; call dist.init_process_group("asyncpar") first'
-            )
-        found = dist.group.WORLD
-    if not isinstance(found, ProcessGroup):
-        name = type(found).__name__ if not isinstance(found, dist.ProcessGroup) else dist.get_backend(found)
-        raise UsageError(
-            f"group: expected a process group of the backend asyncpar, got {name}; "
-            'make it by dist.init_process_group("asyncpar") or dist.new_group(backend="asyncpar")'
-        )
-    return found
 
 
 def _only(done: Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -1,0 +1,208 @@
+"""DistributedDataParallel without copies in and out of buckets.
+
+model = asyncpar.torch.DistributedDataParallel(module)      # in place of torch.nn.parallel.DistributedDataParallel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from asyncpar.agreement.errors import SettingsDiffer
+from asyncpar.agreement.exchanges import ALL, find_difference
+from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
+from asyncpar.torch.errors import as_torch
+from asyncpar.torch.process_group import ProcessGroup, own_group
+from asyncpar.torch.replicas.buckets import Replicated
+from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
+
+_NAME = "DistributedDataParallel"
+_ERROR = "error"
+_MIB = 1 << 20
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """``module`` on all ranks of a group, whose gradients are averaged over ranks during ``backward``.
+
+    For modules in the CPU's memory, with the arguments, the semantics and the ``state_dict`` of torch's class of this
+    name.  Gradients are views of buckets in memory that the ranks of a host share: they are reduced in place, and the
+    optimizer reads them there.  After ``zero_grad(set_to_none=True)`` the next backward restores the views.
+
+    Parameters and buffers are compared over ranks and then copied from rank 0.  ``bucket_cap_mb`` (MiB) bounds a
+    bucket; the first holds 1 MiB, and after the first step buckets follow the order in which gradients became final in
+    it on rank 0.  With ``find_unused_parameters`` each backward may leave parameters out, which then count as zero on
+    this rank; those that no rank has used keep the gradient that they have.  ``static_graph`` says that all backward
+    passes are alike: parameters that the first one leaves out are never waited for, and checkpointing may accumulate
+    gradients several times.  ``broadcast_buffers`` copies buffers from rank 0 before each forward that follows one with
+    reduction.
+
+    Whether a backward reduces is decided by the last forward before it: inside ``no_sync()`` it does not.  What goes
+    wrong on one rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others;
+    parameters and optimizer are as before then, and gradients undefined: zero them.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float = 25,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        init_sync: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise as_torch(UsageError(f"module: expected a torch.nn.Module, got {type(module).__name__}"), _NAME)
+        if not bucket_cap_mb * _MIB >= 1:
+            raise as_torch(UsageError(f"bucket_cap_mb: expected a positive number of MiB, got {bucket_cap_mb}"), _NAME)
+        group = own_group(process_group, _NAME)
+        self.module = module
+        self.process_group = group
+        self.require_backward_grad_sync = True
+        self._copies_buffers = broadcast_buffers
+        self._is_copy_due = True
+        """Do the next forward's buffers come from rank 0?"""
+        settings = ReducerSettings(
+            bucket_bytes=int(bucket_cap_mb * _MIB), finds_unused=find_unused_parameters, is_static=static_graph
+        )
+        reducer = _agreed_reducer(module, group, settings)
+        self._reducer = reducer
+        self._replicated = reducer.replicated
+        if init_sync:
+            _copy_from_first([*module.parameters(), *module.buffers()], group)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module's forward."""
+        reducer = self._reducer
+        reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
+        buffers = [*self.module.buffers()] if self._copies_buffers and self._is_copy_due else []
+        owed = len(buffers)
+        reducer.is_on = reduces
+        try:
+            self._check_parameters()
+            owed = 0
+            _copy_from_first(buffers, self.process_group)
+            if reduces:
+                reducer.adopt_order()
+            outputs = self.module(*inputs, **kwargs)
+        except BaseException as error:
+            _refuse_copies(owed, self.process_group, error)
+            if reduces:
+                reducer.fail(error)
+            raise
+        self._is_copy_due = reduces
+        if reduces:
+            reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes of forwards in this block accumulate gradients on this rank, without reduction."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @property
+    def bucket_sizes(self) -> list[int]:
+        """Bytes of the buckets, in the order in which they are reduced."""
+        return self._reducer.bucket_sizes
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise UsageError("DistributedDataParallel: it cannot be copied or pickled; use its module, or state_dict()")
+
+    def _check_parameters(self) -> None:
+        """Raise ``UsageError`` if the module has other parameters than when it was wrapped."""
+        for each in self._replicated:
+            each.check()
+        now = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        if [*map(id, now)] != [id(each.parameter) for each in self._replicated]:
+            raise UsageError(
+                f"parameters: expected the {len(self._replicated)} that require gradients, as when the module was "
+                f"wrapped, got {len(now)}, not all of them the same; change parameters before "
+                "DistributedDataParallel(module), or wrap it again"
+            )
+
+
+def _agreed_reducer(module: torch.nn.Module, group: ProcessGroup, settings: ReducerSettings) -> GradientReducer:
+    """Return the reducer of ``module``, once all ranks have said that they have an equal one.
+
+    Raises ``SettingsDiffer`` on all ranks, which names the first difference, and on the others what one rank refuses.
+    """
+    reducer, failure = None, None
+    told: dict[str, list[str]] = {ALL: [], _ERROR: []}
+    try:
+        reducer = GradientReducer(group, _replicated(module), settings)
+        told[ALL] = [f"{settings}", *_lines(module)]
+    except Exception as error:  # noqa: BLE001  # raised below, when the others know
+        failure, told[_ERROR] = error, [f"{type(error).__name__}: {error}"]
+    everyone = _exchange(group, told)
+    if failure is not None:
+        raise as_torch(failure, _NAME)
+    assert reducer is not None, "there is one, or an error"
+    ranks = group.communicator.ranks
+    for rank, other in zip(ranks, everyone, strict=True):
+        if other[_ERROR]:
+            raise as_torch(PeerCancelled(f"{_NAME}: rank {rank} cannot take part: {other[_ERROR][0]}", rank=rank))
+    difference = find_difference(everyone, {ALL: (range(len(ranks)),)}, ranks)
+    if difference is not None:
+        raise as_torch(SettingsDiffer(str(difference)))
+    return reducer
+
+
+def _exchange(group: ProcessGroup, told: dict[str, list[str]]) -> Sequence[dict[str, list[str]]]:
+    communicator = group.communicator
+    found: list[dict[str, list[str]]] = []
+
+    async def exchange() -> None:
+        found.extend(await communicator.all_gather_object(told, wanted=dict[str, list[str]]))
+
+    try:
+        group.call(exchange, _NAME)
+    except AsyncparError as error:
+        raise as_torch(error, _NAME) from None
+    return found
+
+
+def _replicated(module: torch.nn.Module) -> list[Replicated]:
+    """Describe the parameters of ``module`` that require gradients, each once."""
+    names = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    places: dict[torch.nn.Parameter, tuple[torch.nn.Module, str]] = {}
+    for owner in module.modules():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, (owner, attribute))
+    if not names:
+        raise UsageError("module: expected parameters that require gradients, got none; it needs no wrapper")
+    return [
+        Replicated.of(index, name, parameter, *places[parameter])
+        for index, (parameter, name) in enumerate(names.items())
+    ]
+
+
+def _lines(module: torch.nn.Module) -> Iterator[str]:
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, tensor in tensors:
+            grad = "" if kind == "buffer" or tensor.requires_grad else ", frozen"
+            yield f"{kind} {name} {tensor.dtype}{list(tensor.shape)}{grad}"
+
+
+def _copy_from_first(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+    """Overwrite ``tensors`` with those of the first rank."""
+    works = [dist.broadcast(tensor.detach(), group_src=0, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+
+
+def _refuse_copies(count: int, group: ProcessGroup, error: BaseException) -> None:
+    """End ``count`` copies on the other ranks."""
+    for _ in range(count):
+        group.refuse("broadcast", error, lambda: group.communicator.refuse("broadcast", error))

@@ -1,0 +1,372 @@
+"""Reduce the gradients of replicas while a backward pass goes on.
+
+Theory of operation.  A hook of each parameter moves the gradient into its bucket.  A bucket whose gradients are all
+final is reduced in place, by one all-reduce; buckets begin in the order of the plan, which is the same on all ranks.
+The pass ends when all buckets are reduced.  Where ranks must agree on more (which parameters were used; the order in
+which gradients became final, for the next plan), one all-reduce of ``_Words`` follows the buckets.
+
+So a step is a known sequence of collectives.  A rank that cannot go on takes the places of those that it has not begun,
+with the reason (``fail``); they end on the other ranks, and the next step meets.  Gradients of a step that failed are
+undefined, as some buckets may be reduced; parameters are not touched.
+
+``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets are there, and ranks agree
+thrice per step, which costs what this saves.  Its plan of buckets is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.torch.process_group import ProcessGroup
+from asyncpar.torch.replicas.backward import PassEnd
+from asyncpar.torch.replicas.buckets import GradientBucket, Replicated, make_buckets, plan
+from asyncpar.torch.work import Work
+
+_OPERATION = "all_reduce"
+_AT_ONCE: Any = SimpleNamespace(asyncOp=False, timeout=None)
+"""Do what can be done in the calling thread, which computes the backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducerSettings:
+    """Settings that are equal on all ranks."""
+
+    bucket_bytes: int
+    finds_unused: bool
+    is_static: bool
+
+
+@dataclass(slots=True)
+class _GradientPass:
+    """One backward pass that reduces gradients."""
+
+    count: int
+    ready: list[bool] = field(init=False)
+    calls: list[int] = field(init=False)
+    """How often the gradient of each parameter was accumulated."""
+    order: list[int] = field(default_factory=list)
+    begun: int = 0
+    """The number of buckets begun."""
+    works: list[Work] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ready = [False] * self.count
+        self.calls = [0] * self.count
+
+
+class GradientReducer:
+    """Averages the gradients of ``replicated`` over ``group``; the hooks live as long as this object."""
+
+    def __init__(self, group: ProcessGroup, replicated: Sequence[Replicated], settings: ReducerSettings) -> None:
+        self._group = group
+        self.replicated = tuple(replicated)
+        self._settings = settings
+        self._plan = plan(replicated, settings.bucket_bytes)
+        self._adopt(self._make_buckets())
+        self.is_on = False
+        """Do backward passes reduce gradients?  Else they accumulate on this rank."""
+        self._used = np.zeros(len(self.replicated), np.bool_)
+        """Parameters with gradients on this rank since the last step."""
+        self._expected: list[int] | None = None
+        """With a static graph: how often each gradient is accumulated in a pass, once that is known."""
+        self._next_order: list[str] | None = None
+        self._has_order = False
+        self._pass: _GradientPass | None = None
+        self._end: weakref.ref[PassEnd] | None = None
+        self._left: list[Work] = []
+        """Operations of passes that failed here, which may still be under way."""
+        self._own = weakref.ref(self)
+        handles = [
+            each.parameter.register_post_accumulate_grad_hook(_hook(self._own, index))
+            for index, each in enumerate(self.replicated)
+        ]
+        weakref.finalize(self, _remove, handles).atexit = False
+
+    @property
+    def bucket_sizes(self) -> list[int]:
+        """Bytes of the buckets, in the order in which they are reduced."""
+        return [bucket.array.nbytes for bucket in self._buckets]
+
+    def watch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Learn when a backward pass begins through ``tensors``, outputs of the module."""
+        own = self._own
+        for tensor in tensors:
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(lambda _: _enter(own))
+
+    def adopt_order(self) -> None:
+        """Make the buckets anew in the order of the first pass, if it was another; gradients keep their values."""
+        order, self._next_order = self._next_order, None
+        if order is None:
+            return
+        self._plan = plan(self.replicated, self._settings.bucket_bytes, order)  # the others have it even if this raises
+        if self._plan.buckets == tuple(bucket.bucket for bucket in self._buckets):
+            return
+        self._await_left()
+        self._next_order = order
+        self._adopt(self._make_buckets())
+        self._next_order = None
+
+    def fail(self, error: BaseException) -> None:
+        """End what this rank has not begun of the step on all ranks, with the reason ``error``."""
+        done, self._pass = self._pass, None
+        self._end = None
+        begun = 0
+        if done is not None:
+            begun = done.begun
+            self._left += done.works
+            done.works = []
+        self._used[:] = False
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.members)
+        communicator = self._group.communicator
+        if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
+            error = UsageError(str(error))
+        owed = len(self._plan.buckets) - begun + self._exchanges_words
+        for _ in range(owed):
+            self._group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
+
+    # -- in a backward pass ------------------------------------------------------------------------------------------
+
+    def on_gradient(self, index: int) -> None:
+        """Take the gradient of parameter ``index``, which autograd has accumulated."""
+        self._used[index] = True
+        bucket = self._bucket_of[index]
+        if not self.is_on:
+            if bucket is not None:
+                bucket.take(self.replicated[index])
+            return
+        self.enter()
+        try:
+            now = self._pass
+            if now is None:
+                self._await_left()
+                self.adopt_order()
+                bucket = self._bucket_of[index]
+                now = self._pass = _GradientPass(len(self.replicated))
+            if bucket is not None:
+                bucket.take(self.replicated[index])
+            if self._is_final(now, index):
+                self._set_ready(now, index, bucket)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def enter(self) -> None:
+        """Learn of the end of this pass, if it is not known yet."""
+        if self.is_on and (self._end is None or self._end() is None):
+            own = self._own
+            self._end = weakref.ref(PassEnd(lambda: _end(own), lambda: _lose(own)))
+
+    def end(self) -> None:
+        """Complete the step: reduce what is left, and wait for all of it."""
+        now = self._pass
+        self._end = None
+        if now is None:
+            return
+        try:
+            absent = self._absent(now)
+            for index in absent:
+                bucket = self._bucket_of[index]
+                if bucket is not None:
+                    bucket.fill_in(self.replicated[index])
+                    bucket.missing -= 1
+            self._begin_full(now, is_last=True)
+            words = self._begin_words(now, absent) if self._exchanges_words else None
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._pass = None
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.members)
+        _wait(now.works)
+        used = self._used
+        if words is not None:
+            used = self._learn(words)
+        for index in absent:
+            bucket = self._bucket_of[index]
+            if used[index] and bucket is not None:
+                self.replicated[index].parameter.grad = bucket.views[index]
+        self._used[:] = False
+
+    def lose(self) -> None:
+        """Tell the other ranks that an exception has ended the pass."""
+        if self._end is not None:  # it has not failed here before
+            self.fail(UsageError("an exception has ended the backward pass of this rank; see its traceback there"))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _make_buckets(self) -> list[GradientBucket]:
+        return make_buckets(self._plan, self.replicated, self._group.communicator, self._group.thread)
+
+    def _adopt(self, buckets: list[GradientBucket]) -> None:
+        """Use ``buckets`` from now on."""
+        self._buckets = buckets
+        self._bucket_of: list[GradientBucket | None] = [None] * len(self.replicated)
+        for bucket in buckets:
+            for member in bucket.members:
+                self._bucket_of[member.index] = bucket
+                if member.parameter.grad is not None:
+                    bucket.take(member)
+
+    @property
+    def _exchanges_words(self) -> bool:
+        """Do ranks exchange words at the end of this step?"""
+        return self._settings.finds_unused or not self._has_order
+
+    @property
+    def _is_recording(self) -> bool:
+        """Is this the first step of a static graph?"""
+        return self._settings.is_static and self._expected is None
+
+    def _is_final(self, now: _GradientPass, index: int) -> bool:
+        """Is the gradient final that was accumulated just now?"""
+        now.calls[index] += 1
+        if self._settings.is_static:
+            return now.calls[index] == (1 if self._expected is None else self._expected[index])
+        if now.ready[index]:
+            raise UsageError(
+                f"parameter {self.replicated[index].name}: expected one gradient in a backward pass, got another; "
+                "pass static_graph=True to DistributedDataParallel where checkpointing computes parts of it again"
+            )
+        return True
+
+    def _set_ready(self, now: _GradientPass, index: int, bucket: GradientBucket | None) -> None:
+        now.ready[index] = True
+        now.order.append(index)
+        if bucket is not None:
+            bucket.missing -= 1
+            if not bucket.missing and not self._is_recording:
+                self._begin_full(now)
+
+    def _begin_full(self, now: _GradientPass, *, is_last: bool = False) -> None:
+        """Begin the buckets whose turn it is and whose gradients are all there."""
+        buckets = self._buckets
+        while now.begun < len(buckets) and not buckets[now.begun].missing:
+            bucket = buckets[now.begun]
+            now.works.append(self._begin(bucket.array, "mean", [bucket.flat]))
+            now.begun += 1
+        assert not is_last or now.begun == len(buckets), "all gradients are there"
+
+    def _begin(self, array: NDArray[Any], op: str, tensors: Sequence[torch.Tensor]) -> Work:
+        communicator = self._group.communicator
+        return self._group.start(
+            lambda: communicator.all_reduce(array, op), tensors, operation=_OPERATION, options=_AT_ONCE
+        )
+
+    def _absent(self, now: _GradientPass) -> list[int]:
+        """Return the parameters without a final gradient.  Raises ``UsageError`` where all must have one."""
+        absent = [index for index, is_ready in enumerate(now.ready) if not is_ready]
+        if self._is_recording or not absent:
+            return absent
+        if self._expected is None:
+            if self._settings.finds_unused:
+                return absent
+            name = self.replicated[absent[0]].name
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise UsageError(
+                f"parameter {name}{more}: expected a gradient in each backward pass, got none; pass "
+                "find_unused_parameters=True to DistributedDataParallel, or use it in forward on every rank"
+            )
+        odd = [index for index in absent if self._expected[index]]
+        if odd:
+            raise UsageError(
+                f"parameter {self.replicated[odd[0]].name}: expected {self._expected[odd[0]]} gradients, as in the "
+                f"first step, got {now.calls[odd[0]]}; the graph changes, so pass static_graph=False"
+            )
+        return absent
+
+    def _begin_words(self, now: _GradientPass, absent: Sequence[int]) -> NDArray[Any]:
+        """Begin to exchange which parameters were used and, in the first step, the order and numbers of gradients."""
+        count = len(self.replicated)
+        words = np.zeros(count if self._has_order else 4 * count, np.int32)
+        words[:count] = self._used
+        if not self._has_order:
+            if self._group.communicator.rank == 0:
+                words[count : 2 * count] = [*now.order, *absent]
+            words[2 * count : 3 * count] = now.calls
+            words[3 * count :] = np.negative(now.calls)
+        now.works.append(self._begin(words, "max", []))
+        return words
+
+    def _learn(self, words: NDArray[Any]) -> NDArray[Any]:
+        """Take what the ranks have agreed on; return which parameters were used on some rank."""
+        count = len(self.replicated)
+        if not self._has_order:
+            order, most, least = words[count : 2 * count], words[2 * count : 3 * count], -words[3 * count :]
+            if self._settings.is_static:
+                odd = np.flatnonzero(most != least)
+                if len(odd):
+                    raise UsageError(
+                        f"parameter {self.replicated[odd[0]].name}: expected as many gradients on all ranks, got "
+                        f"{least[odd[0]]} to {most[odd[0]]}; pass static_graph=False where ranks differ"
+                    )
+                self._expected = most.tolist()
+            self._has_order = True
+            self._next_order = [self.replicated[index].name for index in order]
+        return words[:count]
+
+    def _await_left(self) -> None:
+        """Wait for operations of a pass that failed, whose errors were raised then."""
+        left, self._left = self._left, []
+        for work in left:
+            with suppress(Exception):
+                work.wait()
+
+
+def _wait(works: Sequence[Work]) -> None:
+    """Wait for all works, then raise the error that says most."""
+    errors: list[BaseException] = []
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:  # noqa: BLE001  # raised below, when nothing is under way any more
+            errors.append(error)
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, PeerCancelled))
+
+
+# -- what autograd calls: none of it keeps the reducer ---------------------------------------------------------------
+
+
+def _hook(own: weakref.ref[GradientReducer], index: int) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        reducer = own()
+        if reducer is not None:
+            reducer.on_gradient(index)
+
+    return hook
+
+
+def _enter(own: weakref.ref[GradientReducer]) -> None:
+    reducer = own()
+    if reducer is not None:
+        reducer.enter()
+
+
+def _end(own: weakref.ref[GradientReducer]) -> None:
+    reducer = own()
+    if reducer is not None:
+        reducer.end()
+
+
+def _lose(own: weakref.ref[GradientReducer]) -> None:
+    reducer = own()
+    if reducer is not None:
+        reducer.lose()
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
