@@ -37,6 +37,7 @@ from asyncpar.engines.mesh import ClusterMesh, open_mesh, serve_actors
 from asyncpar.engines.output import Console
 from asyncpar.engines.polled_place import check_process, pass_events_on
 from asyncpar.errors import LaunchError, UsageError
+from asyncpar.launch.doctor.dask_probe import is_import_error
 from asyncpar.net.membership.host import route_to
 from asyncpar.net.transport.rpc import is_loopback
 
@@ -48,6 +49,11 @@ ASK_SECONDS: Final = 0.1
 """Seconds between two questions for workers."""
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks at which workers there are."""
+ANSWER_SECONDS: Final = 30.0
+"""Seconds that a worker has to answer before anything runs there; it imports asyncpar first."""
+_MOST_MISSES: Final = 3
+"""Workers that may be gone when they are asked, before the job is given up."""
+_LOOK_AT_ALL: Final = "`asyncpar doctor --dask ADDRESS` looks at all"
 _END_SECONDS: Final = 10.0
 _BUSY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -70,6 +76,7 @@ class DaskEngine(PlacementEngine):
         self._polls: set[asyncio.Task[None]] = set()
         self._holds: list[Any] = []
         self._gone: set[int] = set()
+        self._misses = 0
 
     async def allocate(self, spec: JobSpec) -> Sequence[Place]:
         loop = asyncio.get_running_loop()
@@ -98,10 +105,14 @@ class DaskEngine(PlacementEngine):
         address, number = self._addresses[order.number], order.number
         self._numbers[address] = number
         try:
-            await self._on_worker(
-                address, dask_worker.start_place, order.job, number, Secret(encode(order)), self._on_loop
-            )
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._on_worker(
+                    address, dask_worker.start_place, order.job, number, Secret(encode(order)), self._on_loop
+                )
+        except TimeoutError as error:
+            raise LaunchError(f"{place.name} gives no answer within {ANSWER_SECONDS:g} s") from error
         except OSError as error:
+            self._gone.add(number)
             raise LaunchError(f"{place.name} is not reached: {error}") from error
         poll = asyncio.create_task(self._poll(address, number, take), name=f"asyncpar events of {address}")
         self._polls.add(poll)
@@ -136,9 +147,11 @@ class DaskEngine(PlacementEngine):
             for address, number in self._numbers.items()
             if number not in self._gone
         ]
-        with suppress(OSError, TimeoutError):  # the scheduler is gone: places end by themselves
+        with suppress(OSError):  # a worker hangs, or the scheduler is gone: places end by themselves
             async with asyncio.timeout(_END_SECONDS):
                 await asyncio.gather(*ends, return_exceptions=True)
+        with suppress(OSError):
+            async with asyncio.timeout(_END_SECONDS):
                 for hold in self._holds:
                     await hold.cancel()
                 await self._on_scheduler(dask_scheduler.release_workers, self._job)
@@ -161,13 +174,19 @@ class DaskEngine(PlacementEngine):
         return list(self._wanted)
 
     async def _describe(self, per_place: int) -> list[Place]:
-        """Return the places on the workers that this job holds; [] if one of them is gone."""
-        described = await self._client._run(  # the coroutine behind run
-            dask_worker.describe_worker, workers=list(self._addresses), on_error="return"
-        )
+        """Return the places on the workers that this job holds; [] if one of them is gone.
+
+        Raises ``LaunchError`` for a worker that does not answer, and if workers die again and again.
+        """
+        answers = await asyncio.gather(*(self._describe_worker(address) for address in self._addresses))
+        described = dict(zip(self._addresses, answers, strict=True))
         for address, worker in described.items():
             if isinstance(worker, OSError):
                 await self._on_scheduler(dask_scheduler.release_workers, self._job)
+                self._misses += 1
+                if isinstance(worker, TimeoutError) or self._misses == _MOST_MISSES:
+                    cause = str(worker) or f"no answer within {ANSWER_SECONDS:g} s"
+                    raise LaunchError(f"Dask's worker {address} cannot start ranks: {cause}; {_LOOK_AT_ALL}")
                 return []
             _check_worker(address, worker)
         return [
@@ -179,6 +198,17 @@ class DaskEngine(PlacementEngine):
             )
             for address in self._addresses
         ]
+
+    async def _describe_worker(self, address: str) -> Any:
+        """Return the description of a worker, or its exception."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answers = await self._client._run(  # the coroutine behind run
+                    dask_worker.describe_worker, workers=[address], on_error="return"
+                )
+        except OSError as error:
+            return error
+        return answers[address]
 
     async def _poll(self, address: str, number: int, take: Callable[[PlaceEvent], None]) -> None:
         ask = partial(self._on_worker, address, dask_worker.place_events, self._job, number)
@@ -203,13 +233,7 @@ class DaskEngine(PlacementEngine):
             self._lost.put_nowait(PlaceLost(number, cause))
 
     async def _on_scheduler(self, function: Callable[..., T], *arguments: Any) -> T:
-        try:
-            result: T = await self._client._run_on_scheduler(function, *arguments)
-        except ImportError as error:
-            raise UsageError(
-                f"Dask's scheduler lacks asyncpar ({error}); install asyncpar {__version__} there, and on all workers"
-            ) from error
-        return result
+        return await _on_scheduler(self._client, function, *arguments)
 
     async def _on_worker(self, address: str, function: Callable[..., Any], *arguments: Any) -> Any:
         answers = await self._client._run(function, *arguments, workers=[address])
@@ -228,10 +252,26 @@ class DaskHandle(Handle):
         await self._engine.tell(self._address, self._number, command)
 
 
+async def _on_scheduler(client: Client, function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        result: T = await client._run_on_scheduler(function, *arguments)
+    except Exception as error:
+        if not is_import_error(error):
+            raise
+        raise UsageError(
+            f"Dask's scheduler lacks this asyncpar ({error}); install asyncpar {__version__} there and on all "
+            f"workers; {_LOOK_AT_ALL}"
+        ) from error
+    return result
+
+
 def _check_worker(address: str, worker: Any) -> None:
     """Raise ``UsageError`` unless the worker has what the caller has."""
-    if isinstance(worker, ImportError):
-        raise UsageError(f"Dask's worker {address} lacks asyncpar ({worker}); install asyncpar {__version__} there")
+    if isinstance(worker, Exception) and is_import_error(worker):
+        raise UsageError(
+            f"Dask's worker {address} lacks this asyncpar ({worker}); install asyncpar {__version__} there; "
+            f"{_LOOK_AT_ALL}"
+        )
     if isinstance(worker, Exception):
         raise UsageError(f"Dask's worker {address} cannot run asyncpar: {type(worker).__name__}: {worker}")
     check_process(f"Dask's worker {address}", worker)
@@ -348,7 +388,7 @@ async def _spec(
     if ranks is None:
         found: Sequence[str] = workers or ()
         if workers is None:
-            found = await _on_loop_of(client, lambda: client._run_on_scheduler(dask_scheduler.list_workers))
+            found = await _on_loop_of(client, lambda: _on_scheduler(client, dask_scheduler.list_workers))
         ranks = max(1, len(found)) * per_worker
     pickle = function is not serve_actors
     options.setdefault("per_place", per_worker)

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from typing import Any
+
 import asyncpar as ap
+
+
+async def die(*_: Any, dask_worker: Any = None) -> None:
+    """Kill the worker that this runs on."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def die_as_second(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:
+    """Start the first place, and kill the worker of the second."""
+    from asyncpar.engines.dask_worker import start_place
+
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await start_place(job, number, order, on_loop, dask_worker=dask_worker)
+
+
+def count_places(dask_worker: Any = None) -> int:
+    """Return how many agents a worker has."""
+    return len(dask_worker.__dict__.get("_asyncpar_places", ()))
 
 
 class WorkerActor(ap.Actor):

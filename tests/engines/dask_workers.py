@@ -1,7 +1,8 @@
-"""Workers of Dask that differ from the caller: processes of their own, with what a folder has in front of all else."""
+"""Workers and schedulers of Dask that differ from the caller: processes with what a folder has in front of all else."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,44 @@ def start_worker(client: Any, folder: Path, *options: str) -> Iterator[str]:
     """Start a worker that imports from ``folder`` first, and wait until the scheduler knows it; yields its address."""
     command = [sys.executable, "-m", "dask", "worker", client.scheduler.address, "--no-nanny", "--no-dashboard"]
     command += ["--nthreads", "1", "--name", folder.name, "--local-directory", str(folder), *options]
-    with (folder / "worker.log").open("wb") as log:
-        worker = subprocess.Popen(
+    with _start(command, folder) as worker:
+        deadline = time.monotonic() + 60.0
+        while not (found := _find_worker(client, folder.name)):
+            assert worker.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield found
+
+
+@contextmanager
+def start_scheduler(folder: Path) -> Iterator[str]:
+    """Start a scheduler that imports from ``folder`` first; yields its address."""
+    file = folder / "scheduler.json"
+    command = [
+        sys.executable,
+        "-m",
+        "dask",
+        "scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--dashboard-address",
+        "127.0.0.1:0",
+    ]
+    with _start([*command, "--scheduler-file", str(file)], folder) as scheduler:
+        deadline = time.monotonic() + 60.0
+        while not (file.exists() and file.read_text().endswith("}")):
+            assert scheduler.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield json.loads(file.read_text())["address"]
+
+
+@contextmanager
+def _start(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
             command,
             cwd=folder,  # python -m imports from there
             env=os.environ | {"PYTHONPATH": str(folder)},
@@ -27,15 +64,10 @@ def start_worker(client: Any, folder: Path, *options: str) -> Iterator[str]:
             stderr=log,
         )
     try:
-        deadline = time.monotonic() + 60.0
-        while not (found := _find_worker(client, folder.name)):
-            assert worker.poll() is None, (folder / "worker.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield found
+        yield process
     finally:
-        worker.kill()
-        worker.wait()
+        process.kill()
+        process.wait()
 
 
 def write_other_asyncpar(folder: Path, source: str, version: str = "9.9") -> None:

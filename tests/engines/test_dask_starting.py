@@ -1,0 +1,135 @@
+"""Workers of Dask that die or hang before ranks run there, or that have another Python or asyncpar than the caller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncpar as ap
+from asyncpar.engines import dask as engine
+from asyncpar.engines import dask_worker
+from asyncpar.testing import engine_programs as programs
+from tests.engines import dask_programs
+from tests.engines.consoles import RecordingConsole
+from tests.engines.dask_workers import start_scheduler, start_worker, write_other_asyncpar
+
+distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+async def launch(client: Any, ranks: int = 2, **options: Any) -> list[Any]:
+    return await ap.dask.launch(client, programs.add, 1, 2, ranks=ranks, console=RecordingConsole(), **options)
+
+
+def find_workers(client: Any) -> set[str]:
+    return set(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def wait_for_workers(client: Any, dead: Collection[str]) -> None:
+    """Wait until nannies have replaced the ``dead`` ones."""
+    deadline = time.monotonic() + 60.0
+    while len(found := find_workers(client)) < 2 or found & set(dead):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+
+
+async def check_that_nothing_is_left(client: Any, dead: Collection[str] = ()) -> None:
+    """The workers have no agents, no job holds them, and the next job runs."""
+    wait_for_workers(client, dead)
+    assert set(client.run(dask_programs.count_places).values()) == {0}
+    assert client.run_on_scheduler(_gangs) == 0
+    assert await launch(client) == [3, 1003]
+
+
+def _gangs(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.extensions["asyncpar-gangs"].gangs)
+
+
+@pytest.mark.parametrize(("death", "lost"), [(dask_programs.die_as_second, 1), (dask_programs.die, 2)])
+async def test_workers_that_die_as_places_start_are_named(
+    client: Any, monkeypatch: pytest.MonkeyPatch, death: Any, lost: int
+) -> None:
+    workers = find_workers(client)
+    monkeypatch.setattr(dask_worker, "start_place", death)
+    with pytest.raises(ExceptionGroup) as failed:
+        await launch(client)
+    monkeypatch.undo()
+    losses = [str(error) for error in failed.value.exceptions if isinstance(error, ap.PeerLost)]
+    assert len(losses) == lost
+    dead = {address for address in workers if any(address in loss for loss in losses)}
+    assert len(dead) == lost
+    await check_that_nothing_is_left(client, dead)
+
+
+async def test_workers_that_die_whenever_they_are_asked_end_the_job(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = find_workers(client)
+    monkeypatch.setattr(dask_worker, "describe_worker", dask_programs.die)
+    with pytest.raises(ap.LaunchError, match="cannot start ranks"):
+        await launch(client, ranks=1, wait=60.0)
+    monkeypatch.undo()
+    await check_that_nothing_is_left(client, workers)
+
+
+async def test_a_worker_that_hangs_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = client.run(os.getpid)
+    stopped = min(pids)
+    os.kill(pids[stopped], signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(engine, "ANSWER_SECONDS", 1.0)
+        with pytest.raises(ap.LaunchError, match=f"{stopped}.*no answer within 1 s"):
+            await launch(client, ranks=1, workers=[stopped])
+        monkeypatch.undo()
+    finally:
+        os.kill(pids[stopped], signal.SIGCONT)
+    await check_that_nothing_is_left(client)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("__version__ = '9.9'", "lacks this asyncpar .*No module named 'asyncpar.engines'.*install asyncpar"),
+        ("raise ModuleNotFoundError(\"No module named 'asyncpar'\")", "lacks this asyncpar .*No module named"),
+    ],
+)
+async def test_another_asyncpar_on_a_worker_is_refused(client: Any, tmp_path: Path, source: str, text: str) -> None:
+    write_other_asyncpar(tmp_path, source)
+    with start_worker(client, tmp_path) as address, pytest.raises(ap.UsageError, match=f"{address} {text}"):
+        await launch(client, ranks=1, workers=[address])
+    assert client.run_on_scheduler(_gangs) == 0
+
+
+async def test_another_python_on_a_worker_is_refused(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import platform\nplatform.python_version_tuple = lambda: ('3', '99', '0')\n"
+    )
+    with start_worker(client, tmp_path) as address, pytest.raises(ap.UsageError, match=r"has Python 3\.99, the caller"):
+        await launch(client, ranks=1, workers=[address])
+    assert client.run_on_scheduler(_gangs) == 0
+
+
+async def test_a_scheduler_without_asyncpar_is_named(tmp_path: Path) -> None:
+    write_other_asyncpar(tmp_path, "raise ModuleNotFoundError(\"No module named 'asyncpar'\")")
+    with start_scheduler(tmp_path) as address:
+        async with distributed.Client(address, asynchronous=True, set_as_default=False) as client:
+            with pytest.raises(ap.UsageError, match="Dask's scheduler lacks this asyncpar"):
+                await launch(client, ranks=1)
+            with pytest.raises(ap.UsageError, match="Dask's scheduler lacks this asyncpar"):
+                await ap.dask.launch(client, programs.add, 1, 2)  # which asks for the number of places first
