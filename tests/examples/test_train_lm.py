@@ -67,7 +67,7 @@ def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
     assert (figures["ranks"], figures["bytes_sent_per_rank"], figures["compression_ratio"]) == (1, 0, None)
     assert figures["single_process_last_loss"] is None
     assert figures["codec"] == "int8"
-    assert "train 6/6  loss" in done.stderr
+    assert "train 6/6 (100%) loss=" in done.stderr
 
 
 @pytest.mark.parametrize("transport", ["", "tcp"])

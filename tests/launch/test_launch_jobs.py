@@ -363,5 +363,5 @@ def test_the_progress_of_the_lowest_rank_is_shown(launcher: Launcher) -> None:
     """)
     done = launcher.run("--nproc-per-node", "2", script)
     assert done.returncode == 0, done.stderr
-    assert "count 3/3 (100%) rank=0" in done.stderr
-    assert "rank=1" not in done.stderr
+    shown = [line for line in done.stderr.splitlines() if "count " in line]
+    assert shown[-1].endswith("count 3/3 (100%) rank=0")  # rank 1 may have been the only one for a while
