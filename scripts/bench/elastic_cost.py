@@ -6,6 +6,10 @@ Blocks of elastic steps alternate with blocks of bare ones: the same gradients, 
 in place, and no vote, digest or second buffer.  Rank 0 prints the medians of processor time and the ratio, which other
 programs on the machine disturb less than that of the time on the clock.  ``--flops`` is what a step
 computes per value of the parameters, with matrix products: 6 for each token of the batch.
+
+What bounds it: for 75 MB of state, filling the second buffers takes 3.8 ms (the update itself 14.5 ms, in place), and
+the checksums 3.3 ms (22 GB/s; 2.1 ms if each block were summed while it is in the cache).  So 1 % needs steps of 0.7 s
+or more per 75 MB of state, such as 3,000 tokens for 25 MB of parameters.
 """
 
 from __future__ import annotations
