@@ -53,6 +53,13 @@ def test_what_torch_adds_is_the_difference_to_the_same_call_without_it() -> None
     ]  # fmt: skip
 
 
+def test_exposed_time_without_copies_is_compared_with_gloos() -> None:
+    records = [step("gloo", 0.06, 0.040), step("zero-copy", 0.02, 0.020, model="small")]
+    [verdict] = judge(figures_of(records))
+    assert "zero-copy takes 0.33 of Gloo's time, 0.4 wanted" in str(verdict)
+    assert verdict.is_reached
+
+
 def test_verdicts_say_what_is_short() -> None:
     records = [step("gloo", 0.06, 0.040), step("asyncpar", 0.02, 0.020)]
     records += [call("asyncpar", 20.0), call(NATIVE, 8.0), call("asyncpar", 30.0, op="async")]
@@ -96,9 +103,14 @@ def test_mistakes_are_told_in_a_line(wrong: tuple[str, str], said: str, capsys: 
 def test_every_side_runs_with_every_number_of_ranks() -> None:
     jobs = list(plan_host(parse_arguments(["--parts", "calls,ddp"])))
     assert [(job.marks["side"], job.marks["ranks"]) for job in jobs] == [
-        (side, ranks) for ranks in (2, 4) for side in ("gloo", "asyncpar", NATIVE)
+        (side, ranks) for ranks in (2, 4) for side in ("gloo", "asyncpar", "zero-copy", NATIVE)
     ]
     assert list(plan_host(parse_arguments(["--parts", "link"]))) == []
+
+
+def test_the_side_without_copies_has_steps_only() -> None:
+    jobs = list(plan_host(parse_arguments(["--parts", "calls", "--ranks", "2"])))
+    assert [job.marks["side"] for job in jobs] == ["gloo", "asyncpar", NATIVE]
 
 
 def test_the_link_has_asyncpar_with_a_codec_too() -> None:

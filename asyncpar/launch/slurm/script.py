@@ -134,12 +134,17 @@ _MEETING_OF_AGENTS = [
 ]
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _ASK = """\
-out_of_time=
-ask() {{ echo "asyncpar slurm: $1; job $SLURM_JOB_ID: ranks are asked to end" >&2; kill -TERM "$step"; }}
+out_of_time= asked= step=
+ask() {{
+    echo "asyncpar slurm: $1; job $SLURM_JOB_ID: ranks are asked to end" >&2
+    asked=1
+    [ -z "$step" ] || kill -TERM "$step"
+}}
 trap 'out_of_time=1; ask "less than {seconds} s are left of the time limit"' USR1
 trap 'ask "Slurm ends the job"' TERM"""
 _WAIT = """\
 step=$!
+[ -z "$asked" ] || kill -TERM "$step"  # asked before the number of the step was known
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done"""
 _REQUEUE = """\

@@ -96,6 +96,18 @@ def test_ranks_are_asked_to_end_and_the_job_is_queued_again_at_the_time_limit(
     assert batch.returncode == 143
 
 
+def test_ranks_are_asked_to_end_also_by_a_signal_that_comes_as_they_start(tmp_path: Path) -> None:
+    environment = tools(tmp_path, srun=SLOW, scontrol='echo "scontrol $@"')
+    script = write_script(replace(JOB, requeue=True, warning=90))
+    early = script.replace("step=$!", "until [ -e begun ]; do sleep 0.02; done; kill -USR1 $$; step=$!")
+    assert early != script
+    done = subprocess.run(
+        ["bash", "-c", early], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stdout == "asked\nscontrol requeue 30007\n"
+    assert done.returncode == 143
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
