@@ -18,8 +18,17 @@ import torch.distributed as dist
 
 import asyncpar.torch
 from asyncpar.elasticity.worlds import LoneWorld, Membership
-from asyncpar.errors import PeerTimeout
-from asyncpar.torch import GradientHook, ModuleStage, ThreadRanks, elastic, module_stages, run_threads, torch_loss
+from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.torch import (
+    DistributedDataParallel,
+    GradientHook,
+    ModuleStage,
+    ThreadRanks,
+    elastic,
+    module_stages,
+    run_threads,
+    torch_loss,
+)
 from asyncpar.torch.stage.parameters import BoundParameter
 from tests.torch.hooked import Linears, hooked, make_inputs
 
@@ -129,6 +138,45 @@ def trained(**settings: Any) -> Any:
     return [one.tolist() for one in model.parameters()]
 
 
+class Parts(torch.nn.Module):
+    """Two layers, of which it may leave one out, and a buffer that each rank changes in another way."""
+
+    def __init__(self, rank: int, *, leaves_out: bool) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(1))
+        self._rank = rank
+        self._leaves_out = leaves_out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += self._rank + 1
+        x = self.first(x)
+        return x if self._leaves_out else self.last(x)
+
+
+def replicated(*, leaves_out: bool = False, is_alone: bool = False, **settings: Any) -> Any:
+    """Return buckets, gradients, parameters and the buffer after two backward passes of three ranks, or that they fail.
+
+    ``is_alone``: each rank is a group of its own.
+    """
+
+    def steps(rank: int) -> Any:
+        groups = [dist.new_group([one]) for one in range(RANKS)]
+        model = DistributedDataParallel(
+            Parts(rank, leaves_out=leaves_out), process_group=groups[rank] if is_alone else None, **settings
+        )
+        try:
+            for _ in range(2):
+                model(torch.full((2, 4), float(rank))).square().mean().backward()
+        except UsageError:
+            return "refused"
+        gradients = [None if one.grad is None else one.grad.tolist() for one in model.parameters()]
+        return model.bucket_sizes, gradients, [one.tolist() for one in model.parameters()], model.module.seen.tolist()
+
+    return run_threads(RANKS, steps)
+
+
 class NotedWorld(LoneWorld):
     """A world of one that notes whether somebody has joined it."""
 
@@ -148,6 +196,15 @@ def joined(*, is_given: bool = False) -> bool:
 
 
 EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "DistributedDataParallel.bucket_cap_mb": (replicated, {"bucket_cap_mb": 0.0001}),
+    "DistributedDataParallel.broadcast_buffers": (replicated, {"broadcast_buffers": False}),
+    "DistributedDataParallel.find_unused_parameters": (
+        partial(replicated, leaves_out=True),
+        {"find_unused_parameters": True},
+    ),
+    "DistributedDataParallel.init_sync": (replicated, {"init_sync": False}),
+    "DistributedDataParallel.process_group": (replicated, {"is_alone": True}),
+    "DistributedDataParallel.static_graph": (partial(replicated, leaves_out=True), {"static_graph": True}),
     "GradientHook.codec": (hook, {"codec": "sign"}),
     "GradientHook.error_feedback": (hook, {"error_feedback": False}),
     "GradientHook.minimum_bytes": (hook, {"minimum_bytes": 1 << 14}),
