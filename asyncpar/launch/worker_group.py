@@ -234,17 +234,7 @@ class WorkerGroup:
             stacks=self._files.make_stacks(plan.place),
             observed=observed.detach(),
         )
-        environment = plan.environment | {
-            "ASYNCPAR_REPORT_FD": str(streams.report),
-            "ASYNCPAR_NOTICE_FD": str(streams.notices),
-            OBSERVE_FD: str(streams.observed),
-        }
-        if streams.ring is not None:
-            environment[RING_FD] = str(streams.ring)
-        if streams.stacks is not None:
-            environment[STACKS_FD] = str(streams.stacks)
-        if plan.director is not None:
-            environment[ELASTIC_PIPE] = str(plan.director)
+        environment = plan.environment | _descriptors(streams)
         try:
             process = RankProcess.start(
                 plan.command, environment, streams, self._tools.reaper, directory=plan.directory
@@ -339,6 +329,19 @@ class WorkerGroup:
 
 def _who(place: LaunchEnvironment) -> dict[str, Any]:
     return {name: getattr(place, name) for name in ("generation", "rank", "local_rank", "host")}
+
+
+def _descriptors(streams: ChildStreams) -> dict[str, str]:
+    """Return the environment variables by which a rank finds what it inherits."""
+    numbers = {
+        "ASYNCPAR_REPORT_FD": streams.report,
+        "ASYNCPAR_NOTICE_FD": streams.notices,
+        OBSERVE_FD: streams.observed,
+        RING_FD: streams.ring,
+        STACKS_FD: streams.stacks,
+        ELASTIC_PIPE: streams.director,
+    }
+    return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def _standard_input(rank: int) -> int:
