@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from asyncpar.core.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
 from asyncpar.core.signals import OwnHandler
-from asyncpar.errors import UsageError
+from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.links import LEFT
 
 T = TypeVar("T")
@@ -73,9 +73,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def is_left_behind(error: Exception) -> bool:
-    """Has ``error`` come of ranks that left in good order?"""
+    """Has ``error`` come of ranks that left in good order, or were cancelled, perhaps by a Ctrl-C that all get?"""
     peer = find_peer_error(error)
-    return peer is not None and peer.cause == LEFT
+    return peer is not None and (peer.cause == LEFT or isinstance(peer, PeerCancelled))
 
 
 async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, reporter: Reporter) -> T:
@@ -101,6 +101,8 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
                 return await main
             except Exception as error:
                 if reporter.is_connected and is_left_behind(error):
+                    if task.cancelling():  # the signal is here, and the program met what it did to others on its way
+                        raise asyncio.CancelledError from error
                     reporter.failure(error)
                     await _listen(lambda: is_terminated)
                 raise

@@ -229,3 +229,37 @@ def test_what_ctrl_c_did_to_other_ranks_first_is_not_shown_as_an_error(
     else:
         assert (ended.returncode, ended.stdout) == (1, "")
         assert "PeerLost: rank 1: it left the world" in ended.stderr
+
+
+def test_what_ctrl_c_makes_of_operations_is_no_error_of_the_program() -> None:
+    """Ranks are cancelled one after the other: one that cleans up may meet what the others did before."""
+    read, write = os.pipe()
+    program = """
+import asyncio
+import asyncpar as ap
+from asyncpar.errors import PeerCancelled
+
+async def main():
+    print("ready", flush=True)
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise PeerCancelled("rank 1 cancelled it", rank=1, cause="CancelledError")
+
+ap.run(main)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=(write,),
+        env=os.environ | {"ASYNCPAR_REPORT_FD": str(write)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    os.close(read)
+    os.close(write)
+    assert (process.returncode, told) == (130, "")
