@@ -41,7 +41,8 @@ class OpenedBackend:
     name: str
     communicator: Communicator
     compression: CompressionAlgorithm
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | None
+    """Holds the world open; None for a world that is open already, and stays so."""
     is_closing: asyncio.Event
 
     def group(self, name: str, communicator: Communicator) -> CommunicationGroup:
@@ -51,8 +52,9 @@ class OpenedBackend:
     async def close(self) -> None:
         """Leave the world.  Raises the error of leaving it."""
         self.is_closing.set()
-        await asyncio.wait({self.task})
-        self.task.result()
+        if self.task is not None:
+            await asyncio.wait({self.task})
+            self.task.result()
 
 
 async def open_in_task(name: str, backend: OpenBackend, config: BackendConfig) -> OpenedBackend:
@@ -100,6 +102,8 @@ async def _hold(
 WORLD = "world"
 """Name of the group of all ranks of the backend that was opened first."""
 
+_EXISTING = "existing"
+
 
 class CommunicationRuntime:
     """The communication of one rank; use it as ``async with``, or call ``finalize`` at the end.
@@ -115,6 +119,30 @@ class CommunicationRuntime:
         self._absent: set[str] = set()
         self._default: str | None = None
         self._past: list[CommunicationMetrics] = []
+
+    @classmethod
+    def on(cls, communicator: Communicator, *, group: str = WORLD) -> Self:
+        """Return a runtime whose default group, called ``group``, is ``communicator``, such as ``node.world``.
+
+        It keeps its timeout, and stays open when the runtime is finalized.  Raises ``UsageError`` for anything else.
+        """
+        if not isinstance(communicator, Communicator):
+            raise UsageError(
+                "communicator: expected a Communicator of a running node, such as node.world of `async with ap.init() "
+                f"as node`, got {communicator!r:.80}"
+            )
+        runtime = cls()
+        opened = OpenedBackend(
+            name=_EXISTING,
+            communicator=communicator,
+            compression=CompressionAlgorithm.none(),
+            task=None,
+            is_closing=asyncio.Event(),
+        )
+        runtime._opened[_EXISTING] = opened
+        runtime._groups[group] = opened.group(group, communicator)
+        runtime._default = group
+        return runtime
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -207,11 +207,59 @@ class HasParameters(Protocol):
 
 Parameters: TypeAlias = Mapping[str, HasGradient]
 
+GradientTree: TypeAlias = "Mapping[str, NDArray[np.floating[Any]] | GradientTree]"
+"""Gradients by name, or mappings of them, to any depth; equal on all ranks."""
 
-def parameters_by_name(parameters: Iterable[HasGradient]) -> dict[str, HasGradient]:
+Gradients: TypeAlias = "Iterable[HasGradient] | GradientTree"
+
+
+class GradientInTree:
+    """The gradient at ``key`` of ``owner``, a mapping; ``name`` is the path to it, such as ``layer/w``."""
+
+    __slots__ = ("_key", "_owner", "name")
+
+    def __init__(self, name: str, owner: Any, key: str) -> None:
+        self.name = name
+        self._owner = owner
+        self._key = key
+
+    @property
+    def grad(self) -> Any:
+        return self._owner[self._key]
+
+    @grad.setter
+    def grad(self, gradient: Any) -> None:
+        self._owner[self._key] = gradient
+
+
+def gradients_in(tree: Mapping[Any, Any], path: str = "") -> Iterator[GradientInTree]:
+    """Yield the gradients of ``tree`` in order.
+
+    Raises ``UsageError`` for keys that are no texts, and for anything but arrays that can be written.
+    """
+    for key, value in tree.items():
+        if not isinstance(key, str) or not key:
+            raise UsageError(f"gradients: expected texts as keys, got {key!r:.80}{f' in {path}' if path else ''}")
+        name = f"{path}/{key}" if path else key
+        if isinstance(value, Mapping):
+            yield from gradients_in(value, name)
+            continue
+        if not isinstance(value, np.ndarray) and not is_device_array(value):
+            raise UsageError(f"gradients: {name}: expected an array, whose mean is written into it, got {value!r:.80}")
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            raise UsageError(f"gradients: {name}: expected an array that can be written, got a read-only one")
+        yield GradientInTree(name, tree, key)
+
+
+def listed(parameters: Gradients) -> Iterable[HasGradient]:
+    """Return parameters one by one, also those of a plain mapping."""
+    return gradients_in(parameters) if isinstance(parameters, Mapping) else parameters
+
+
+def parameters_by_name(parameters: Gradients) -> dict[str, HasGradient]:
     """Return parameters by name, in registration order.  Raises ``UsageError`` for a name that occurs twice."""
     by_name: dict[str, HasGradient] = {}
-    for parameter in parameters:
+    for parameter in listed(parameters):
         if parameter.name in by_name:
             raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
         by_name[parameter.name] = parameter

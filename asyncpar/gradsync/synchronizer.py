@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import zlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self
@@ -26,7 +26,16 @@ from asyncpar.gradsync.device_sums import check_staged
 from asyncpar.gradsync.groups import HostGroups, Keys, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings, take_final_of
-from asyncpar.gradsync.plan import Accumulation, HasGradient, HasParameters, Parameters, parameters_by_name
+from asyncpar.gradsync.plan import (
+    Accumulation,
+    Gradients,
+    GradientTree,
+    HasGradient,
+    HasParameters,
+    Parameters,
+    listed,
+    parameters_by_name,
+)
 from asyncpar.gradsync.schemes.device import HostMirrors
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
 from asyncpar.gradsync.step import (
@@ -121,15 +130,23 @@ class GradientSynchronizer:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
-        """Replace every gradient by its mean over all replicas, and return the outcome of the step.  See ``step``."""
-        async with self.step(model_shards.parameters()) as step:
+    async def synchronize_gradients(self, model_shards: HasParameters | GradientTree) -> StepOutcome:
+        """Replace every gradient by its mean over all replicas, and return the outcome of the step.  See ``step``.
+
+        ``model_shards`` has ``parameters()``, or is a plain dictionary of gradients: ``{"w": gw, "layer": {"b": gb}}``,
+        whose arrays are overwritten.
+        """
+        gradients = model_shards if isinstance(model_shards, Mapping) else model_shards.parameters()
+        async with self.step(gradients) as step:
             pass
         return step.outcome
 
     @asynccontextmanager
-    async def step(self, parameters: Iterable[HasGradient]) -> AsyncIterator[SyncStep]:
+    async def step(self, parameters: Gradients) -> AsyncIterator[SyncStep]:
         """Synchronize while gradients are still being computed.
+
+        ``parameters`` are objects with a name and a gradient, or a plain dictionary of gradients, whose arrays may be
+        filled in the block; in nested ones the name of a gradient is its path, such as ``layer/b``.
 
         Inside the block, call ``ready(name)`` for each gradient that is final; leaving it means that all are, and waits
         for the last bucket.  Then, and only then, all gradients are replaced by their mean: whatever goes wrong before,
@@ -181,7 +198,7 @@ class GradientSynchronizer:
         finally:
             self._is_stepping = False
 
-    async def reserve(self, parameters: Iterable[HasGradient]) -> None:
+    async def reserve(self, parameters: Gradients) -> None:
         """Make the buffers for ``parameters`` before the first step, so that their memory is known.  Nothing is sent.
 
         The codec ``"auto"`` is chosen in the first step, which then makes them.
@@ -191,7 +208,7 @@ class GradientSynchronizer:
             resolved = await self._layouts.resolve("reserve")
             self._layouts.lay_out(parameters_by_name(parameters), resolved)
 
-    def accumulate(self, model_shards: HasParameters) -> None:
+    def accumulate(self, model_shards: HasParameters | GradientTree) -> None:
         """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
 
         Call it after each micro-step but the last, whose gradients the step itself takes: ``k`` micro-steps weigh
@@ -200,7 +217,8 @@ class GradientSynchronizer:
         self._check_idle("accumulate")
         if self._bucketing.gradient_as_bucket_view:
             raise UsageError("accumulate: gradients that are views of buckets add up where they are; do not zero them")
-        self._accumulation.add(tuple(model_shards.parameters()))
+        gradients = model_shards if isinstance(model_shards, Mapping) else model_shards.parameters()
+        self._accumulation.add(tuple(listed(gradients)))
 
     def close(self) -> None:
         """Give the name back, for another synchronizer, and take no more steps; state and statistics stay readable."""
@@ -298,7 +316,7 @@ class GradientSynchronizer:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, parameters: Iterable[HasGradient]) -> tuple[dict[str, HasGradient], BucketLayout]:
+    async def _prepare(self, parameters: Gradients) -> tuple[dict[str, HasGradient], BucketLayout]:
         """Return the parameters and the layout for them.
 
         What is wrong on this rank alone is told to the others, which then raise, too.

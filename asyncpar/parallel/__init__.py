@@ -7,7 +7,7 @@ Read ``distributed.py`` first, then ``averaging.py`` and ``rounds.py`` for the s
 from asyncpar.parallel.config import DDP_GROUP, DDPConfig, SynchronizationMode
 from asyncpar.parallel.data_parallel import DataParallel, ParallelSaved
 from asyncpar.parallel.distributed import DistributedDataParallel
-from asyncpar.parallel.module import Module, OnGradient, Trainable
+from asyncpar.parallel.module import Model, Module, OnGradient, Trainable
 from asyncpar.parallel.process_group import (
     create_data_parallel,
     create_distributed_data_parallel,
@@ -20,6 +20,7 @@ __all__ = [
     "DDPConfig",
     "DataParallel",
     "DistributedDataParallel",
+    "Model",
     "Module",
     "OnGradient",
     "ParallelSaved",

@@ -16,8 +16,9 @@ from asyncpar.backends import CommunicationRuntime
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
+from asyncpar.parallel.checked_model import CheckedModel
 from asyncpar.parallel.config import SynchronizationMode
-from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
+from asyncpar.parallel.module import Array, Model, Trainable, check_device, check_is_training, set_training
 from asyncpar.parallel.replica_ranks import ReplicaRanks
 from asyncpar.parallel.replica_training import Replica, ReplicaTraining
 
@@ -55,7 +56,7 @@ class DataParallel:
 
     def __init__(
         self,
-        model: Module,
+        model: Model,
         devices: Sequence[str],
         runtime: CommunicationRuntime | None = None,
         *,
@@ -73,7 +74,8 @@ class DataParallel:
             raise UsageError(f"timeout: expected a positive number of seconds or None, got {timeout!r}")
         self.runtime = runtime
         self._timeout = timeout
-        self._replicas = (model, *(copy.deepcopy(model) for _ in self.devices[1:]))
+        first = CheckedModel(model)
+        self._replicas = (first, *(copy.deepcopy(first) for _ in self.devices[1:]))
         self._workers = tuple(WorkerThread(f"compute {device}") for device in self.devices)
         self._samples = [0] * len(self.devices)
         """Rows that went into each replica's gradients since the last synchronization."""
@@ -85,9 +87,9 @@ class DataParallel:
         self._ranks = None if runtime is None else ReplicaRanks(model.parameters(), runtime, name=name)
 
     @property
-    def replicas(self) -> tuple[Module, ...]:
+    def replicas(self) -> tuple[Model, ...]:
         """The models, in the order of devices."""
-        return self._replicas
+        return tuple(replica.model for replica in self._replicas)
 
     def parameters(self) -> Sequence[Trainable]:
         """Return the parameters of the first replica, which an optimizer changes."""
@@ -97,7 +99,7 @@ class DataParallel:
         """Say whether gradients are wanted: without training there are neither backward passes nor synchronization."""
         self._is_training = training
         for replica in self._modules():
-            set_training(replica, training)
+            set_training(replica.model, training)
 
     def zero_grad(self) -> None:
         """Forget the gradients of all replicas."""
@@ -227,7 +229,7 @@ class DataParallel:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _modules(self) -> Iterator[Module]:
+    def _modules(self) -> Iterator[CheckedModel]:
         """Yield all models: the replicas, and what the first device computes with where they train by themselves."""
         yield from self._replicas
         if self._training is not None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from asyncpar.backends import CommunicationRuntime
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import (
@@ -20,11 +21,12 @@ from asyncpar.gradsync import (
     SyncStatistics,
 )
 from asyncpar.parallel.averaging import GradientAveraging
-from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig, SynchronizationMode, check_free, of_no_use
+from asyncpar.parallel.checked_model import CheckedModel
+from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode, check_free, of_no_use
 from asyncpar.parallel.gossip import UpdateGossip
 from asyncpar.parallel.module import (
     Array,
-    Module,
+    Model,
     Trainable,
     buffers_of,
     check_device,
@@ -43,13 +45,16 @@ class DistributedDataParallel:
 
     A training step is the same in every mode::
 
-        async with DistributedDataParallel(model, "cpu:0", "ddp_main", runtime) as ddp:
+        async with DistributedDataParallel.on(node.world, model) as ddp:
             optimizer = Optimizer(ddp.parameters(), AdamW())
             for x in batches:
                 ddp.zero_grad()
                 y, saved = await ddp.forward(x)
                 await ddp.backward(saved, loss_gradient(y))
                 await ddp.update(lambda: optimizer.step(rate))
+
+    ``model`` is a stage of ``asyncpar.nn``, or one of the user's own with the methods of ``Model`` or ``Module``, which
+    are checked.
 
     Synchronous: after ``backward`` gradients are the mean over ranks, with the same bits on all of them, and ``update``
     does nothing but call the optimizer.  Otherwise gradients are this rank's own, ``update`` exchanges what the
@@ -70,12 +75,15 @@ class DistributedDataParallel:
     ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` has no effect, as there
     is no all-reduce, and updates travel while others are computed.
 
+    Without ``config`` gradients travel while others are computed (``delay_all_reduce=False``), if ``backward`` says
+    which are final; a model whose ``backward`` takes no ``on_gradient`` is told so once, in the log.
+
     ``name`` tells apart replicas of several models in one group: it belongs to one that runs at a time.
     """
 
     def __init__(
         self,
-        model: Module,
+        model: Model,
         device: str,
         process_group: str,
         runtime: CommunicationRuntime,
@@ -89,7 +97,7 @@ class DistributedDataParallel:
         owns_runtime: bool = False,
     ) -> None:
         self.device = check_device(device)
-        config = config or DDPConfig()
+        config = config or DDPConfig(delay_all_reduce=False)
         compression = compression or GradientCompressionConfig()
         if not mode.is_synchronous:
             check_free(mode, config, bucket_size, compression, when_not_finite)
@@ -97,20 +105,20 @@ class DistributedDataParallel:
         self.runtime = runtime
         self._owns_runtime = owns_runtime
         self.config = config
-        self._model = model
+        self._model = CheckedModel(model)
         self._group = runtime.get_group(process_group)
         self._name = name
         self._is_training = True
         self._is_local = False
         self._worker: WorkerThread | None = None
         self._local = LocalGradients(
-            model.parameters(),
+            self._model.parameters(),
             must_reach_all=not (self.config.find_unused_parameters or self.config.static_graph),
         )
         self._make_averaging = partial(
             GradientAveraging,
             self._group.communicator,
-            model.parameters(),
+            self._model.parameters(),
             self.config,
             compression=compression,
             when_not_finite=when_not_finite,
@@ -118,6 +126,38 @@ class DistributedDataParallel:
         not_started = f"{name}/{secrets.token_hex(8)}"  # ``start`` makes one with a name that all ranks have
         self._averaging = self._make_averaging(bucket_size=bucket_size, name=not_started)
         self._gossip: UpdateGossip | None = None
+
+    @classmethod
+    def on(
+        cls,
+        communicator: Communicator,
+        model: Model,
+        *,
+        device: str = "cpu:0",
+        config: DDPConfig | None = None,
+        mode: SynchronizationMode = SynchronizationMode.SYNCHRONOUS,
+        bucket_size: int = BUCKET_BYTES,
+        compression: GradientCompressionConfig | None = None,
+        when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
+        name: str = "ddp",
+    ) -> Self:
+        """Return this rank's replica of ``model`` in ``communicator``, such as ``node.world``, to be entered.
+
+        All ranks of ``communicator`` make one.  Everything else is as for the constructor, without a process group to
+        set up first.  Raises ``UsageError`` for a model without the methods that are called, showing them.
+        """
+        return cls(
+            model,
+            device,
+            DDP_GROUP,
+            CommunicationRuntime.on(communicator, group=DDP_GROUP),
+            config,
+            mode=mode,
+            bucket_size=bucket_size,
+            compression=compression,
+            when_not_finite=when_not_finite,
+            name=name,
+        )
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +177,7 @@ class DistributedDataParallel:
                 settings,
                 communicator,
                 key=f"{self._name}/start",
-                buffers=buffers_of(self._model),
+                buffers=buffers_of(self._model.model),
             )
             if is_on_device(self._model.parameters()) and not self.mode.is_synchronous:
                 raise UsageError(f"mode: expected synchronous with parameters on devices, got {self.mode}")
@@ -150,6 +190,9 @@ class DistributedDataParallel:
             await gossip.start()
             self._gossip = gossip
         self._worker = WorkerThread(f"compute {self.device}")
+        overlaps = self.mode.is_synchronous and not self.config.delay_all_reduce
+        if overlaps and communicator.size > 1 and communicator.rank == 0:
+            self._model.tell_if_late()
         return self
 
     async def close(self, *, failed: bool = False) -> None:
@@ -255,7 +298,7 @@ class DistributedDataParallel:
     def set_training(self, training: bool) -> None:
         """Say whether the model is trained: in evaluation there is no backward pass, and nothing is sent."""
         self._is_training = training
-        set_training(self._model, training)
+        set_training(self._model.model, training)
 
     async def forward(self, x: Any) -> tuple[Array, Any]:
         """Return the output and what ``backward`` needs.
@@ -303,7 +346,7 @@ class DistributedDataParallel:
         Unless synchronous, the change is weighted by 1 / ranks and sent to all others.  Raises ``NonFiniteValue``, with
         the parameters as they were, for one that is not finite.
         """
-        worker, step = self._running(), partial(in_stream_of, self._model, step)
+        worker, step = self._running(), partial(in_stream_of, self._model.model, step)
         return await (worker.run(step) if self._gossip is None else self._gossip.update(step, worker))
 
     async def settle(self) -> None:
@@ -353,7 +396,7 @@ class DistributedDataParallel:
             self._local,
             self._running(),
             by_initial_size=divide_by_initial_world_size,
-            on_shadow=None if on_shadow is None else partial(in_stream_of, self._model, on_shadow),
+            on_shadow=None if on_shadow is None else partial(in_stream_of, self._model.model, on_shadow),
         ):
             yield
 

@@ -35,6 +35,22 @@ class Trainable(Protocol):
     def grad(self) -> Array: ...
 
 
+class Model(Protocol):
+    """The least that a model for data parallelism has; ``Module`` has more.
+
+    ``forward`` returns the output and what ``backward`` needs of this pass; ``backward(saved, dy)`` adds to the
+    gradients of the parameters and returns that of the input, or None.  If it takes ``on_gradient``, too, it reports
+    by it which gradients are final (see ``Module``), so that they travel while it computes others.
+    """
+
+    def forward(self, x: Any, /) -> tuple[Array, Any]: ...
+
+    @property
+    def backward(self) -> Callable[..., Array | None]: ...
+
+    def parameters(self) -> Sequence[Trainable]: ...
+
+
 class Module(Protocol):
     """A differentiable function with parameters, as ``nn.Stage`` describes it.
 
@@ -84,18 +100,18 @@ class HasStream(Protocol):
         ...
 
 
-def in_stream_of(module: Module, work: Callable[[], T]) -> T:
+def in_stream_of(module: object, work: Callable[[], T]) -> T:
     """Do ``work`` where ``module`` computes."""
     with module.current() if isinstance(module, HasStream) else nullcontext():
         return work()
 
 
-def buffers_of(module: Module) -> tuple[Buffer, ...]:
+def buffers_of(module: object) -> tuple[Buffer, ...]:
     """Return the buffers of ``module``; () if it has none."""
     return tuple(module.buffers()) if isinstance(module, HasBuffers) else ()
 
 
-def set_training(module: Module, training: bool) -> None:
+def set_training(module: object, training: bool) -> None:
     """Tell ``module`` whether it is trained, if it wants to know."""
     if isinstance(module, HasTraining):
         module.set_training(training)

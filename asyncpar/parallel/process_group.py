@@ -11,7 +11,7 @@ from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode
 from asyncpar.parallel.data_parallel import DataParallel
 from asyncpar.parallel.distributed import DistributedDataParallel
-from asyncpar.parallel.module import Module
+from asyncpar.parallel.module import Model
 
 
 async def init_process_group(
@@ -40,14 +40,14 @@ async def init_process_group(
 
 
 def create_data_parallel(
-    model: Module, devices: Sequence[str], *, runtime: CommunicationRuntime | None = None
+    model: Model, devices: Sequence[str], *, runtime: CommunicationRuntime | None = None
 ) -> DataParallel:
     """Return a replica of ``model`` on each of ``devices`` of this process."""
     return DataParallel(model, devices, runtime)
 
 
 async def create_distributed_data_parallel(
-    model: Module,
+    model: Model,
     device: str = "cpu:0",
     *,
     backend: CommunicationBackend | str | None = None,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
+from asyncpar.parallel.checked_model import CheckedModel
 from asyncpar.parallel.clock import (
     Begin,
     Event,
@@ -31,7 +32,7 @@ from asyncpar.parallel.clock import (
     StepWanted,
 )
 from asyncpar.parallel.config import SynchronizationMode
-from asyncpar.parallel.module import Array, Module
+from asyncpar.parallel.module import Array
 from asyncpar.parallel.update import Mover, UpdateLayout
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class ReplicaTraining:
 
     def __init__(
         self,
-        model: Module,
-        replicas: Sequence[Module],
+        model: CheckedModel,
+        replicas: Sequence[CheckedModel],
         workers: Sequence[WorkerThread],
         *,
         mode: SynchronizationMode,

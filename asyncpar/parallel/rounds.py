@@ -59,6 +59,11 @@ class LocalGradients:
 
         dx = model.backward(saved, dy, on_gradient)
         left_out = [name for name in self._by_name if name not in self._in_pass]
+        if self._by_name and not self._in_pass and self._must_reach_all:
+            raise UsageError(
+                "backward: expected it to call on_gradient(name) for each parameter whose gradient is final, "
+                f"{', '.join(left_out)}, but it called it for none; without the parameter on_gradient it need not"
+            )
         if left_out and self._must_reach_all:
             raise UsageError(
                 f"backward: expected gradients of all parameters, got none of {', '.join(left_out)}; "
