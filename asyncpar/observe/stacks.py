@@ -85,7 +85,7 @@ def capture_threads() -> tuple[ThreadView, ...]:
 def capture_tasks(loop: asyncio.AbstractEventLoop) -> tuple[tuple[TaskView, ...], int]:
     """Return the tasks of ``loop``, those with code of the program first, and how many more there are."""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
-    views = [_view_task(task, loop) for task in tasks[:MOST_TASKS]]
+    views = [view_task(task, loop) for task in tasks[:MOST_TASKS]]
     views.sort(key=lambda view: view.user_frame is None)
     return tuple(views), len(tasks) - len(views)
 
@@ -103,7 +103,8 @@ def view_frames(frames: Iterable[FrameType]) -> list[FrameView]:
     return views
 
 
-def _view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskView:
+def view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskView:
+    """Return where ``task`` of ``loop`` is, and what it waits for."""
     frames = list(await_chain(task.get_coro()))
     is_running = asyncio.current_task(loop) is task
     waiter = getattr(task, "_fut_waiter", None)

@@ -2,7 +2,7 @@
 
 When nothing is ready to run, the clock jumps to the next timer.  Real file descriptors and threads still work, but time
 does not pass while they are waited for; a loop with neither a timer nor a ready callback and no registered file would
-sleep for ever, and raises ``RuntimeError`` instead (a deadlock in the test).
+sleep for ever, and raises ``VirtualDeadlock``, a ``RuntimeError``, instead (a deadlock in the test).
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class VirtualDeadlock(RuntimeError):  # noqa: N818
+    """Nothing can ever wake the loop again."""
 
 
 class _JumpingSelector(selectors.BaseSelector):
@@ -39,7 +43,7 @@ class _JumpingSelector(selectors.BaseSelector):
         if self._is_waited_for():  # a thread will call back: wait for it in real time, at a standing virtual clock
             return self._inner.select(1.0)
         if timeout is None:
-            raise RuntimeError("deadlock: no callback is ready, no timer is set, and nothing can wake the loop")
+            raise VirtualDeadlock("deadlock: no callback is ready, no timer is set, and nothing can wake the loop")
         self._advance(timeout)
         return []
 

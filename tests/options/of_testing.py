@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from asyncpar.node import Node
+from asyncpar.testing import GuardedWorld, WorldHung
 from asyncpar.testing.simulation import Conditions, Fault, simulate
 from tests.options.effects import effects
 from tests.testing.simulation.programs import sums
@@ -15,7 +18,23 @@ def conditions(**settings: Any) -> Any:
     return [(result.seconds, result.events) for result in seen]
 
 
+def guarded(**settings: Any) -> Any:
+    """Return how a program ends that waits for ever, and whether that took virtual time."""
+    loops: set[str] = set()
+
+    async def wait(node: Node) -> None:
+        loops.add(type(asyncio.get_running_loop()).__name__)
+        await asyncio.Event().wait()
+
+    try:
+        GuardedWorld(1, **{"timeout": 0.2} | settings).run(wait)
+    except WorldHung as error:
+        return str(error).splitlines()[0], loops
+    return None
+
+
 EFFECTS = [
+    *effects("testing.GuardedWorld", guarded, timeout=0.1, virtual=True),
     *effects(
         "testing.simulation.Conditions",
         conditions,
