@@ -96,6 +96,7 @@ from .errors import (
 from .errors import (
     WorldRevoked as WorldRevoked,
 )
+from .launch import slurm as slurm
 from .node import Node as Node
 from .node import init as init
 from .observe.progress import progress as progress

@@ -21,6 +21,7 @@ PACKAGES = {
     "nn": ("asyncpar.nn", "asyncpar.nn.optimizers", "asyncpar.nn.tensor"),
     "checkpoint": ("asyncpar.checkpoint",),
     "backends": ("asyncpar.backends",),
+    "slurm": ("asyncpar.launch.slurm",),
     "observe": ("asyncpar.observe",),
     "testing": ("asyncpar.testing", "asyncpar.testing.simulation"),
     "train": ("asyncpar.train",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ import click
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
 
 USAGE_EXIT = 2
-_SECONDS = 60.0
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -84,22 +82,6 @@ def print_result(what: str, text: str | bytes) -> None:
         click.echo(text, nl=False)
     except OSError as error:
         raise LaunchError(f"{what} cannot be written: {error.strerror}") from error
-
-
-def submit_to(command: list[str], job: str, *, refused: str, probe: str) -> str:
-    """Run ``command`` with ``job`` as its input, and return what it prints.
-
-    Raises ``LaunchError`` that the job ``refused`` with the command's words if it fails, and names ``probe``, a command
-    that shows whether its service runs, if it does not answer.
-    """
-    try:
-        done = subprocess.run(command, input=job, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{command[0]} did not answer within {_SECONDS:g} s; try `{probe}`") from error
-    if done.returncode != 0:
-        words = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
-        raise LaunchError(f"the job {refused}: {words}")
-    return done.stdout
 
 
 def exit_with(command: str, run: Callable[[], int]) -> None:

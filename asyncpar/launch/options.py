@@ -176,11 +176,11 @@ def parse_count(name: str, text: str, *, least: int = 0) -> int:
     return int(text)
 
 
-def parse_nnodes(text: str) -> tuple[int | None, int]:
-    """Parse ``--nnodes``: a number, or the range MIN:MAX.  Return MIN, None without a range, and MAX."""
+def parse_nnodes(text: str, name: str = "--nnodes") -> tuple[int | None, int]:
+    """Parse a number, or the range MIN:MAX, of ``name``.  Return MIN, None without a range, and MAX."""
     low, colon, high = text.partition(":")
-    least = parse_count("--nnodes", low)
-    return (least, parse_count("--nnodes", high)) if colon else (None, least)
+    least = parse_count(name, low)
+    return (least, parse_count(name, high)) if colon else (None, least)
 
 
 def parse_nproc(text: str) -> int | None:

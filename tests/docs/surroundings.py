@@ -200,6 +200,10 @@ asyncio.run(main())
     ("docs/engines.md", "import asyncpar as ap\nfrom distributed import Client"): Surroundings(
         "BLOCK", needs="a cluster"
     ),
+    (
+        "docs/launchers.md",
+        "import asyncpar as ap\n\n\nasync def main() -> None:\n    job = await ap.slurm",
+    ): Surroundings("BLOCK", needs="a cluster"),
     ("docs/engines.md", "import asyncpar as ap\nimport ray"): Surroundings("BLOCK", needs="a cluster"),
     ("docs/engines.md", "import asyncpar as ap\nfrom my_training import train"): Surroundings(
         """

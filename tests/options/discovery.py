@@ -7,6 +7,7 @@ import enum
 import importlib
 import inspect
 import pkgutil
+import typing
 from typing import Any, NamedTuple
 
 import asyncpar
@@ -45,12 +46,12 @@ def public_modules() -> list[Any]:
 
 
 def public_classes() -> dict[str, type]:
-    """Return classes that users may construct, by the shortest path; no exceptions, enumerations and protocols."""
+    """Return classes that users may construct, by the shortest path; no exceptions, enumerations, protocols."""
     found: dict[type, str] = {}
     for module in public_modules():
         for name in module.__all__:
             kind = getattr(module, name)
-            if not inspect.isclass(kind) or issubclass(kind, BaseException | enum.Enum):
+            if not inspect.isclass(kind) or typing.is_typeddict(kind) or issubclass(kind, BaseException | enum.Enum):
                 continue
             if not getattr(kind, "_is_protocol", False) and kind.__module__.startswith("asyncpar"):
                 found.setdefault(kind, f"{module.__name__}.{name}")

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result, submit_to
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.options import parse_count, parse_kind
+from asyncpar.launch.scheduler_programs import ask_scheduler
 
 
 @click.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
@@ -83,4 +84,5 @@ def _create(manifests: str) -> str:
     """Hand ``manifests`` to ``kubectl``, by a pipe, and return what it says.  Raises ``LaunchError`` if it refuses."""
     if shutil.which("kubectl") is None:
         raise UsageError("kubectl: it is not in PATH; see the manifests with --dry-run")
-    return submit_to(["kubectl", "create", "-f", "-"], manifests, refused="was refused", probe="kubectl cluster-info")
+    create = ["kubectl", "create", "-f", "-"]
+    return ask_scheduler(create, manifests, refused="the job was refused", probe="kubectl cluster-info")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result, submit_to
-from asyncpar.launch.options import ProgramKind, parse_count, parse_kind, parse_nnodes
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.options import parse_count
 
 
 @click.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
@@ -48,51 +46,14 @@ def slurm(program: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 
 def _slurm(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int:
-    from asyncpar.launch.slurm.script import SlurmJob, write_script
+    from asyncpar.launch.slurm.script import write_script
+    from asyncpar.launch.slurm.submission import SlurmOptions, describe_job, submit
 
-    kind = parse_kind(is_module=given["module"], is_executed=given["no_python"])
-    if kind is ProgramKind.SCRIPT and not Path(program).is_file():
-        raise UsageError(f"PROGRAM: {program} is no file; with --module it is a Python module")
-    least, nodes = parse_nnodes(given["nodes"])
-    script = write_script(
-        SlurmJob(
-            program=program,
-            arguments=arguments,
-            kind=kind,
-            python=given["python"],
-            nodes=nodes,
-            least_nodes=least,
-            tasks_per_node=parse_count("--tasks-per-node", given["tasks_per_node"]),
-            name=given["job_name"] or Path(program).stem,
-            partition=given["partition"],
-            time=given["time"],
-            warning=parse_count("--signal-before", given["signal_before"]),
-            requeue=given["requeue"],
-            elastic=given["elastic"],
-            max_restarts=parse_count("--max-restarts", given["max_restarts"]),
-            options=given["sbatch"],
-        )
-    )
+    counts = {name: parse_count(name, given[name]) for name in ("tasks_per_node", "signal_before", "max_restarts")}
+    asked = {name: given[name] for name in SlurmOptions.__annotations__} | counts
     if given["dry_run"]:
-        print_result("the script", script)
-    else:
-        job = submit(script, is_tested=not given["queue_anyway"])
-        print_result("the job's number", f"asyncpar slurm: job {job} is in the queue\n")
+        print_result("the script", write_script(describe_job(program, arguments, **asked)))
+        return 0
+    job = asyncio.run(submit(program, *arguments, queue_anyway=given["queue_anyway"], **asked))
+    print_result("the job's number", f"asyncpar slurm: job {job.id} is in the queue; its output: {job.output}\n")
     return 0
-
-
-def submit(script: str, *, is_tested: bool = True) -> str:
-    """Submit the batch ``script`` and return the number of its job; ``is_tested``: refuse one that could not run now.
-
-    Slurm itself takes jobs for more nodes than there are, and lets them wait for ever.
-    Raises ``UsageError`` where there is no ``sbatch``, and ``LaunchError`` with its words if it refuses.
-    """
-    if shutil.which("sbatch") is None:
-        raise UsageError(
-            "sbatch: it is not in PATH; run this where jobs are submitted, or see the script with --dry-run"
-        )
-    if is_tested:
-        impossible = "could not run here (--queue-anyway lets it wait)"
-        submit_to(["sbatch", "--test-only"], script, refused=impossible, probe="scontrol ping")
-    job = submit_to(["sbatch", "--parsable"], script, refused="was refused", probe="scontrol ping")
-    return job.strip().partition(";")[0]  # number;cluster

@@ -24,7 +24,7 @@ _MOST_WARNING = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """One job of ``asyncpar slurm``.
+    """One job of ``asyncpar slurm`` or ``ap.slurm.submit``, whose options errors name in Python's spelling.
 
     ``program`` with its ``arguments`` runs with ``python`` in ``tasks_per_node`` ranks on each of ``nodes`` nodes;
     ``least_nodes`` will do, too (None: all).  ``elastic`` None runs one task of Slurm per rank; ``restart`` and
@@ -51,28 +51,28 @@ class SlurmJob:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("--nodes", self.nodes)
-        check_count("--tasks-per-node", self.tasks_per_node)
-        check_count("--signal-before", self.warning)
-        check_count("--max-restarts", self.max_restarts, least=0)
+        check_count("nodes", self.nodes)
+        check_count("tasks_per_node", self.tasks_per_node)
+        check_count("signal_before", self.warning)
+        check_count("max_restarts", self.max_restarts, least=0)
         if self.warning > _MOST_WARNING:
-            raise UsageError(f"--signal-before: expected at most {_MOST_WARNING} seconds, got {self.warning}")
+            raise UsageError(f"signal_before: expected at most {_MOST_WARNING} seconds, got {self.warning}")
         if self.least_nodes is not None and not 1 <= self.least_nodes <= self.nodes:
-            raise UsageError(f"--nodes: expected MIN:MAX with 1 <= MIN <= MAX, got {self.least_nodes}:{self.nodes}")
+            raise UsageError(f"nodes: expected MIN:MAX with 1 <= MIN <= MAX, got {self.least_nodes}:{self.nodes}")
         if self.elastic is not None and self.elastic not in ELASTIC_MODES:
-            raise UsageError(f"--elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
+            raise UsageError(f"elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
         if self.max_restarts and self.elastic is None:
-            raise UsageError("--max-restarts: expected with --elastic; without agents use --requeue")
+            raise UsageError("max_restarts: expected with elastic; without agents use requeue")
         if self.time is not None and not _TIME.fullmatch(self.time):
-            raise UsageError(f"--time: expected minutes, H:MM:SS or D-HH:MM:SS, got {self.time!r}")
-        for setting, value in (("--job-name", self.name), ("--partition", self.partition)):
+            raise UsageError(f"time: expected minutes, H:MM:SS or D-HH:MM:SS, got {self.time!r}")
+        for setting, value in (("job_name", self.name), ("partition", self.partition)):
             if value is not None and not _WORD.fullmatch(value):
                 raise UsageError(f"{setting}: expected one word without quotes, got {value!r}")
         for given in self.options:
             if not given.startswith("-") or not _WORD.fullmatch(given):
-                raise UsageError(f"--sbatch: expected one option in one word, such as --account=NAME, got {given!r}")
+                raise UsageError(f"sbatch: expected one option in one word, such as --account=NAME, got {given!r}")
             if given.partition("=")[0] in _OURS:
-                raise UsageError(f"--sbatch: {given} would contradict the options of this command; use those")
+                raise UsageError(f"sbatch: {given} would contradict the other options; use those")
 
 
 def write_script(job: SlurmJob) -> str:

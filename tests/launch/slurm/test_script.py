@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.commands.slurm import submit
+from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.slurm.script import SlurmJob, write_script
 
@@ -132,34 +131,20 @@ def test_modules_and_programs_are_started_as_such() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"nodes": 0}, "--nodes"),
-        ({"tasks_per_node": 0}, "--tasks-per-node"),
-        ({"least_nodes": 4}, "--nodes: expected MIN:MAX"),
-        ({"elastic": "yes"}, "--elastic: expected restart or ranks"),
-        ({"max_restarts": 1}, "--max-restarts: expected with --elastic"),
-        ({"time": "soon"}, "--time: expected minutes"),
-        ({"name": "a\n#SBATCH --uid=0"}, "--job-name: expected one word"),
-        ({"partition": "a b"}, "--partition: expected one word"),
-        ({"warning": 70000}, "--signal-before: expected at most 65535"),
-        ({"options": ("--account me",)}, "--sbatch: expected one option"),
-        ({"options": ("account=me",)}, "--sbatch: expected one option"),
-        ({"options": ("--nodes=7",)}, "--sbatch: --nodes=7 would contradict"),
+        ({"nodes": 0}, "nodes"),
+        ({"tasks_per_node": 0}, "tasks_per_node"),
+        ({"least_nodes": 4}, "nodes: expected MIN:MAX"),
+        ({"elastic": "yes"}, "elastic: expected restart or ranks"),
+        ({"max_restarts": 1}, "max_restarts: expected with elastic"),
+        ({"time": "soon"}, "time: expected minutes"),
+        ({"name": "a\n#SBATCH --uid=0"}, "job_name: expected one word"),
+        ({"partition": "a b"}, "partition: expected one word"),
+        ({"warning": 70000}, "signal_before: expected at most 65535"),
+        ({"options": ("--account me",)}, "sbatch: expected one option"),
+        ({"options": ("account=me",)}, "sbatch: expected one option"),
+        ({"options": ("--nodes=7",)}, "sbatch: --nodes=7 would contradict"),
     ],
 )
 def test_what_will_not_do_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         replace(JOB, **change)  # type: ignore[arg-type]
-
-
-def test_submitting_tells_the_number_or_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(UsageError, match="sbatch: it is not in PATH"):
-        submit("script")
-    path = tools(tmp_path, sbatch='[ "$1" = --test-only ] || echo "77;cluster"')["PATH"]
-    monkeypatch.setenv("PATH", path)
-    assert submit("script\n") == "77"
-    tools(tmp_path, sbatch='echo "error: Unable to contact slurm controller" >&2; echo "failed" >&2; exit 1')
-    with pytest.raises(LaunchError, match=r"could not run here .*: error: Unable to contact slurm controller; failed$"):
-        submit("script")
-    with pytest.raises(LaunchError, match=r"^the job was refused: error: Unable"):
-        submit("script", is_tested=False)

@@ -1,0 +1,27 @@
+"""Programs by which a scheduler is asked: sbatch, scontrol, kubectl."""
+
+from __future__ import annotations
+
+import subprocess
+
+from asyncpar.errors import LaunchError
+
+_SECONDS = 60.0
+
+
+def ask_scheduler(command: list[str], given: str = "", *, refused: str, probe: str) -> str:
+    """Run ``command`` with ``given`` as its input, and return what it prints.  It blocks.
+
+    Raises ``LaunchError`` that says what was ``refused``, with the command's words, if it fails, and names ``probe``, a
+    command that shows whether its service runs, if it does not answer.
+    """
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{command[0]} did not answer within {_SECONDS:g} s; try `{probe}`") from error
+    except OSError as error:
+        raise LaunchError(f"{command[0]}: it cannot be run: {error.strerror or error}") from error
+    if done.returncode != 0:
+        words = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
+        raise LaunchError(f"{refused}: {words}")
+    return done.stdout
