@@ -1,10 +1,13 @@
-"""A real cluster of Slurm on this machine: one controller and three nodes, whose names are loopback addresses."""
+"""A real cluster of Slurm on this machine: munge, one controller and three nodes, whose names are loopback addresses.
+
+Jobs in the partition ``urgent`` preempt those of the usual one, which then have some seconds to end.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,14 +21,17 @@ PLACE = "ASYNCPAR_TEST_SLURM"
 
 NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 CPUS = 4
+GRACE = 20
+"""Seconds that a job has to end in when it is preempted."""
 _SETTINGS = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={home}/munge/socket
+CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -45,7 +51,10 @@ SlurmdTimeout=10
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 NodeName=127.0.0.[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[3]}] CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace}
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -59,13 +68,15 @@ class SlurmCluster:
         self._sbin = root / "usr" / "sbin"
         self._plugins = libraries / "slurm-wlm"
         self.environment = {
-            "PATH": os.pathsep.join([str(root / "usr" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join(
+                [str(home / "munge"), str(root / "usr" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
             "LD_LIBRARY_PATH": f"{libraries}:{self._plugins}",
             "SLURM_CONF": str(home / "slurm.conf"),
             "HOME": str(home),
             "TMPDIR": str(home),
         }
-        self._daemons = ExitStack()
+        self._daemons: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> SlurmCluster:
         (self.home / "state").mkdir()
@@ -76,27 +87,50 @@ class SlurmCluster:
             plugins=self._plugins,
             home=self.home,
             cpus=CPUS,
+            grace=GRACE,
         )
         (self.home / "slurm.conf").write_text(settings)
+        self._daemons = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("daemons.py"))],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
+            self._start_munge()
             self._start("slurmctld-wlm", "-D")
             for node in NODES:
                 (self.home / f"spool-{node}").mkdir()
                 self._start("slurmd-wlm", "-D", "-N", node, "-d", str(self._sbin / "slurmstepd-wlm"))
             self.wait_idle()
         except BaseException:
-            self._daemons.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._daemons.close()
+        assert self._daemons is not None
+        self._daemons.communicate()  # the end of its input ends all that they have started
 
     def _start(self, name: str, *arguments: str) -> None:
-        log = self._daemons.enter_context((self.home / f"{name}-{len(arguments)}.out").open("ab"))
-        daemon = subprocess.Popen([str(self._sbin / name), *arguments], env=self.environment, stdout=log, stderr=log)
-        self._daemons.callback(daemon.wait)
-        self._daemons.callback(daemon.send_signal, signal.SIGKILL)
+        assert self._daemons is not None
+        assert self._daemons.stdin is not None
+        log = str(self.home / f"{name}-{len(arguments)}.out")
+        self._daemons.stdin.write(json.dumps([log, str(self._sbin / name), *arguments]) + "\n")
+        self._daemons.stdin.flush()
+
+    def _start_munge(self) -> None:
+        """Start the daemon that authenticates users, and have ``munge`` ask it."""
+        folder = self.home / "munge"
+        folder.mkdir(mode=0o711)
+        (folder / "key").write_bytes(os.urandom(64))
+        (folder / "key").chmod(0o600)
+        files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "seed")]
+        self._start("munged", "--foreground", "--force", f"--socket={folder}/socket", *files)
+        (folder / "munge").write_text(f'#!/bin/sh\nexec {self._sbin.parent}/bin/munge --socket={folder}/socket "$@"\n')
+        (folder / "munge").chmod(0o755)
+        self.until((folder / "socket").exists, "munge's socket")
 
     def run(self, *command: str, status: int | None = 0, seconds: float = 60.0) -> str:
         """Run a command as a user does; its output, both streams.  ``status`` None: any."""

@@ -148,7 +148,13 @@ step=$!
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done"""
 _REQUEUE = """\
-if [ -n "$out_of_time" ] && [ "$code" -ne 0 ]; then
+again=$out_of_time
+if [ "$code" -ne 0 ] && [ -z "$again" ]; then
+    # Slurm asks only the ranks of a job that it preempts, and queues it again if they do not end in their time
+    shown=$(scontrol show job "$SLURM_JOB_ID")
+    [[ $shown == *JobState=RUNNING* && $shown == *PreemptTime=[0-9]* ]] && again=1
+fi
+if [ -n "$again" ] && [ "$code" -ne 0 ]; then
     echo "asyncpar slurm: job $SLURM_JOB_ID goes into the queue again" >&2
     scontrol requeue "$SLURM_JOB_ID"
 fi"""
