@@ -60,16 +60,22 @@ class Logs:
 
     folder: Path
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    position: int = 0
+    """How many steps are committed somewhere."""
     _read: dict[str, int] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read what is new: nothing else, for a run of many minutes asks for it many times a second."""
         for path in sorted(self.folder.glob("*.jsonl")):
-            name, content = path.stem, path.read_bytes()
-            start = self._read.get(name, 0)
+            with path.open("rb") as file:
+                file.seek(self._read.get(path.stem, 0))
+                content = file.read()
             end = content.rfind(b"\n") + 1
-            self._read[name] = max(start, end)
-            self.lines.setdefault(name, []).extend(json.loads(line) for line in content[start:end].splitlines())
+            self._read[path.stem] = self._read.get(path.stem, 0) + end
+            found = [json.loads(line) for line in content[:end].splitlines()]
+            self.lines.setdefault(path.stem, []).extend(found)
+            steps = [line["step"] + 1 for line in found if line["kind"] == "committed" and not line["replay"]]
+            self.position = max([self.position, *steps])
 
     def of(self, kind: str) -> Iterable[tuple[str, dict[str, Any]]]:
         """Yield the lines of a kind, with who wrote them."""
@@ -80,11 +86,6 @@ class Logs:
     def commits(self) -> list[dict[str, Any]]:
         """The commits of members, not those that newcomers repeat, in order of time."""
         return sorted((line for _, line in self.of("committed") if not line["replay"]), key=lambda line: line["time"])
-
-    @property
-    def position(self) -> int:
-        """How many steps are committed somewhere."""
-        return max((line["step"] + 1 for line in self.commits), default=0)
 
 
 def parse_arguments() -> argparse.Namespace:

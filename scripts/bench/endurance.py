@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import json
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -54,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--compute", type=float, default=0.05, help="seconds that a portion takes")
     parser.add_argument("--mode", choices=MODES, default="plain")
     parser.add_argument("--calibrate", type=float, default=30.0, help="seconds of the undisturbed run")
-    parser.add_argument("--report", type=float, default=60.0, help="seconds from one table to the next")
+    parser.add_argument("--report", type=float, default=300.0, help="seconds from one table to the next")
     options = parser.parse_args()
     options.kinds = options.kinds.split(",")
     unknown = set(options.kinds) - set(KINDS)
@@ -225,6 +227,19 @@ class Endurance:
         return (len(first) - 1) / self._rate / seconds
 
     @property
+    def costs(self) -> dict[str, tuple[int, float]]:
+        """How many faults of each kind there were, and the mean seconds that one costs until the next."""
+        first: dict[int, float] = {}
+        for line in self._ranks.logs.commits:
+            first.setdefault(line["step"], line["time"])
+        times, begins = sorted(first.values()), [fault.time for fault in self.faults]
+        lost: dict[str, list[float]] = {}
+        for fault, end in zip(self.faults, begins[1:], strict=False):
+            steps = bisect.bisect(times, end) - bisect.bisect(times, fault.time)
+            lost.setdefault(fault.kind, []).append(end - fault.time - steps / self._rate)
+        return {kind: (len(seconds), statistics.mean(seconds)) for kind, seconds in lost.items()}
+
+    @property
     def false_deaths(self) -> list[str]:
         """Ranks that were held for lost though nobody had touched them, with the reason."""
         touched = {fault.member for fault in self.faults if fault.kind in LOSING}
@@ -273,6 +288,8 @@ class Endurance:
         )
         for number, what, measured, aim in rows:
             print(f"{number:4} {what:46} {measured:>12}   goal {aim}")
+        for kind, (count, seconds) in sorted(self.costs.items()):
+            print(f"     seconds that a {kind} costs, of {count:<24} {seconds:>12.2f}")
         for text in [*deaths, *verdict.different, *verdict.samples, *verdict.repeated, *verdict.failed][:20]:
             print(f"  {text}")
         sys.stdout.flush()
@@ -312,7 +329,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> int:
     if why:
         print(f"  {why}")
     faults = [asdict(fault) for fault in run.faults]
-    print(json.dumps({"rows": rows, "faults": faults, "settings": vars(options), "why": why}, default=str), flush=True)
+    found = {"rows": rows, "costs": run.costs, "faults": faults, "settings": vars(options), "why": why}
+    print(json.dumps(found, default=str), flush=True)
     is_bad = verdict.different or verdict.samples or verdict.repeated or verdict.failed or run.false_deaths or why
     return 1 if is_bad else 0
 

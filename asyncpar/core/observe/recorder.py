@@ -114,7 +114,7 @@ class Recorder:
     def _take_over(self) -> tuple[int, int, int]:
         """Return the bytes of entries, their number, and how many events have begun, of the node before this one."""
         try:
-            before = parse_image(bytes(self._memory))
+            before = parse_image(bytes(self._memory), latest=1)
         except ProtocolError:
             return 0, 0, 0
         for record in before.records:
