@@ -142,7 +142,7 @@ def check_array(value: object, name: str = "x") -> Array:
     """Return ``value`` as a plain array, over the same memory, if it is one that collectives can carry."""
     if not isinstance(value, np.ndarray):
         raise UsageError(f"{name}: expected a numpy array, got {type(value).__name__}")
-    if isinstance(value, np.ma.MaskedArray):
+    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):  # numpy loads `ma` when it is named
         raise UsageError(f"{name}: expected an array without a mask, got a masked one; pass its filled()")
     if not is_numeric(value.dtype):
         raise UsageError(f"{name}: expected a numeric dtype in native byte order, got {value.dtype!r}")

@@ -66,7 +66,7 @@ def describe_array(array: AnyArray, offset: int, *, what: str) -> bytes:
     if code is None:
         names = ", ".join(dtype.name for dtype in _CODES)
         raise UsageError(f"{what}: an array of dtype {array.dtype} cannot be sent; expected one of {names}")
-    if isinstance(array, np.ma.MaskedArray):
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):  # numpy loads `ma` when it is named
         raise UsageError(f"{what}: a masked array cannot be sent; send its data and its mask")
     return _DESCRIPTION.pack(code, array.ndim, offset) + struct.pack(f"<{array.ndim}Q", *array.shape)
 
