@@ -228,6 +228,9 @@ class ElasticJob:
     async def _enter(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
         """Join; a newcomer is healed first, and runs the steps that it has missed."""
         donors = await self._source.donors()
+        self.is_drained = donors is None
+        if donors is None:
+            return
         if not donors:
             self.shelf.attach(state)
             await self._come_in(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
@@ -246,6 +249,9 @@ class ElasticJob:
                 self.shelf.detach()
                 await self._source.withdraw()
                 donors = await self._source.donors()
+                self.is_drained = donors is None
+                if donors is None:
+                    return
                 if not donors:
                     raise LaunchError(f"healing: no member is left that can give the state: {error}") from error
             finally:

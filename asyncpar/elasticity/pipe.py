@@ -82,9 +82,11 @@ class PipeWorlds:
 
     # -- what a job asks -----------------------------------------------------------------------------------------------
 
-    async def donors(self) -> Sequence[Donor]:
+    async def donors(self) -> Sequence[Donor] | None:
         """See ``WorldSource``."""
         found = await self._ask("donors", {"kind": "donors"})
+        if found is None:
+            return None
         for donor in self._donors:
             await donor.close()
         self._donors = [RemoteDonor(name, address, self._credentials, role_in(name)) for name, address in found]
@@ -181,6 +183,7 @@ class PipeWorlds:
                 self._settle("withdrawn", None)
             case "drained":
                 self._settle("world", None)
+                self._settle("donors", None)
             case "members":
                 coming = self._members(message["generation"])
                 if coming.done():

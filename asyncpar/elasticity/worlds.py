@@ -39,8 +39,11 @@ OnRevoked: TypeAlias = Callable[[int, BaseException | None], None]
 class WorldSource(Protocol):
     """Gives one process its worlds, one after another."""
 
-    async def donors(self) -> Sequence[Donor]:
-        """Return the members that can give the state; empty if no world has begun."""
+    async def donors(self) -> Sequence[Donor] | None:
+        """Return the members that can give the state; empty if no world has begun, None if the job is complete.
+
+        A spare waits here until there is a place for it.
+        """
         ...
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:

@@ -112,6 +112,7 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--elastic", metavar="HOW", default="restart", help="Hosts come or go: restart ranks, or ranks live on.")
 @option("--max-restarts", metavar="N", default="0", help="Start all ranks again after a failure, N times.  [0]")
 @option("--restart-window", metavar="SECONDS", default=None, help="Restarts within it count.  [all; ranks: 3600]")
+@option("--spares", metavar="N", default="0", help="Processes of each host that wait to step in (--elastic ranks).")
 @option("--host-name", metavar="NAME", default=None, help="What this host is called (--elastic ranks).")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
 @option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
@@ -206,6 +207,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         certs=given["certs"] or None,
         elastic=given["elastic"],
         restart_window=_window(given["restart_window"]),
+        spares=parse_count("--spares", given["spares"]),
         host_name=given["host_name"],
         dashboard=given["dashboard"],
         dashboard_names=tuple(filter(None, given["dashboard_names"].split(","))),

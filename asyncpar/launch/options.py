@@ -67,7 +67,7 @@ class LaunchOptions:
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
     meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
     lets ranks that do not run stay.  ``elastic`` says what is done to ranks when hosts come or go: ``restart`` or
-    ``ranks``, which live on; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
+    ``ranks``, which live on, with so many ``spares`` per host that wait to step in; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
     ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
     frames of a failure.  ``dashboard`` and ``metrics`` are where those are served (None: nowhere), ``dashboard_names``
     the names of proxies before the page, ``sinks`` the names of sinks.  Times are in seconds.
@@ -97,6 +97,7 @@ class LaunchOptions:
     certs: str | None = None
     elastic: str = "restart"
     restart_window: float | None = None
+    spares: int = 0
     host_name: str | None = None
     full_traceback: bool = False
     post_mortem: str | None = None
@@ -124,6 +125,8 @@ class LaunchOptions:
             raise UsageError(f"--elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
         if self.host_name is not None and self.elastic != "ranks":
             raise UsageError("--host-name: expected with --elastic ranks; otherwise hosts have their own names")
+        if self.spares < 0 or (self.spares and self.elastic != "ranks"):
+            raise UsageError(f"--spares: expected with --elastic ranks, and at least 0, got {self.spares}")
         if self.restart_window is not None and not self.restart_window > 0.0:
             raise UsageError(f"--restart-window: expected more than 0 seconds, got {self.restart_window}")
         if self.nproc is not None and self.nproc < 1:

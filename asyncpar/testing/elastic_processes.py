@@ -50,16 +50,20 @@ class _Member:
     stopped_at: float | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     is_gone: bool = False
+    has_place: bool = False
 
 
 class ProcessWorlds:
     """Runs members of an elastic job as processes, and directs them: ``async with ProcessWorlds(4) as worlds``.
 
-    ``size`` members make the first world.  Programs find their worlds by ``ap.elastic(...)``.
+    ``size`` members make the first world.  Programs find their worlds by ``ap.elastic(...)``.  With ``spares`` no more
+    than ``size`` are let in at a time: the others wait for a place.
     """
 
-    def __init__(self, size: int, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, size: int, *, environment: Mapping[str, str] | None = None, spares: bool = False) -> None:
         self.director = ElasticDirector(size)
+        self._places = size if spares else None
+        self._asking: list[str] = []
         self.worlds: list[tuple[float, FormWorld]] = []
         """All worlds so far, with the time at which they were decided."""
         self.exits: dict[str, int] = {}
@@ -137,6 +141,11 @@ class ProcessWorlds:
         """All members whose processes have not ended."""
         return [name for name, member in self._members.items() if not member.is_gone]
 
+    @property
+    def spares(self) -> list[str]:
+        """Those that wait for a place, the first first."""
+        return list(self._asking)
+
     async def wait(self, name: str) -> int:
         """Return the exit code of a member, when it has ended."""
         await asyncio.wait(self._members[name].tasks)
@@ -154,6 +163,7 @@ class ProcessWorlds:
         member.is_gone, self.exits[name] = True, code
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         self._obey(self.director.lost(name, how, self._now()))
+        self._admit()
         await close_stream(member.writer)
 
     async def _look(self) -> None:
@@ -163,6 +173,7 @@ class ProcessWorlds:
                 if not member.is_gone:
                     self._look_at(name, member)
             self._obey(self.director.tick(self._now()))
+            self._admit()
 
     def _look_at(self, name: str, member: _Member) -> None:
         try:
@@ -174,6 +185,7 @@ class ProcessWorlds:
             return
         member.stopped_at = member.stopped_at or self._now()
         if self._now() - member.stopped_at > STOPPED_AFTER:
+            member.has_place = False
             self._obey(self.director.lost(name, "is stopped", self._now()))
 
     def _now(self) -> float:
@@ -190,7 +202,8 @@ class ProcessWorlds:
         now = self._now()
         match message["kind"]:
             case "donors":
-                self._tell_donors(name)
+                self._asking.append(name)
+                self._admit()
             case "join":
                 member.snapshots = message["address"]
                 lineage = decode_lineage(message["lineage"])
@@ -220,10 +233,22 @@ class ProcessWorlds:
             case kind:
                 raise LaunchError(f"{name}: unknown kind {kind!r}")
 
+    def _admit(self) -> None:
+        """Answer those who ask and have a place, or find one."""
+        for name in list(self._asking):
+            own = self._members[name]
+            placed = sum(one.has_place and not one.is_gone for one in self._members.values())
+            if self._places is None or own.has_place or placed < self._places:
+                own.has_place = True
+                self._asking.remove(name)
+                self._tell_donors(name)
+
     def _tell_donors(self, name: str) -> None:
         self._asked += 1
         found = rotated([[other, self._members[other].snapshots] for other in self.present], self._asked)
-        if self.director.has_begun and not found:
+        if self._places is not None and self.director.has_begun and self.director.have_all_left:
+            self._write([name], {"kind": "drained"})
+        elif self.director.has_begun and not found:
             self._write([name], {"kind": "evicted", "why": "all members have left", "is_over": True})
         else:
             self._write([name], {"kind": "donors", "donors": found})

@@ -1,6 +1,7 @@
 """Train for minutes under faults: throughput kept, false deaths, and every bit compared as it goes (goals G9 and G11).
 
     python scripts/bench/endurance.py --minutes 30                                   # G9: a fault every 15 s
+    python scripts/bench/endurance.py --minutes 30 --spares 1                        # a process waits, ready, to step in
     python scripts/bench/endurance.py --minutes 30 --mode diloco --every 29          # G9: rounds of DiLoCo
     python scripts/bench/endurance.py --minutes 30 --kinds hold,hog                  # G11: nobody may be held for lost
 
@@ -54,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--portions", type=int, default=32)
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--compute", type=float, default=0.05, help="seconds that a portion takes")
+    parser.add_argument("--spares", type=int, default=0, help="processes that wait for the place of one that is lost")
     parser.add_argument("--mode", choices=MODES, default="plain")
     parser.add_argument("--calibrate", type=float, default=30.0, help="seconds of the undisturbed run")
     parser.add_argument("--report", type=float, default=300.0, help="seconds from one table to the next")
@@ -148,7 +150,7 @@ class Endurance:
         self._wanted = wanted
         self._random = random.Random(options.seed)
         self._ranks = Ranks(options, folder, steps)
-        self._worlds = ProcessWorlds(options.ranks)
+        self._worlds = ProcessWorlds(options.ranks, spares=options.spares > 0)
         self._exits: dict[str, int] | None = None
         self._hogs: list[asyncio.subprocess.Process] = []
         self._waking: set[asyncio.Task[None]] = set()
@@ -157,7 +159,7 @@ class Endurance:
         """Run to the end of the steps."""
         try:
             async with self._worlds as worlds:
-                for _ in range(self._options.ranks):
+                for _ in range(self._options.ranks + self._options.spares):
                     await self._ranks.start(worlds)
                 await self._ranks.reach(lambda: self._ranks.logs.position > 0, "the first step")
                 faults = asyncio.create_task(self._fault_again_and_again(worlds))

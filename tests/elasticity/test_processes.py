@@ -47,10 +47,44 @@ class Job:
             while self.step(name) < step:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
+    async def asks(self, name: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while name not in self._worlds.spares:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def is_in_world(self, *names: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self._worlds.present != list(names):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
     async def result(self, name: str) -> str:
         async with asyncio.timeout(PATIENCE):
             assert await self._worlds.wait(name) == 0
         return (self._folder / name).read_text()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+async def test_spares_wait_and_take_the_places_of_a_killed_and_of_a_stopped_rank(tmp_path: Path) -> None:
+    wanted = encode(await train(None, until=UNTIL, pause=0.0))
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    async with ProcessWorlds(2, environment=environment, spares=True) as worlds:
+        job = Job(worlds, tmp_path)
+        await job.start("m0", "m1")
+        await job.reaches("m0", 2)
+        for spare in ("m2", "m3", "m4"):
+            await job.start(spare)
+            await job.asks(spare)
+        assert worlds.present == ["m0", "m1"]
+        worlds.signal("m1", signal.SIGKILL)
+        await job.is_in_world("m0", "m2")
+        await job.reaches("m0", job.step("m0") + 3)
+        worlds.signal("m0", signal.SIGSTOP)
+        await job.is_in_world("m2", "m3")
+        worlds.signal("m0", signal.SIGCONT)
+        job.hurry()
+        assert (await job.result("m2"), await job.result("m3")) == (wanted, wanted)
+        assert json.loads(await job.result("m4"))[-1] is True
 
 
 @pytest.mark.process

@@ -2,8 +2,10 @@
 
 Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
 again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
-started again, which counts for nothing.  Where a slot may not start again the others go on without it.  While the host
-is parked its members are in no world: they keep what they have, and report it to the leader when there is a quorum.
+started again, which counts for nothing.  Where a slot may not start again the others go on without it.  Of slots and
+spares as many come in as the job has slots here, in the order in which they ask; the first question of the others is
+answered when there is a place: a spare has done all that a program does before its first step.  While the host is
+parked its members are in no world: they keep what they have, and report it to the leader when there is a quorum.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ from asyncpar.net.membership.world_messages import (
 )
 from asyncpar.net.security.identity import add_role, rank_role
 
+_DRAINED = "it was drained"
+
 
 @dataclass
 class _RankSlot:
@@ -67,6 +71,10 @@ class _RankSlot:
     """The world that it was told of last."""
     free_because: str = ""
     """Why its end is no crash of its own: it was drained, held for lost, stopped."""
+    has_place: bool = False
+    """Is it one of those that the job has here?"""
+    asked_at: int | None = None
+    """Which question it was that waits for a place."""
 
 
 class ElasticRanks:
@@ -90,7 +98,7 @@ class ElasticRanks:
         self._host = host
         self._draw = draw
         self._certified = certified
-        self._slots = [_RankSlot(number) for number in range(record.slots)]
+        self._slots = [_RankSlot(number) for number in range(record.slots + record.spares)]
         self._budget = RestartBudget(most=record.max_restarts, window=record.restart_window)
         self._world: WorldAnnounced | None = None
         self._end: JobEnd | None = None
@@ -119,6 +127,11 @@ class ElasticRanks:
         names = [] if self._world is None else [placed.name for placed in self._world.members]
         return {slot.number: names.index(slot.member) for slot in self._slots if slot.member in names}
 
+    @property
+    def spares(self) -> frozenset[int]:
+        """The slots whose processes wait for the place of another."""
+        return frozenset(slot.number for slot in self._slots if slot.asked_at is not None and not slot.has_place)
+
     def begin(self, now: float) -> list[SlotCommand]:
         """See ``SlotsMachine``."""
         return self._tick(now)
@@ -142,7 +155,7 @@ class ElasticRanks:
                 commands = self._job_changed(event, now)
             case _:
                 commands = self._world_changed(event)
-        return commands + self._over()
+        return commands + self._admit() + self._over()
 
     # -- what ranks say ------------------------------------------------------------------------------------------------
 
@@ -151,7 +164,9 @@ class ElasticRanks:
         if slot is None:
             return []
         if message.get("kind") == "donors":
-            return self._heal(member)
+            self._asked += 1
+            slot.asked_at = self._asked
+            return []
         event = heard_from_rank(member, self._host, message)
         commands: list[SlotCommand] = [TellLeader(event)]
         match event:
@@ -162,12 +177,26 @@ class ElasticRanks:
                 commands.append(WriteToRank(member, {"kind": "withdrawn"}))
         return commands
 
-    def _heal(self, member: str) -> list[SlotCommand]:
+    def _admit(self) -> list[SlotCommand]:
+        """Answer those who ask and have a place, or find one; none is needed any more once the job is complete."""
+        commands: list[SlotCommand] = []
+        asking = () if self._is_leaving else sorted(self._slots, key=lambda one: one.asked_at or 0)
+        for slot in asking:
+            if slot.asked_at is None or slot.member is None or slot.free_because:
+                continue
+            if not slot.has_place and self._end is not None:
+                slot.asked_at, slot.free_because = None, _DRAINED
+                commands.append(WriteToRank(slot.member, {"kind": "drained"}))
+            elif slot.has_place or sum(one.has_place for one in self._slots) < self._record.slots:
+                commands += self._heal(slot.member, slot.asked_at)
+                slot.has_place, slot.asked_at = True, None
+        return commands
+
+    def _heal(self, member: str, number: int) -> list[SlotCommand]:
         """Tell a newcomer from whom it can have the state: from another one first each time."""
-        self._asked += 1
         placed = () if self._world is None else self._world.members
         found = [[one.name, one.address] for one in placed if one.name != member]
-        start = self._asked % len(found) if found else 0
+        start = number % len(found) if found else 0
         told = WriteToRank(member, {"kind": "donors", "donors": [*found[start:], *found[:start]]})
         return [TellLeader(MemberHealing(member, self._host)), told] if found else [told]
 
@@ -220,7 +249,7 @@ class ElasticRanks:
         if slot is None:
             return []
         if is_drained:
-            slot.free_because = "it was drained"
+            slot.free_because = _DRAINED
             return [WriteToRank(member, {"kind": "drained"})]
         return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
 
@@ -228,7 +257,7 @@ class ElasticRanks:
         """End a process that is of no use any more; its end is no crash."""
         if slot.member is None:
             return []
-        slot.free_because = slot.free_because or why
+        slot.free_because, slot.has_place = slot.free_because or why, False
         return [SignalRank(slot.number, signal.SIGKILL)]
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -257,6 +286,7 @@ class ElasticRanks:
 
     def _gone(self, slot: _RankSlot, end: RankEnd, now: float) -> list[SlotCommand]:
         member, slot.member, slot.kill_at = slot.member, None, None
+        slot.has_place = slot.has_place and end.returncode == 0  # the place of one that is done is not free
         assert member is not None, "a process has a name"
         if end.returncode == 0:
             commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
@@ -264,7 +294,7 @@ class ElasticRanks:
             commands = [TellLeader(MemberDied(member, slot.free_because or end.ending))]
         if self._end is not None or self._is_leaving:
             return commands
-        if slot.free_because == "it was drained":
+        if slot.free_because == _DRAINED:
             return commands
         if end.returncode == 0:
             return commands + self._close(JobEnd(exit_code=0))

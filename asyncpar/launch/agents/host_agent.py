@@ -172,9 +172,11 @@ class HostAgent:
         job = self._job
         if job is None or job.is_over:
             return ()
-        pids, places = job.processes.pids, job.machine.ranks
+        pids, places, spares = job.processes.pids, job.machine.ranks, job.machine.spares
         return tuple(
-            RankView(slot=slot, rank=places.get(slot), pid=pids.get(slot), restarts=restarts)
+            RankView(
+                slot=slot, rank=places.get(slot), pid=pids.get(slot), restarts=restarts, is_spare=slot in spares
+            )
             for slot, restarts in job.machine.restarts.items()
         )
 
@@ -221,7 +223,7 @@ class HostAgent:
         try:
             record = decode_record(opened.record)
             if self._place.certificates is not None:
-                self._place.certificates.check_slots(record.slots)
+                self._place.certificates.check_slots(record.slots + record.spares)
         except (ProtocolError, UsageError) as error:
             self.say(str(error))
             return

@@ -23,7 +23,10 @@ class ElasticMode(StrEnum):
 
 
 class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it was submitted.  Times are in seconds; ``slots`` is the number of ranks of each host."""
+    """A job as it was submitted.  Times are in seconds; ``slots`` is the number of ranks of each host.
+
+    ``spares`` are more processes of each host that are started, and wait for the place of one that is lost.
+    """
 
     version: str
     name: str
@@ -35,6 +38,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     """Variables that were set for this job alone; the others are those of each agent."""
     slots: int
+    spares: int = 0
     least_hosts: int
     most_hosts: int
     last_call: float

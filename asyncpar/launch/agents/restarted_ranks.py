@@ -123,6 +123,11 @@ class RestartedRanks:
         offset = sum(self._sizes()[: names.index(str(self._member))]) if self._member in names else 0
         return {slot: offset + slot for slot in sorted(self._world.running)}
 
+    @property
+    def spares(self) -> frozenset[int]:
+        """None: ranks that start with their world are soon there."""
+        return frozenset()
+
     def begin(self, now: float) -> list[SlotCommand]:  # noqa: ARG002
         """See ``SlotsMachine``."""
         return self._arrive()

@@ -154,11 +154,12 @@ class SlotProcesses:
 
     def _plan(self, order: StartRank, pipe: int) -> RankPlan:
         record, own = self._record, self._place
+        processes = record.slots + record.spares
         place = LaunchEnvironment(
             rank=order.slot,
             local_rank=order.slot,
-            world_size=record.slots,
-            local_world_size=record.slots,
+            world_size=processes,
+            local_world_size=processes,
             group_rank=0,
             group_world_size=1,
             master_addr=own.bind,

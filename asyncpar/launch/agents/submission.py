@@ -96,7 +96,7 @@ def adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions
     job = credentials.certificates.agent.identity.job
     if options.job not in (None, job):
         raise UsageError(f"--rdzv-id: expected {job!r}, the job of the certificates in {home}, got {options.job!r}")
-    credentials.certificates.check_slots(options.nproc or len(os.sched_getaffinity(0)))
+    credentials.certificates.check_slots((options.nproc or len(os.sched_getaffinity(0))) + options.spares)
     return replace(options, job=job), credentials
 
 
@@ -136,6 +136,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         directory=os.getcwd(),
         environment=settings,
         slots=options.nproc or len(os.sched_getaffinity(0)),
+        spares=options.spares,
         least_hosts=options.least_nnodes or options.nnodes,
         most_hosts=options.nnodes,
         last_call=options.last_call,

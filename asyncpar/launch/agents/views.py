@@ -10,12 +10,16 @@ from asyncpar.bench.table import Column, choose_columns, format_row, format_titl
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of a host.  ``rank`` None: it is in no world now; ``pid`` None: no process runs."""
+    """One slot of a host.  ``rank`` None: it is in no world now; ``pid`` None: no process runs.
+
+    One that ``is_spare`` waits for the place of another.
+    """
 
     slot: int
     rank: int | None
     pid: int | None
     restarts: int
+    is_spare: bool = False
 
 
 class HostView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +71,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
     Column(title="state", unit="", width=9, worth=8, show=lambda row: row[0].state),
     Column(title="role", unit="", width=7, worth=6, show=lambda row: _role(row[0])),
     Column(title="slot", unit="", width=5, worth=7, show=lambda row: _of(row[1], "slot")),
-    Column(title="rank", unit="", width=5, worth=9, show=lambda row: _of(row[1], "rank")),
+    Column(title="rank", unit="", width=5, worth=9, show=lambda row: _rank(row[1])),
     Column(title="pid", unit="", width=8, worth=4, show=lambda row: _of(row[1], "pid")),
     Column(title="restarts", unit="", width=9, worth=5, show=lambda row: _of(row[1], "restarts")),
     Column(title="address", unit="", width=22, worth=3, show=lambda row: row[0].address),
@@ -76,6 +80,10 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 def _role(host: HostView) -> str:
     return "leader" if host.is_leader else "voter" if host.is_voter else "-"
+
+
+def _rank(rank: RankView | None) -> str:
+    return "spare" if rank is not None and rank.is_spare else _of(rank, "rank")
 
 
 def _of(rank: RankView | None, name: str) -> str:

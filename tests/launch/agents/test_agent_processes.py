@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import time
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -217,6 +218,32 @@ def test_a_crash_is_healed_where_all_hosts_are_needed(group: AgentGroup) -> None
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
+
+
+def test_a_spare_that_has_waited_for_long_steps_in_for_a_rank_that_is_killed(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start_all("one", "two")
+    options = ("--nnodes", "2:2", "--elastic", "ranks", "--spares", "1", "--silent-after", "2")
+
+    def spares(name: str) -> list[int | None]:
+        host = group.host(name)
+        return [] if host is None else [rank.pid for rank in host.ranks if rank.is_spare]
+
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(2), "training on both hosts")
+    eventually(lambda: all(spares(name) for name in ("one", "two")), "a spare on each host")
+    begin = time.monotonic()
+    eventually(lambda: time.monotonic() - begin > 6.0, "thrice the time after which a silent rank is ended")
+    spare = spares("one")
+    os.kill(next(pid for pid in group.pids("one") if pid not in spare), signal.SIGKILL)
+    eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts again")
+    host = group.host("one")
+    assert host is not None
+    assert [rank.pid for rank in host.ranks if rank.rank is not None] == spare
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {result for result in group.results() if not json.loads(result)[-1]} == {wanted}
+    assert "after the job was complete" not in group.said("one") + group.said("two"), "spares end well"
 
 
 def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> None:

@@ -60,7 +60,7 @@ from asyncpar.net.membership.world_messages import (
 )
 
 
-def record(mode: ElasticMode, *, slots: int = 1, restarts: int = 1) -> SubmittedJob:
+def record(mode: ElasticMode, *, slots: int = 1, spares: int = 0, restarts: int = 1) -> SubmittedJob:
     return SubmittedJob(
         version="1",
         name="job",
@@ -71,6 +71,7 @@ def record(mode: ElasticMode, *, slots: int = 1, restarts: int = 1) -> Submitted
         directory="/",
         environment={},
         slots=slots,
+        spares=spares,
         least_hosts=1,
         most_hosts=2,
         last_call=5.0,
@@ -166,6 +167,62 @@ def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
     host.feed(asked)
     told = WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b/0/0"]]})
     assert host.last == [TellLeader(MemberHealing("a/0/0", "a")), told]
+
+
+def test_a_spare_waits_and_steps_in_for_whoever_is_lost_first() -> None:
+    host = Host(ElasticMode.RANKS, slots=2, spares=1)
+    assert host.of(StartRank) == [StartRank(0, "a/0/0"), StartRank(1, "a/1/1"), StartRank(2, "a/2/2")]
+    asks = {"kind": "donors"}
+    assert [host.feed(RankSaid(member, asks)) != [] for member in ("a/2/2", "a/0/0", "a/1/1")] == [True, True, False]
+    assert host.machine.spares == {1}
+    placed = [PlacedMember(name=name, host="a", address=f"at {name}") for name in ("a/2/2", "a/0/0")]
+    host.feed(announced(0, *placed))
+    host.gone(0, -signal.SIGKILL)
+    assert host.told == [MemberDied("a/0/0", "was killed by SIGKILL"), MemberHealing("a/1/1", "a")]
+    assert host.of(WriteToRank)[0].member == "a/1/1"
+    assert host.wait(1.0) == [StartRank(0, "a/0/3")], "it starts again, and is the spare now"
+    assert host.feed(RankSaid("a/0/3", asks)) == []
+    assert host.machine.spares == {0}
+    host.feed(RankSilent(2, "is stopped"))
+    assert host.of(WriteToRank)[0].member == "a/0/3", "who is held for lost has no place either"
+
+
+def test_a_spare_that_withdraws_is_answered_at_once_and_keeps_its_place() -> None:
+    host = Host(ElasticMode.RANKS, slots=1, spares=1)
+    asks = {"kind": "donors"}
+    assert host.feed(RankSaid("a/1/1", asks)) != []
+    assert host.feed(RankSaid("a/0/0", asks)) == []
+    assert host.feed(RankSaid("a/1/1", asks)) != []
+
+
+@pytest.mark.parametrize("asks_later", [False, True])
+def test_a_spare_ends_well_with_the_job(asks_later: bool) -> None:
+    host = Host(ElasticMode.RANKS, slots=1, spares=1)
+    asks = {"kind": "donors"}
+    host.feed(RankSaid("a/0/0", asks))
+    if not asks_later:
+        assert host.feed(RankSaid("a/1/1", asks)) == []
+    host.gone(0, 0)
+    left, closed = host.told
+    assert (left, decode_end(closed.record)) == (MemberLeft("a/0/0"), JobEnd(exit_code=0))
+    told = host.feed(closed)
+    if asks_later:
+        told = host.feed(RankSaid("a/1/1", asks))
+    assert told == [WriteToRank("a/1/1", {"kind": "drained"})]
+    assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
+
+
+def test_spares_of_a_host_that_leaves_take_no_place() -> None:
+    host = Host(ElasticMode.RANKS, slots=1, spares=1)
+    for member in ("a/0/0", "a/1/1"):
+        host.feed(RankSaid(member, {"kind": "donors"}))
+    host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
+    host.feed(LeaveHost(10.0, "got SIGTERM"))
+    assert host.of(SignalRank) == [SignalRank(1, signal.SIGTERM)]
+    host.gone(0, 0)
+    assert host.of(WriteToRank) == []
+    assert host.gone(1, -signal.SIGTERM)[-1] == RanksOver(None)
 
 
 def test_where_others_go_on_a_slot_that_may_not_start_again_stays_empty() -> None:
