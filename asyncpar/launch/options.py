@@ -67,7 +67,8 @@ class LaunchOptions:
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
     meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
     lets ranks that do not run stay.  ``elastic`` says what is done to ranks when hosts come or go: ``restart`` or
-    ``ranks``, which live on, with so many ``spares`` per host that wait to step in; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
+    ``ranks``, which live on, with so many ``spares`` per host that wait to step in; of restarts those within
+    ``restart_window`` count (None: all; an hour for ``ranks``).
     ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
     frames of a failure.  ``dashboard`` and ``metrics`` are where those are served (None: nowhere), ``dashboard_names``
     the names of proxies before the page, ``sinks`` the names of sinks.  Times are in seconds.

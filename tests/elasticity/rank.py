@@ -31,7 +31,7 @@ def main() -> None:
     def on_step(place: str, step: ElasticStep) -> None:
         if place == "computed":
             progress.write_text(str(step.number))
-            if not hurry.exists():
+            if not step.is_replay and not hurry.exists():
                 time.sleep(0.1)
 
     result = ap.run(train(None, name, until=int(until), on_step=on_step, pause=0.0))

@@ -54,7 +54,7 @@ class Job:
 
     async def is_in_world(self, *names: str) -> None:
         async with asyncio.timeout(PATIENCE):
-            while self._worlds.present != list(names):  # noqa: ASYNC110
+            while set(self._worlds.present) != set(names):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def result(self, name: str) -> str:

@@ -174,9 +174,7 @@ class HostAgent:
             return ()
         pids, places, spares = job.processes.pids, job.machine.ranks, job.machine.spares
         return tuple(
-            RankView(
-                slot=slot, rank=places.get(slot), pid=pids.get(slot), restarts=restarts, is_spare=slot in spares
-            )
+            RankView(slot=slot, rank=places.get(slot), pid=pids.get(slot), restarts=restarts, is_spare=slot in spares)
             for slot, restarts in job.machine.restarts.items()
         )
 

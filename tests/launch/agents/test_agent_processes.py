@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import signal
-import time
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -169,7 +169,7 @@ def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
     assert host.last == [TellLeader(MemberHealing("a/0/0", "a")), told]
 
 
-def test_a_spare_waits_and_steps_in_for_whoever_is_lost_first() -> None:
+def test_a_spare_waits_and_steps_in_for_a_rank_that_is_lost() -> None:
     host = Host(ElasticMode.RANKS, slots=2, spares=1)
     assert host.of(StartRank) == [StartRank(0, "a/0/0"), StartRank(1, "a/1/1"), StartRank(2, "a/2/2")]
     asks = {"kind": "donors"}
