@@ -80,7 +80,7 @@ async def test_micro_steps_and_codecs_take_dictionaries() -> None:
     async def main(node: Node) -> None:
         compression = GradientCompressionConfig(codec="bf16")
         synchronizer = GradientSynchronizer.data_parallel(node.world, compression=compression)
-        gradients = {"w": np.full(4, float(node.rank)), "v": {"b": np.full(2, 2.0)}}
+        gradients: dict[str, Any] = {"w": np.full(4, float(node.rank)), "v": {"b": np.full(2, 2.0)}}
         await synchronizer.reserve(gradients)
         synchronizer.accumulate(gradients)
         assert not gradients["w"].any()
