@@ -1,5 +1,5 @@
 """``ap.slurm``: submit a program to Slurm, and follow its job."""
 
-from .submission import JobEnding, SlurmOptions, SubmittedJob, submit
+from .submission import JobEnding, QueuedJob, SlurmOptions, submit
 
-__all__ = ["JobEnding", "SlurmOptions", "SubmittedJob", "submit"]
+__all__ = ["JobEnding", "QueuedJob", "SlurmOptions", "submit"]

@@ -70,7 +70,7 @@ class JobEnding:
     reason: str
 
 
-class SubmittedJob:
+class QueuedJob:
     """A job in Slurm's queue; made by ``submit``.
 
     ``id`` is its number, ``cluster`` the name of its cluster, "" for the usual one, and ``output`` the file with what
@@ -125,7 +125,7 @@ class SubmittedJob:
 
 async def submit(
     program: str | Path, *arguments: str, queue_anyway: bool = False, **options: Unpack[SlurmOptions]
-) -> SubmittedJob:
+) -> QueuedJob:
     """Submit ``program``, a Python script, with ``arguments`` to Slurm; return its job, which is in the queue then.
 
     Its ranks make one world: in it, ``async with ap.init() as node``.  It runs in this working directory, with this
@@ -146,7 +146,7 @@ async def submit(
         with suppress(LaunchError):  # there is no job then
             await _cancel(*(await submitting).strip().partition(";")[::2])
         raise
-    return SubmittedJob(number, cluster, (await _look(number, cluster))[0].output)
+    return QueuedJob(number, cluster, (await _look(number, cluster))[0].output)
 
 
 def describe_job(program: str | Path, arguments: Sequence[str], **options: Unpack[SlurmOptions]) -> SlurmJob:

@@ -17,7 +17,7 @@ import asyncpar as ap
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.cli import main
 from asyncpar.launch.slurm.script import write_script
-from asyncpar.launch.slurm.submission import SlurmOptions, SubmittedJob, describe_job, parse_records
+from asyncpar.launch.slurm.submission import QueuedJob, SlurmOptions, describe_job, parse_records
 
 SHOWN = """\
 JobId={job} JobName=train
@@ -75,9 +75,9 @@ def make_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return FakeSlurm(tmp_path / "bin")
 
 
-def job_of(slurm: FakeSlurm, *texts: str) -> SubmittedJob:
+def job_of(slurm: FakeSlurm, *texts: str) -> QueuedJob:
     slurm.show(*texts)
-    return SubmittedJob("77", "", Path("out"))
+    return QueuedJob("77", "", Path("out"))
 
 
 async def test_a_program_is_submitted_as_the_command_does(slurm: FakeSlurm) -> None:
@@ -125,11 +125,11 @@ async def test_a_controller_that_is_away_for_a_while_does_not_end_the_wait(slurm
 async def test_a_job_that_slurm_has_forgotten_is_told(slurm: FakeSlurm) -> None:
     slurm.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     with pytest.raises(LaunchError, match=r"^Slurm does not tell of job 77: .*Invalid job id"):
-        await SubmittedJob("77", "", Path("out")).wait()
+        await QueuedJob("77", "", Path("out")).wait()
 
 
 async def test_a_job_is_cancelled(slurm: FakeSlurm) -> None:
-    await SubmittedJob("77", "far", Path("out")).cancel()
+    await QueuedJob("77", "far", Path("out")).cancel()
     assert slurm.calls == ["scancel --clusters=far 77"]
 
 
