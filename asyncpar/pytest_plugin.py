@@ -55,7 +55,7 @@ def virtual_world(request: pytest.FixtureRequest) -> Callable[..., GuardedWorld]
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest) -> Node | None:
-    """The node of this rank, in a test with the mark ``ranks``."""
+    """Return the node of this rank, in a test with the mark ``ranks``."""
     if request.node.get_closest_marker("ranks") is None:
         pytest.fail("node: it is for tests that run on every rank; mark the test @pytest.mark.ranks(4)", pytrace=False)
     return None  # each rank gets its own: see ``pytest_pyfunc_call``

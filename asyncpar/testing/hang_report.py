@@ -1,4 +1,4 @@
-"""What the ranks of a world in this process do that does not end: who waits for whom, cycles, and tasks by rank."""
+"""A report on a world in this process that does not end: who waits for whom, cycles, and tasks by rank."""
 
 from __future__ import annotations
 
