@@ -10,7 +10,8 @@ from asyncpar.errors import ProtocolError
 from asyncpar.launch.options import ProgramKind, StreamChoice
 from asyncpar.net.membership.world_messages import WorldTerms
 
-_REPORT_SECONDS = 10.0
+_UNBOUNDED = 7 * 24 * 3600.0
+"""Seconds that ranks have where none is ever ended for being silent."""
 _KILL_SECONDS = 6.0
 """Seconds that killed processes have to disappear, and a margin."""
 
@@ -54,14 +55,17 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> WorldTerms:
-        """What the leader has to know of it."""
+        """What the leader has to know of it.
+
+        Ranks that live on, but are too busy to answer, as when they compile, are held for lost when silent ones are.
+        """
         lives_on = self.mode is ElasticMode.RANKS
         return WorldTerms(
             least_hosts=self.least_hosts,
             most_hosts=self.most_hosts,
             members=self.slots if lives_on else 1,
             last_call=self.last_call,
-            report_within=_REPORT_SECONDS if lives_on else self.grace + _KILL_SECONDS,
+            report_within=(self.silent_after or _UNBOUNDED) if lives_on else self.grace + _KILL_SECONDS,
         )
 
 

@@ -17,7 +17,8 @@ from asyncpar.net.membership.world_messages import WorldChange
 T = TypeVar("T")
 
 READY_PATIENCE = 15.0
-"""Seconds after a world was formed within which each member can be connected to, or it is held for lost."""
+"""Seconds after a world was formed within which each member can be connected to, or it is held for lost; more where
+members have more to report in."""
 
 LEFT_WELL = "left"
 """How a member is lost that needs no more worlds."""
@@ -135,6 +136,7 @@ class ElasticDirector:
         self._may_form = may_form
         self._may_settle = may_settle or may_form
         self._report_within = report_within
+        self._ready_within = max(READY_PATIENCE, report_within)
         self._arrived: dict[str, Lineage] = {}
         """Who waits for a world: newcomers, and everybody before the first."""
         self._patience: dict[str, int] = {}
@@ -246,9 +248,9 @@ class ElasticDirector:
         if world is not None and world.revoked_at is not None and now - world.revoked_at > self._report_within:
             late = tuple(member for member in world.survivors if member not in world.reports)
             why = f"did not answer for {self._report_within:g} s"
-        elif world is not None and world.revoked_at is None and now - world.formed_at > READY_PATIENCE:
+        elif world is not None and world.revoked_at is None and now - world.formed_at > self._ready_within:
             late = tuple(member for member in world.survivors if member not in world.ready)
-            why = f"did not come into generation {world.generation} for {READY_PATIENCE:g} s"
+            why = f"did not come into generation {world.generation} for {self._ready_within:g} s"
         for member in late:
             commands += [Evict(member, why), *self.lost(member, why, now)]
         return [*commands, *self._end_if_short(now), *self._complete(now)]

@@ -460,7 +460,7 @@ def record(hosts: tuple[int, int]) -> SubmittedJob:
         restart_window=1.0,
         grace=1.0,
         timeout=30.0,
-        silent_after=None,
+        silent_after=10.0,
     )
 
 

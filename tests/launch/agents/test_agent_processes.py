@@ -246,6 +246,31 @@ def test_a_spare_that_has_waited_for_long_steps_in_for_a_rank_that_is_killed(gro
     assert "after the job was complete" not in group.said("one") + group.said("two"), "spares end well"
 
 
+BUSY = TRAINING.replace(
+    "os.replace(",
+    """if os.path.exists(f"busy-{os.getpid()}"):
+                os.unlink(f"busy-{os.getpid()}")
+                time.sleep(12)
+            os.replace(""",
+)
+
+
+def test_a_rank_that_is_busy_when_a_world_ends_is_waited_for(group: AgentGroup) -> None:
+    group.start_all("one", "two", "three")
+    options = ("--nnodes", "3:3", "--elastic", "ranks", "--max-restarts", "9")
+    launcher = group.launch(BUSY, str(UNTIL), options=options)
+    eventually(lambda: group.trains(3), "training on all hosts")
+    (busy,), (victim,) = group.pids("two"), group.pids("three")
+    mark = group.folder / f"busy-{busy}"
+    mark.touch()
+    eventually(lambda: not mark.exists(), "a busy rank")
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: group.trains(3, beyond=group.step()), "training on all hosts again")
+    assert busy in group.pids("two")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+
+
 def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start("one")

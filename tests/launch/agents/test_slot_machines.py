@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
@@ -312,6 +313,15 @@ def test_restarts_within_the_window_count_and_waits_grow() -> None:
     assert [budget.crash(0, at) for at in (0.0, 1.0, 2.0)] == [0.25, 0.5, None]
     assert budget.crash(1, 2.0) == 0.25
     assert budget.crash(0, 60.0) == 0.25
+
+
+@pytest.mark.parametrize(("silent_after", "report_within"), [(30.0, 30.0), (None, 604800.0)])
+def test_ranks_that_live_on_have_as_long_to_report_as_to_be_silent(
+    silent_after: float | None, report_within: float
+) -> None:
+    job = replace(record(ElasticMode.RANKS), silent_after=silent_after)
+    assert job.terms.report_within == report_within
+    assert replace(job, mode=ElasticMode.RESTART).terms.report_within == 11.0, "the grace, and a margin"
 
 
 def test_records_travel_as_they_are_and_others_are_refused() -> None:
