@@ -1,6 +1,7 @@
 """The public names; see ``__init__.py``."""
 
 from . import blocking as blocking
+from . import checkpoint as checkpoint
 from . import observe as observe
 from . import testing as testing
 from .actors.meshes.mesh_ref import MeshRef as MeshRef

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
 from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.operations import Operations
 from asyncpar.blocking.starting import Starting
 from asyncpar.collectives import communicator
+
+T = TypeVar("T")
 
 
 class Communicator(Operations):
@@ -23,6 +28,20 @@ class Communicator(Operations):
     def __init__(self, handle: NodeHandle, on_loop: communicator.Communicator) -> None:
         super().__init__(handle, on_loop)
         self.start = Starting(handle, on_loop)
+
+    def run(
+        self,
+        make: Callable[[communicator.Communicator], Coroutine[Any, Any, T]],
+        *,
+        what: str = "run",
+        timeout: float | None = None,
+    ) -> T:
+        """Run the coroutine that ``make`` returns for this group, on the loop, and return its result.
+
+        ``make`` is called on the loop, with the group for coroutines, in the order of calls; ``what`` names the call in
+        messages.  ``comm.run(lambda group: synchronizer.synchronize(group))``.  ``timeout`` is in seconds.
+        """
+        return self._handle.wait(what, lambda: make(self.on_loop), timeout)
 
     def __repr__(self) -> str:
         return f"<blocking communicator {self.name!r}: rank {self.rank} of {self.size}>"

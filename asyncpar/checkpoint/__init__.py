@@ -1,25 +1,36 @@
 """Checkpoints: each rank saves its part, atomically; ranks in any other layout load what they need of it.
 
-``save_checkpoint`` and ``load_checkpoint`` are called by all ranks of a communicator; ``latest`` looks into a folder.
+``save`` and ``load`` take plain nested dictionaries of arrays, equal on all ranks but for what is ``PerRank``;
+``save_checkpoint`` and ``load_checkpoint`` pieces of arrays, for experts.  All are called by all ranks of a
+communicator, or by a process alone; ``latest`` looks into a folder.  ``asyncpar.checkpoint.blocking`` has ``save`` and
+``load`` for blocking programs.
 The format is described in ``asyncpar.checkpoint.manifest``.
 """
 
+from asyncpar.checkpoint import blocking
 from asyncpar.checkpoint.files import FileSystem, LocalFiles, NewFile
 from asyncpar.checkpoint.folder import Found, latest
-from asyncpar.checkpoint.load import Loaded, load_checkpoint
+from asyncpar.checkpoint.loading import Loaded, load_checkpoint
 from asyncpar.checkpoint.piece import Piece, Wanted
-from asyncpar.checkpoint.save import Saved, save_checkpoint
+from asyncpar.checkpoint.saving import Saved, save_checkpoint
+from asyncpar.checkpoint.tree import PerRank
+from asyncpar.checkpoint.values import Checkpoint, load, save
 
 __all__ = [
+    "Checkpoint",
     "FileSystem",
     "Found",
     "Loaded",
     "LocalFiles",
     "NewFile",
+    "PerRank",
     "Piece",
     "Saved",
     "Wanted",
+    "blocking",
     "latest",
+    "load",
     "load_checkpoint",
+    "save",
     "save_checkpoint",
 ]

@@ -141,7 +141,7 @@ def encode_holdings(holdings: Sequence[Holding]) -> bytes:
 
 
 def choose(labels: Sequence[str], everything: Sequence[bytes], rank: int) -> list[int]:
-    """Return the places of those pieces of ``rank`` that no lower rank holds.
+    """Return the places of those pieces that ``rank`` writes: what several hold is written by each of them in turn.
 
     ``everything`` is what each rank has encoded, ``labels`` what messages call the pieces of ``rank``.  Raises
     ``CheckpointError`` naming tensor and ranks if other ranks hold different values for one of them.
@@ -150,14 +150,22 @@ def choose(labels: Sequence[str], everything: Sequence[bytes], rank: int) -> lis
     for holder, rows in enumerate(everything):
         for holding in _decoded(rows):
             holders.setdefault(holding.identity, {}).setdefault(holding.digest, []).append(holder)
+    turns: dict[tuple[int, ...], int] = {}
+    writers: dict[bytes, int] = {}
+    for identity, held in holders.items():
+        ranks = tuple(next(iter(held.values())))
+        turn = turns.get(ranks, 0)
+        turns[ranks] = turn + 1
+        writers[identity] = ranks[turn % len(ranks)]
     chosen = []
     for index, (label, holding) in enumerate(zip(labels, _decoded(everything[rank]), strict=True)):
         first, *others = holders[holding.identity].values()
         if others:
             raise CheckpointError(
-                f"{label}: replicas have drifted: {_ranks(first)} and {_ranks(others[0])} hold different values of it"
+                f"{label}: replicas have drifted: {_ranks(first)} and {_ranks(others[0])} hold different values of it; "
+                "what each rank has for itself is to be marked: PerRank, or a name of its own"
             )
-        if first[0] == rank:
+        if writers[holding.identity] == rank:
             chosen.append(index)
     return chosen
 

@@ -25,27 +25,26 @@ _CANCELLED: Final = "it was cancelled"
 
 
 class CheckpointGroup:
-    """The ranks of ``communicator`` while they save or load once, in a group of their own.
+    """The ranks of ``communicator`` while they save or load once, in a group of their own; this process without one.
 
     Make it where the call is made, for groups are numbered by calls.  A rank that fails or is cancelled leaves the
     group: the others learn it within a second and raise, too, whatever they are doing.
     """
 
-    def __init__(self, communicator: Communicator, what: str) -> None:
-        group = communicator.subgroup(range(communicator.size), name=what)
-        assert group is not None, "every rank is one of all"
-        self._group = group
+    def __init__(self, communicator: Communicator | None, what: str) -> None:
+        self._group = None if communicator is None else communicator.subgroup(range(communicator.size), name=what)
+        assert communicator is None or self._group is not None, "every rank is one of all"
         self._what = what
         self._has_begun = False
         self._has_left = False
 
     @property
     def rank(self) -> int:
-        return self._group.rank
+        return 0 if self._group is None else self._group.rank
 
     @property
     def size(self) -> int:
-        return self._group.size
+        return 1 if self._group is None else self._group.size
 
     async def agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
         """Do ``work`` in a thread and return what it has returned on each rank, each of type ``wanted``.
@@ -55,7 +54,8 @@ class CheckpointGroup:
         fails; otherwise it may take as long as it likes.
         """
         self._has_begun = True
-        with EventSpan(self._what, kind=EventKind.CHECKPOINT, recorder=recorder_of(self._group)):
+        recorder = None if self._group is None else recorder_of(self._group)
+        with EventSpan(self._what, kind=EventKind.CHECKPOINT, recorder=recorder):
             return await self._agree(work, wanted=wanted)
 
     async def _agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
@@ -63,7 +63,7 @@ class CheckpointGroup:
         running = asyncio.get_running_loop().run_in_executor(None, work, progress)
         try:
             await self._until_all_are_through(running, progress)
-            return await self._group.all_gather_object(running.result(), wanted=wanted)
+            return await self._gather(running.result(), wanted)
         except BaseException as error:
             progress.stop()
             if isinstance(error, PeerCancelled):
@@ -80,7 +80,7 @@ class CheckpointGroup:
 
         ``because_of`` is the rank of the world that is the reason, if it is another one.
         """
-        if self._has_left or self.size == 1:
+        if self._has_left or self._group is None or self.size == 1:
             return
         self._has_left = True
         following = self._group.all_gather_object(None)  # the one that others may have come to, but not passed
@@ -104,10 +104,14 @@ class CheckpointGroup:
 
     def _place(self, world_rank: int | None) -> int | None:
         """Return the number in the group of a rank of the world."""
-        return None if world_rank is None else self._group.ranks.index(world_rank)
+        return None if world_rank is None or self._group is None else self._group.ranks.index(world_rank)
+
+    async def _gather(self, value: T, wanted: Any) -> list[T]:
+        """Return ``value`` of every rank."""
+        return [value] if self._group is None else await self._group.all_gather_object(value, wanted=wanted)
 
     async def _until_all_are_through(self, running: asyncio.Future[T], progress: WorkProgress) -> None:
-        loop, timeout = asyncio.get_running_loop(), self._group.timeout
+        loop, timeout = asyncio.get_running_loop(), None if self._group is None else self._group.timeout
         beat = _BEAT if timeout is None else min(_BEAT, timeout / 3)
         done, moved_at = progress.done, loop.time()
         while True:
@@ -118,7 +122,7 @@ class CheckpointGroup:
                 done, moved_at = progress.done, loop.time()
             elif timeout is not None and loop.time() - moved_at >= timeout:
                 raise CheckpointError(f"{self._what}: no progress for {timeout:g} s; does the file system hang?")
-            if all(await self._group.all_gather_object(running.done(), wanted=bool)):
+            if all(await self._gather(running.done(), bool)):
                 return
 
 

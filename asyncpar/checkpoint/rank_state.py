@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.checkpoint.load import Loaded, load_checkpoint
-from asyncpar.checkpoint.piece import Piece, Wanted
+from asyncpar.checkpoint.loading import Loaded, load_checkpoint
+from asyncpar.checkpoint.piece import Piece, Wanted, dtype_named
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.slicing import TensorSlice
 
@@ -32,6 +32,20 @@ def pieces_of_rank(rank: int, state: Mapping[str, NDArray[Any]]) -> list[Piece]:
             array=array.reshape(-1),
         )
         for index, array in enumerate(state.values())
+    ]
+
+
+def wanted_of_rank(rank: int, arrays: Sequence[tuple[int, str]]) -> list[Wanted]:
+    """Return what to load of what ``pieces_of_rank`` has saved: ``arrays`` are its counts and names of dtypes."""
+    return [
+        Wanted(
+            name=_name(rank, index),
+            kind=_KIND,
+            slice=TensorSlice.whole((size,)),
+            flat=(0, size),
+            dtype=dtype_named(dtype) or np.dtype(dtype),
+        )
+        for index, (size, dtype) in enumerate(arrays)
     ]
 
 
@@ -74,16 +88,7 @@ async def load_rank_state(
     if not any(one["arrays"] for one in saved):
         return {}
     rank = communicator.rank
-    wanted = [
-        Wanted(
-            name=_name(rank, index),
-            kind=_KIND,
-            slice=TensorSlice.whole((size,)),
-            flat=(0, size),
-            dtype=np.dtype(dtype),
-        )
-        for index, (_, size, dtype) in enumerate(saved[rank]["arrays"])
-    ]
+    wanted = wanted_of_rank(rank, [(size, dtype) for _, size, dtype in saved[rank]["arrays"]])
     again = await load_checkpoint(loaded.path, wanted, model=model, communicator=communicator)
     keys = [key for key, _, _ in saved[rank]["arrays"]]
     return dict(zip(keys, again.arrays, strict=True))

@@ -165,8 +165,10 @@ def test_an_array_that_changes_while_it_is_saved_is_an_error_and_no_checkpoint(t
             ]
             running = [asyncio.ensure_future(call) for call in calls]
             await gate.reached.wait()
-            held[0][3].array.setflags(write=True)
-            held[0][3].array.view(np.uint16)[0] ^= 1
+            for pieces in held:
+                changed = pieces[3].array
+                changed.setflags(write=True)
+                changed.view(np.uint16)[0] = ~small_model()[3].whole.view(np.uint16)[0]
             gate.open()
             errors = await each_fails(nodes, lambda node: running[node.rank])
             assert_all_say(errors, 'tensor "bias" (value): its array has changed while it was saved')

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,17 @@ class LocalState:
     rounds: int
     outer: OuterState
     synchronizer: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Return the state that was saved as a dictionary.  Raises ``UsageError`` for another one."""
+        try:
+            outer = OuterState(common=saved["outer"]["common"], momentum=saved["outer"]["momentum"])
+            return cls(
+                steps=saved["steps"], rounds=saved["rounds"], outer=outer, synchronizer=saved["synchronizer"] or {}
+            )
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"state: expected a saved state of DiLoCo, but it has no {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +152,15 @@ class DiLoCo:
             steps=self._steps, rounds=self._rounds, outer=self._outer.state(), synchronizer=self._synchronizer.state()
         )
 
-    def restore(self, state: LocalState) -> None:
+    def restore(self, state: LocalState | Mapping[str, Any]) -> None:
         """Go on from ``state`` of an earlier run of this rank; the caller has restored its parameters.
+
+        It may be what ``asyncpar.checkpoint.load`` gives back for it: a dictionary of the same.
 
         To be called on all ranks.  Raises ``UsageError`` for a state of other parameters, or of longer rounds.
         """
+        if not isinstance(state, LocalState):
+            state = LocalState.of(state)
         if not 0 <= state.steps < self.every:
             raise UsageError(f"state: expected less than {self.every} steps since the last round, got {state.steps}")
         self._outer.restore(state.outer)

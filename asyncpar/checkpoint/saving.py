@@ -47,22 +47,24 @@ def save_checkpoint(
     step: int,
     pieces: Sequence[Piece],
     model: Mapping[str, Any],
-    communicator: Communicator,
+    communicator: Communicator | None,
     extra: Mapping[str, Any] | None = None,
+    equal: Mapping[str, Any] | None = None,
     keep: int | None = None,
     snapshot: bool = False,
     files: FileSystem | None = None,
 ) -> Coroutine[Any, Any, Saved]:
     """Save the ``pieces`` of all ranks as the checkpoint of ``step`` in ``folder``, which all ranks must share.
 
-    All ranks call it, in the same order; it takes its place in that order when it is called.  What several ranks hold
-    is written once.  Returns, on every rank, when the checkpoint is complete and on disk; the loop stays free
-    meanwhile.  The arrays must not change until then (it is an error if they have), unless ``snapshot`` is true: then
-    they are copied in the call itself, and what it returns may run as a task beside the training.
+    All ranks call it, in the same order; it takes its place in that order when it is called.  Without ``communicator``
+    this process saves alone.  What several ranks hold is written once, by each of them in turn.  Returns, on every
+    rank, when the checkpoint is complete and on disk; the loop stays free meanwhile.  The arrays must not change until
+    then (it is an error if they have), unless ``snapshot`` is true: then they are copied in the call itself, and what
+    it returns may run as a task beside the training.
 
     ``model`` says what identifies the model; loading compares it.  ``extra`` is anything JSON keeps (see ``plain``);
-    each rank's is saved.  With ``keep``, all complete checkpoints but the ``keep`` last ones are removed, after this
-    one is complete.
+    each rank's is saved.  ``equal`` is JSON, too, that must be the same on all ranks; it is not saved.  With ``keep``,
+    all complete checkpoints but the ``keep`` last ones are removed, after this one is complete.
 
     Raises on every rank, and leaves no checkpoint of this step: ``UsageError`` for wrong arguments (the others get
     ``CheckpointError``); ``CheckpointError`` naming rank and cause if a rank cannot write, does not see the files of
@@ -71,7 +73,7 @@ def save_checkpoint(
     """
     group = CheckpointGroup(communicator, f"saving step {step!r:.40}")
     try:
-        request = _checked(folder, step, tuple(pieces), model, extra, keep, files or LocalFiles())
+        request = _checked(folder, step, tuple(pieces), model, extra, equal, keep, files or LocalFiles())
     except UsageError as error:
         return group.refuse(error)
     if snapshot:
@@ -86,6 +88,7 @@ def _checked(
     pieces: tuple[Piece, ...],
     model: object,
     extra: object,
+    equal: object,
     keep: object,
     files: FileSystem,
 ) -> Request:
@@ -106,6 +109,7 @@ def _checked(
         pieces=pieces,
         model=plain_dict(model, "model"),
         extra=plain_dict({} if extra is None else extra, "extra"),
+        equal=plain_dict({} if equal is None else equal, "equal"),
         keep=keep,
         files=files,
     )
@@ -160,6 +164,7 @@ class Request:
     pieces: tuple[Piece, ...]
     model: dict[str, Any]
     extra: dict[str, Any]
+    equal: dict[str, Any]
     keep: int | None
     files: FileSystem
     is_snapshot: bool = False
@@ -172,7 +177,7 @@ class Request:
     @property
     def terms(self) -> bytes:
         """Values that must be equal on all ranks."""
-        return encode_plain({"step": self.step, "keep": self.keep, "model": self.model})
+        return encode_plain({"step": self.step, "keep": self.keep, "model": self.model, **self.equal})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +265,10 @@ class Saving:
             try:
                 self._held.enter_context(files.lock(request.folder / _LOCK))
             except BlockingIOError as error:
-                raise CheckpointError(f"{request.folder}: another save into this folder is under way") from error
+                raise CheckpointError(
+                    f"{request.folder}: another save into this folder is under way (ranks that save together pass "
+                    "their communicator)"
+                ) from error
             if self._is_closed:
                 self._held.close()
                 raise Stopped

@@ -64,15 +64,16 @@ def load_checkpoint(
     wanted: Sequence[Wanted],
     *,
     model: Mapping[str, Any],
-    communicator: Communicator,
+    communicator: Communicator | None,
     step: int | None = None,
 ) -> Coroutine[Any, Any, Loaded]:
     """Return what this rank wants of the last complete checkpoint in ``folder``, or of that of ``step``.
 
     ``folder`` may also be that of one checkpoint.  All ranks call it, in the same order, however many have saved it
-    and in whatever layout; each reads only the blocks (of 1 MiB) that hold something it wants.  Every value is
-    verified before any is returned, and they are returned on all ranks or none: what fails on one rank is an error on
-    every rank, naming it.  (Only a rank that dies or is cancelled in the last exchange may be the only one to raise.)
+    and in whatever layout; without ``communicator`` this process loads alone.  Each reads only the blocks (of 1 MiB)
+    that hold something it wants.  Every value is verified before any is returned, and they are returned on all ranks or
+    none: what fails on one rank is an error on every rank, naming it.  (Only a rank that dies or is cancelled in the
+    last exchange may be the only one to raise.)
 
     Raises ``UsageError`` for wrong arguments (the others get ``CheckpointError``); ``CheckpointError`` if there is no
     complete checkpoint, it is one of another ``model`` or of a newer format, lacks a tensor or has it in another shape
