@@ -152,6 +152,13 @@ def _attach_placed(place: ForeignPlace, transport: str | None, serving: Serving,
     return attach
 
 
+def _transport_of(environment: LaunchEnvironment) -> str | None:
+    try:
+        return parse_transport(environment.transport)
+    except UsageError as error:
+        raise UsageError(f"ASYNCPAR_TRANSPORT: {str(error).removeprefix('transport: ')}") from error
+
+
 def attach_launched(
     environment: LaunchEnvironment, transport: str | None, serving: Serving, blocked_after: float | None
 ) -> Attach:
@@ -159,7 +166,7 @@ def attach_launched(
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         credentials = read_credentials(environment)
-        pinned = parse_transport(transport or environment.transport)
+        pinned = parse_transport(transport) or _transport_of(environment)
         arena = arena_settings(os.environ, pinned)
         gateway = ActorGateway()
         server, connector = await serve_links(

@@ -42,6 +42,7 @@ from asyncpar.core.observe.whereabouts import describe_program
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
+from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.net.transport.links import LEFT, Links
@@ -107,6 +108,7 @@ class Node:
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
         transport = parse_transport(transport)
+        check_settings(os.environ)
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         found = find_world(os.environ) if environment is None else environment
         return await start_node(attach_world(found, transport, serving, check_blocked_after(blocked_after)))

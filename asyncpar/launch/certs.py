@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
 from asyncpar.launch.options import parse_count
 from asyncpar.net.security.certificates import certificate_file, list_roles
 
 
-@click.group()
+@click.group(cls=UncutGroup)
 def certs() -> None:
     """Certificates, for encrypted traffic between hosts."""
 

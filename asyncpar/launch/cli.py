@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
 from asyncpar.launch.options import (
     BACKENDS,
     LaunchOptions,
@@ -50,7 +50,7 @@ _GROUPS = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(UncutGroup):
     """Imports a command's module when the command is asked for: a launch waits for no import that it does not need."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -62,12 +62,7 @@ class _Commands(click.Group):
         listed = {title: [name for name in group if name in names] for title, group in _GROUPS.items()}
         listed["Other"] = [name for name in names if not any(name in group for group in listed.values())]
         for title, group in listed.items():
-            rows = [
-                (name, command.get_short_help_str(500)) for name in group if (command := self.get_command(ctx, name))
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+            self.write_commands(ctx, formatter, title, group)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ELSEWHERE:

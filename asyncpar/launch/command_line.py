@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
 
@@ -70,6 +72,26 @@ class OneLineCommand(click.Command):
             sys.exit(USAGE_EXIT)
 
 
+class UncutGroup(click.Group):
+    """Lists its commands with all of their first sentence, however narrow the terminal is."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.write_commands(ctx, formatter, "Commands", self.list_commands(ctx))
+
+    def write_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter, title: str, names: Iterable[str]
+    ) -> None:
+        """Write a section with the commands of ``names``."""
+        commands = [(name, self.get_command(ctx, name)) for name in names]
+        rows = [(name, command.get_short_help_str(_WHOLE)) for name, command in commands if command is not None]
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+_WHOLE = 500
+
+
 def option(*declarations: str, **attributes: Any) -> Callable[[Function], Function]:
     """Declare an option that may be written in both spellings."""
     kind = OptionalValue if "bare" in attributes else BothSpellings
@@ -84,6 +106,35 @@ def print_result(what: str, text: str | bytes) -> None:
         raise LaunchError(f"{what} cannot be written: {error.strerror}") from error
 
 
+_STAND_FOR = {"rdzv_endpoint": ("master_addr", "master_port"), "nnodes": ("nodes",)}
+"""Options that are given in the place of another one, which messages name."""
+
+_SUBJECT = re.compile(r"(--)?([A-Za-z][A-Za-z_ -]*):")
+
+
+def as_typed(text: str) -> str:
+    """Return ``text``, an error that begins with the name of an option, with the name that the user has typed.
+
+    That is the variable where the value came from there, and another option that was given in the place of this one.
+    """
+    context, found = click.get_current_context(silent=True), _SUBJECT.match(text)
+    if context is None or found is None:
+        return text
+    by_name = {one.name: one for one in context.command.params if isinstance(one, click.Option)}
+    name = found[2].replace("-", "_").replace(" ", "_")
+    shown = [name, *_STAND_FOR.get(name, ())]
+    given = [one for one in shown if one in by_name and context.get_parameter_source(one) in _TYPED]
+    if not given:
+        return text
+    subject = next((option for option in by_name[given[0]].opts if option.startswith("--")), found[0])
+    if context.get_parameter_source(given[0]) is ParameterSource.ENVIRONMENT:
+        subject = by_name[given[0]].envvar or f"{context.auto_envvar_prefix}_{given[0].upper()}"
+    return f"{subject}:{text[found.end() :]}"
+
+
+_TYPED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
 def exit_with(command: str, run: Callable[[], int]) -> None:
     """Exit with what ``run`` returns; errors that are ours become one line and the exit code that belongs to them."""
     try:
@@ -91,7 +142,7 @@ def exit_with(command: str, run: Callable[[], int]) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # they end in their own way
         exit_code = run()
     except UsageError as error:
-        click.echo(f"asyncpar {command}: {error}", err=True)
+        click.echo(f"asyncpar {command}: {as_typed(str(error))}", err=True)
         exit_code = USAGE_EXIT
     except AsyncparError as error:
         click.echo(f"asyncpar {command}: {error}", err=True)

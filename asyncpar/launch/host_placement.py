@@ -56,11 +56,11 @@ def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlac
     job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
     common = {"host": host, "host_id": host_id(host), "job": job}
     if options.local_addr is not None:
-        check_bindable(_resolve("--local-addr", options.local_addr), 0)
+        check_bindable(_resolve("--local-addr", options.local_addr), 0, what="--local-addr")
     if options.nnodes == 1:
         name, port = _endpoint(options.endpoint) if options.endpoint else (_LOOPBACK, 0)
         address = _resolve("--rdzv-endpoint", name)
-        check_bindable(address, port)
+        check_bindable(address, port, what="--rdzv-endpoint" if options.endpoint else "")
         return HostPlacement(
             nproc=nproc,
             serve_at=(address, port),
@@ -86,7 +86,7 @@ def _among_several(
     serves = is_here if options.node_rank is None else options.node_rank == 0
     serve_at = (address if is_here else bind, port) if serves else None
     if serve_at is not None and options.node_rank == 0:
-        check_bindable(*serve_at)
+        check_bindable(*serve_at, what="--rdzv-endpoint")
     return HostPlacement(
         nproc=nproc,
         serve_at=serve_at,

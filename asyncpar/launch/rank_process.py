@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import importlib.machinery
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -22,12 +21,10 @@ import psutil
 
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.config.transport import parse_checksums, parse_connections, parse_link_timeout
-from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
+from asyncpar.core.observe.rank_observer import WAIT_WARNING
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.net.arena.settings import ArenaSettings
 
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
@@ -256,18 +253,6 @@ def _check_module(module: str) -> None:
     is_there = top in sys.builtin_module_names or top in sys.stdlib_module_names
     if not is_there and importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
         raise UsageError(f"module: {module} cannot be found; the search begins in {os.getcwd()}")
-
-
-def check_settings(environment: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` for a setting of ours that every rank would refuse.
-
-    Not for ``ASYNCPAR_ALGORITHM``: it may name an algorithm that the program registers.
-    """
-    ArenaSettings.from_mapping(environment, machine=platform.machine())
-    parse_checksums(environment.get("ASYNCPAR_CHECKSUMS"))
-    parse_connections(environment.get("ASYNCPAR_CONNECTIONS"))
-    parse_link_timeout(environment.get("ASYNCPAR_LINK_TIMEOUT"))
-    parse_wait_warning(environment.get(WAIT_WARNING))
 
 
 _OURS = "ASYNCPAR_"

@@ -13,7 +13,8 @@ from asyncpar.launch.host_placement import find_placement, make_log_directory
 from asyncpar.launch.job import LaunchJob, adopt_certificates, check_secret_options
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.protocol import JobOutcome
-from asyncpar.launch.rank_process import check_settings, rank_command
+from asyncpar.launch.rank_process import rank_command
+from asyncpar.net.checked_settings import check_settings
 
 _LAST_WORD_PATIENCE = 1.0
 _OUTPUT_PATIENCE = 0.2

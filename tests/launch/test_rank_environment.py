@@ -10,7 +10,8 @@ import pytest
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
-from asyncpar.launch.rank_process import check_settings, rank_environment
+from asyncpar.launch.rank_process import rank_environment
+from asyncpar.net.checked_settings import check_settings
 
 PLACE = LaunchEnvironment(
     rank=0,

@@ -53,15 +53,19 @@ def check_private_file(what: str, path: str, *, mode: int, owner: int, user: int
         raise UsageError(f"{what}: {path} belongs to user {owner}; expected user {user} or root")
 
 
-def check_secret_file(path: str, *, mode: int, owner: int, user: int, content: Secret) -> Secret:
+def check_secret_file(
+    path: str, *, mode: int, owner: int, user: int, content: Secret, what: str = "secret file"
+) -> Secret:
     """Return ``content`` if it may serve as the secret of a job; raise ``UsageError`` that says what to change.
+
+    It begins with ``what``.
 
     ``mode`` and ``owner`` are those of the file, ``user`` the effective user of this process.
     """
-    check_private_file("secret file", path, mode=mode, owner=owner, user=user)
+    check_private_file(what, path, mode=mode, owner=owner, user=user)
     if len(content) < SECRET_BYTES:
         raise UsageError(
-            f"secret file: expected at least {SECRET_BYTES} bytes in {path}, got {len(content)}; "
+            f"{what}: expected at least {SECRET_BYTES} bytes in {path}, got {len(content)}; "
             f"run: head -c {SECRET_BYTES} /dev/urandom > {path}"
         )
     return content

@@ -56,6 +56,8 @@ def parse_address(option: str, text: str) -> str:
         host, port = split_address(text if has_port else f"{text}:{AGENTS_PORT}")
     except UsageError as error:
         raise UsageError(f"{option}: expected HOST:PORT, got {text!r}") from error
+    if not host or any(letter.isspace() for letter in host):
+        raise UsageError(f"{option}: expected HOST:PORT, got {text!r}")
     return join_address(host, port)
 
 

@@ -98,6 +98,8 @@ class AgentProcess:
         join = self._options.join
         reaper = ReaperClient()
         try:
+            if self._options.post_mortem is not None:
+                _given_directory("--post-mortem", self._options.post_mortem)
             with _state_directory(self._options, reaper) as directory:
                 while True:
                     end, others = await self._live(join, reaper, directory)
@@ -282,7 +284,7 @@ def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Pa
         directory = Path(tempfile.mkdtemp(prefix="asyncpar-votes-"))
         reaper.add_path(directory)
     else:
-        directory = _given_directory(options.state_dir)
+        directory = _given_directory("--state-dir", options.state_dir)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(directory, descriptor)
@@ -300,12 +302,12 @@ def _lock(directory: Path, descriptor: int) -> None:
         ) from error
 
 
-def _given_directory(path: str) -> Path:
+def _given_directory(option: str, path: str) -> Path:
     directory = Path(path)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise UsageError(f"--state-dir: {directory} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{option}: {directory} cannot be made: {error.strerror}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"--state-dir: {directory} is not writable")
+        raise UsageError(f"{option}: {directory} is not writable")
     return directory

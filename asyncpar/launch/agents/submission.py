@@ -22,8 +22,9 @@ from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import is_ours, make_log_directory
 from asyncpar.launch.job import read_host_certificates
 from asyncpar.launch.options import LaunchOptions, ProgramKind
-from asyncpar.launch.rank_process import check_settings, rank_command
+from asyncpar.launch.rank_process import rank_command
 from asyncpar.launch.run import new_loop
+from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import resolve
 from asyncpar.net.transport.rpc import Credentials, split_address
 

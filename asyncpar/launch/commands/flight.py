@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from asyncpar.errors import LaunchError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
 from asyncpar.launch.commands.job_choice import ask_job
 from asyncpar.launch.commands.trace import ask_rings
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncpar.observe.explain import RankFacts
 
 
-@click.group()
+@click.group(cls=UncutGroup)
 def flight() -> None:
     """Dump what all ranks did lately, and explain what holds a job up."""
 

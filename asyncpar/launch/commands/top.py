@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from asyncpar.errors import LaunchError
+from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.commands.job_choice import ask_job, job_argument
 from asyncpar.launch.job_directory import find_job
@@ -43,6 +43,8 @@ def top(job: str | None, every: str, *, as_json: bool) -> None:
 
 def _top(job: str | None, every: str, *, as_json: bool) -> int:
     seconds = parse_seconds("--every", every)
+    if not seconds > 0.0:
+        raise UsageError(f"--every: expected more than 0 seconds, got {every}")
     looks = _look(job)
     with suppress(KeyboardInterrupt):  # which is how one leaves it
         if as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":

@@ -235,7 +235,7 @@ def check_secret(secret_file: str | None, *, with_hosts: bool) -> Finding:
             )
         return well("secret", "none is needed on one host")
     try:
-        read_secret(secret_file)
+        read_secret(secret_file, what="--secret-file")
         mode = stat.S_IMODE(os.stat(secret_file).st_mode)
     except (AsyncparError, OSError) as error:
         return fail("secret", str(error), "make it with (umask 077; head -c 32 /dev/urandom > job.secret), copy it")

@@ -36,8 +36,9 @@ async def _examine(name: str, secret: bytes) -> list[Finding]:
     try:
         async with asyncio.timeout(_MEET_SECONDS):
             entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        why = "the name server does not answer" if isinstance(error, TimeoutError) else error.strerror
+    except (OSError, UnicodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)  # a label is empty or too long
+        why = "the name server does not answer" if isinstance(error, TimeoutError) else said
         advice = f"add {host} to /etc/hosts or DNS on this host, or name it by its address"
         return [fail("name", f"it cannot be resolved ({why})", advice, host=host)]
     address = str(sorted(entries, key=lambda entry: entry[0] != socket.AF_INET)[0][4][0])

@@ -24,7 +24,7 @@ def read_credentials(environment: LaunchEnvironment) -> Credentials:
 
     Raises ``UsageError`` for files that will not do, and for certificates of another job.
     """
-    secret = read_secret(environment.secret_file)
+    secret = read_secret(environment.secret_file, what=_SECRET_FILE)
     if environment.certs is None:
         return Credentials(secret)
     certificates = load_certificates(environment.certs, rank_role(environment.rank))
@@ -42,7 +42,7 @@ def read_elastic_credentials(environment: Mapping[str, str]) -> Credentials:
 
     Raises ``UsageError`` as ``read_credentials`` does.
     """
-    secret, certs = read_secret(environment[_SECRET_FILE]), environment.get(_CERTS)
+    secret, certs = read_secret(environment[_SECRET_FILE], what=_SECRET_FILE), environment.get(_CERTS)
     if not certs:
         return Credentials(secret)
     numbers, slot = certified_ranks(certs), environment.get("LOCAL_RANK", "0")
@@ -73,8 +73,8 @@ def load_certificates(directory: str | Path, role: Role) -> Certificates:
 _LONGEST_SECRET = 4096
 
 
-def read_secret(path: str | Path) -> Secret:
-    """Return the secret in the file ``path``.
+def read_secret(path: str | Path, *, what: str = "secret file") -> Secret:
+    """Return the secret in the file ``path``; errors begin with ``what``.
 
     Raises ``UsageError`` when it cannot be read, is too short, or others may read it.  All of the file is the secret,
     a newline at its end too.
@@ -84,8 +84,10 @@ def read_secret(path: str | Path) -> Secret:
             status = os.fstat(file.fileno())
             content = Secret(file.read(_LONGEST_SECRET))
     except OSError as error:
-        raise UsageError(f"secret file: {path} cannot be read: {error.strerror}") from error
-    return check_secret_file(str(path), mode=status.st_mode, owner=status.st_uid, user=os.geteuid(), content=content)
+        raise UsageError(f"{what}: {path} cannot be read: {error.strerror}") from error
+    return check_secret_file(
+        str(path), mode=status.st_mode, owner=status.st_uid, user=os.geteuid(), content=content, what=what
+    )
 
 
 def create_secret(path: str | Path) -> Secret:

@@ -326,8 +326,11 @@ def open_channel(
     )
 
 
-def check_bindable(bind: str, port: int) -> None:
-    """Raise ``UsageError`` that says why ``bind:port`` cannot be bound: in use, or not an address of this host."""
+def check_bindable(bind: str, port: int, *, what: str = "") -> None:
+    """Raise ``UsageError`` that says why ``bind:port`` cannot be bound: in use, or not an address of this host.
+
+    It begins with ``what``, such as the option that says so.
+    """
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -336,7 +339,8 @@ def check_bindable(bind: str, port: int) -> None:
         except OSError as error:
             where = join_address(bind, port)
             raise UsageError(
-                f"{where} cannot be bound: {error.strerror or error}; choose another port or address"
+                f"{what and f'{what}: '}{where} cannot be bound: {error.strerror or error}; choose another port or "
+                "address"
             ) from error
 
 
