@@ -128,7 +128,8 @@ def as_typed(text: str) -> str:
         return text
     subject = next((option for option in by_name[given[0]].opts if option.startswith("--")), found[0])
     if context.get_parameter_source(given[0]) is ParameterSource.ENVIRONMENT:
-        subject = by_name[given[0]].envvar or f"{context.auto_envvar_prefix}_{given[0].upper()}"
+        variable = by_name[given[0]].envvar
+        subject = variable if isinstance(variable, str) else f"{context.auto_envvar_prefix}_{given[0].upper()}"
     return f"{subject}:{text[found.end() :]}"
 
 

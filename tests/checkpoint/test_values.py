@@ -262,7 +262,7 @@ async def test_plain_values_that_differ_name_the_place(other: dict[str, Any], pl
         assert "lr" in str(error) or "more" in str(error)
 
 
-class _Matrix(np.ndarray):  # type: ignore[type-arg]
+class _Matrix(np.ndarray[Any, Any]):
     pass
 
 
