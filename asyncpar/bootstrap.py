@@ -20,6 +20,7 @@ from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.rank_observer import WAIT_WARNING, RankObserver, parse_wait_warning
 from asyncpar.core.observe.reporting import Reporter
 from asyncpar.core.observe.stack_dump import open_stack_dump
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.limits import core_quota, usable_cores
 from asyncpar.net.arena.settings import ArenaSettings
@@ -228,7 +229,7 @@ def _notice_descriptor(environment: LaunchEnvironment) -> int | None:
             os.fstat(descriptor)
         except OSError as error:
             raise UsageError(
-                f"ASYNCPAR_NOTICE_FD: descriptor {descriptor} is not open ({error.strerror}); a program that a rank "
+                f"ASYNCPAR_NOTICE_FD: descriptor {descriptor} is not open ({os_reason(error)}); a program that a rank "
                 "starts is no rank: start it without the ASYNCPAR_ variables"
             ) from error
     return descriptor

@@ -7,6 +7,7 @@ from any task of a running loop, and leaves signal handlers and the loop policy 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,6 +40,7 @@ from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
 from asyncpar.core.observe.reporting import mark_seen
 from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.whereabouts import describe_program
+from asyncpar.core.system_errors import note_limit
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
@@ -51,6 +53,8 @@ from asyncpar.net.transport.serving import Register, Serving
 from asyncpar.observe.service import is_open
 
 A = TypeVar("A", bound=Actor)
+
+_log = logging.getLogger(__name__)
 
 
 class Node:
@@ -111,7 +115,11 @@ class Node:
         check_settings(os.environ)
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         found = find_world(os.environ) if environment is None else environment
-        return await start_node(attach_world(found, transport, serving, check_blocked_after(blocked_after)))
+        try:
+            return await start_node(attach_world(found, transport, serving, check_blocked_after(blocked_after)))
+        except OSError as error:
+            note_limit(error)
+            raise
 
     def __repr__(self) -> str:
         where = f" at {self.address}" if self.address else ""
@@ -290,6 +298,8 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         actors = await stack.enter_async_context(ActorSystem(links, watch))
         node = Node(bootstrap, links, actors, arena)
         bootstrap.join(links)
+        world = bootstrap.world
+        _log.info("rank %d of %d joined the world, generation %d", bootstrap.rank, world.size, world.generation)
         if bootstrap.gateway is not None:
             bootstrap.gateway.open(actors)
             stack.callback(bootstrap.gateway.close)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from asyncpar.core.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
 from asyncpar.core.signals import OwnHandler
+from asyncpar.core.system_errors import note_limit
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.links import LEFT
 
@@ -49,6 +50,9 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_until_terminated(coroutine, interrupt, reporter))
+    except OSError as error:
+        note_limit(error)
+        raise
     except KeyboardInterrupt:
         if reporter.is_connected:
             raise SystemExit(SIGINT_EXIT) from None

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from asyncpar.bench.report import BenchReport
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 
 
@@ -25,7 +26,7 @@ def check_plot(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise UsageError(f"--plot: no file can be made in {path.parent}: {error.strerror}") from error
+        raise UsageError(f"--plot: no file can be made in {path.parent}: {os_reason(error)}") from error
 
 
 def plot_report(report: BenchReport, path: Path) -> None:
@@ -60,4 +61,4 @@ def plot_report(report: BenchReport, path: Path) -> None:
     try:
         figure.savefig(path, dpi=120, format="png")
     except OSError as error:
-        raise UsageError(f"--plot: {path} cannot be written: {error.strerror}") from error
+        raise UsageError(f"--plot: {path} cannot be written: {os_reason(error)}") from error

@@ -12,6 +12,7 @@ from typing import Final
 
 from asyncpar.checkpoint.files import FileSystem, LocalFiles
 from asyncpar.checkpoint.manifest import MARKER, Marker, decode_marker
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
@@ -151,5 +152,5 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename is not None and str(error.filename) not in doing else ""
-        reason = error.strerror or str(error) or type(error).__name__
+        reason = os_reason(error)
         raise CheckpointError(f"{doing}: {reason}{where}") from error

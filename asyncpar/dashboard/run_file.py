@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 
 RUN_FILE: Final = "run.json"
@@ -38,7 +39,7 @@ def read_run(path: Path) -> dict[str, Any]:
             f"{file}: there is no such file; `asyncpar launch --log-dir DIR` writes DIR/{RUN_FILE}"
         ) from error
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+        raise UsageError(f"{file}: cannot be read: {os_reason(error)}") from error
     try:
         document = msgspec.json.decode(content)
         picture = document["picture"]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.dashboard.app import Dashboard, FlightLook
 from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.errors import UsageError
@@ -52,7 +53,7 @@ class DashboardServer:
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
-                f"--dashboard: {self._host}:{self._port} cannot be bound ({error.strerror or error}); give another port"
+                f"--dashboard: {self._host}:{self._port} cannot be bound ({os_reason(error)}); give another port"
             ) from error
         self._port = self._runner.addresses[0][1]
         return self

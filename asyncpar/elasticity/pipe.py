@@ -22,6 +22,7 @@ from asyncpar.bootstrap import WorldBootstrap, answer_agent, arena_settings, ser
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.core.config.world import Member, World
+from asyncpar.core.system_errors import os_reason
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
 from asyncpar.elasticity.worlds import Membership, OnRevoked
@@ -66,7 +67,7 @@ class PipeWorlds:
         try:
             self._socket = socket.socket(fileno=os.dup(int(text)))
         except OSError as error:
-            raise UsageError(f"{ELASTIC_PIPE}: descriptor {text} is not an open socket ({error.strerror})") from error
+            raise UsageError(f"{ELASTIC_PIPE}: descriptor {text} is not an open socket ({os_reason(error)})") from error
         answer_agent(environment)
         self._credentials = read_elastic_credentials(environment)
         self._bind = environment.get(_BIND, "127.0.0.1")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from asyncpar.core.system_errors import FULL, os_reason
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
 
 USAGE_EXIT = 2
@@ -103,7 +104,7 @@ def print_result(what: str, text: str | bytes) -> None:
     try:
         click.echo(text, nl=False)
     except OSError as error:
-        raise LaunchError(f"{what} cannot be written: {error.strerror}") from error
+        raise LaunchError(f"{what} cannot be written: {os_reason(error)}") from error
 
 
 _STAND_FOR = {"rdzv_endpoint": ("master_addr", "master_port"), "nnodes": ("nodes",)}
@@ -147,6 +148,11 @@ def exit_with(command: str, run: Callable[[], int]) -> None:
         exit_code = USAGE_EXIT
     except AsyncparError as error:
         click.echo(f"asyncpar {command}: {error}", err=True)
+        exit_code = 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        click.echo(f"asyncpar {command}: {os_reason(error)}", err=True)
         exit_code = 1
     except KeyboardInterrupt:  # before or after the agent, which has a handler of its own
         exit_code = 128 + signal.SIGINT

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
@@ -106,11 +107,11 @@ def make_log_directory(options: LaunchOptions) -> Path | None:
     try:
         directory = Path(options.log_dir or tempfile.mkdtemp(prefix="asyncpar-logs-")).absolute()
     except OSError as error:
-        raise UsageError(f"--log-dir: a temporary directory cannot be made: {error.strerror}; name one") from error
+        raise UsageError(f"--log-dir: a temporary directory cannot be made: {os_reason(error)}; name one") from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--log-dir: {directory} cannot be made: {error.strerror}") from error
+        raise UsageError(f"--log-dir: {directory} cannot be made: {os_reason(error)}") from error
     if not os.access(directory, os.W_OK | os.X_OK):
         raise UsageError(f"--log-dir: {directory} is not writable")
     return directory
@@ -146,7 +147,7 @@ def _resolve(option: str, name: str, *, within: float = 0.0) -> str:
         return resolve_within(name, within)
     except OSError as error:
         waited = f", for {within:g} s" if within else ""
-        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror}){waited}") from error
+        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({os_reason(error)}){waited}") from error
 
 
 def resolve_within(
@@ -185,4 +186,4 @@ def _route_to(address: str, port: int) -> str:
     try:
         return route_to(address, port)
     except OSError as error:
-        raise UsageError(f"--rdzv-endpoint: no route to {address} ({error.strerror}); give --local-addr") from error
+        raise UsageError(f"--rdzv-endpoint: no route to {address} ({os_reason(error)}); give --local-addr") from error

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.records import image_bytes
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.launch.failure import RankEnd
 from asyncpar.observe.chains import show_stacks
@@ -118,7 +119,7 @@ class PostMortem:
             }
             _write(folder / "job.json", json.dumps(described, indent=1))
         except OSError as error:
-            raise UsageError(f"--post-mortem: {directory} cannot be written: {error.strerror}") from error
+            raise UsageError(f"--post-mortem: {directory} cannot be written: {os_reason(error)}") from error
         return cls(folder)
 
     def make_ring(self, place: LaunchEnvironment) -> int:
@@ -178,7 +179,7 @@ class PostMortem:
         try:
             _write(self.folder / "summary.txt", summarize(self.folder, message=message))
         except OSError as error:
-            self.problem = f"{self.folder} has no summary: {error.strerror}"
+            self.problem = f"{self.folder} has no summary: {os_reason(error)}"
             return None
         return self.folder
 
@@ -260,7 +261,7 @@ def _remains(folder: Path, ends: Sequence[Mapping[str, Any]]) -> list[_RankRemai
             if not any(path.read_bytes()[:8]):
                 problem = "it has made no node"
         except OSError as error:
-            problem = f"its ring cannot be read: {error.strerror}"
+            problem = f"its ring cannot be read: {os_reason(error)}"
         found[key] = _RankRemains(generation=key[0], rank=key[1], image=image, end=by_rank.get(key), problem=problem)
     for key, end in by_rank.items():
         if key not in found:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.system_errors import os_reason
 from asyncpar.launch.display import Display, LineSplitter, write_all
 from asyncpar.launch.failure import (
     BeatRecord,
@@ -266,7 +267,7 @@ class RankOutput:
         except BrokenPipeError:
             self._give_up("")
         except OSError as error:
-            self._give_up(f"output of rank {self._place.rank} cannot be written: {error.strerror}")
+            self._give_up(f"output of rank {self._place.rank} cannot be written: {os_reason(error)}")
 
     async def _show(self, stream: Streams, chunk: bytes) -> None:
         if stream == Streams.STDOUT and self._place.rank == 0:

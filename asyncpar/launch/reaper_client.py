@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError
 
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -125,7 +126,7 @@ def _start() -> subprocess.Popen[bytes]:
             bufsize=0,
         )
     except OSError as error:
-        raise LaunchError(f"the reaper could not be started: {error.strerror}") from error
+        raise LaunchError(f"the reaper could not be started: {os_reason(error)}") from error
 
 
 def _group_line(group: int) -> bytes:

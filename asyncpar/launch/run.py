@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from asyncpar.core.observe.reporting import open_closed_streams
+from asyncpar.errors import UsageError
 from asyncpar.launch.agent import run_agent
 from asyncpar.launch.display import OutputStream, make_display
 from asyncpar.launch.host_placement import find_placement, make_log_directory
@@ -28,6 +30,20 @@ _IN_CLEAR = (
 )
 
 
+_OWN_DESCRIPTORS, _DESCRIPTORS_PER_RANK = 32, 8
+
+
+def check_descriptors(nproc: int) -> None:
+    """Raise ``UsageError`` where this process may not open what a launch of ``nproc`` ranks on this host takes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _OWN_DESCRIPTORS + _DESCRIPTORS_PER_RANK * nproc
+    if limit not in (resource.RLIM_INFINITY, -1) and limit < least:
+        raise UsageError(
+            f"open files: expected a limit of at least {least} for {nproc} ranks on this host, got {limit}; raise it: "
+            f"ulimit -n {max(4096, least)}"
+        )
+
+
 def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     """Run the job and return the exit code.  Ranks inherit ``environment``.
 
@@ -40,6 +56,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     placement = find_placement(options, patience=options.timeout if environment.get(_IN_KUBERNETES) else 0.0)
     if certificates is not None:
         certificates.check_ranks(nnodes=options.nnodes, nproc=placement.nproc)
+    check_descriptors(placement.nproc)
     check_secret_options(options, placement)
     log_directory = make_log_directory(options)
     job = LaunchJob(

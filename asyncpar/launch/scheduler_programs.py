@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError
 
 _SECONDS = 60.0
@@ -20,7 +21,7 @@ def ask_scheduler(command: list[str], given: str = "", *, refused: str, probe: s
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"{command[0]} did not answer within {_SECONDS:g} s; try `{probe}`") from error
     except OSError as error:
-        raise LaunchError(f"{command[0]}: it cannot be run: {error.strerror or error}") from error
+        raise LaunchError(f"{command[0]}: it cannot be run: {os_reason(error)}") from error
     if done.returncode != 0:
         words = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
         raise LaunchError(f"{refused}: {words}")

@@ -21,6 +21,7 @@ from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss, encode_condition, encode_loss
 from asyncpar.core.observe.recorder import RING_FD
 from asyncpar.core.observe.stack_dump import STACKS_FD
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerError
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import FailureReport, RankEnd
@@ -201,7 +202,7 @@ class WorkerGroup:
         try:
             process, output = self._spawn(plan)
         except (OSError, LaunchError) as error:
-            reason = f"the process could not be started: {error}"
+            reason = f"the process could not be started: {os_reason(error)}"
             report = FailureReport(type_name=type(error).__name__, message=reason, traceback="")
             self._tools.on_rank_end(
                 RankEnd(**_who(plan.place), pid=0, returncode=_CANNOT_START, at=time.monotonic(), report=report)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.observe.metrics import collect_metrics, labels_of
 from asyncpar.observe.summary import RankReport
@@ -50,7 +51,7 @@ class MetricsServer:
             self._server, self._thread = start_http_server(self._port, self._host, registry=self._registry)
         except OSError as error:
             where = f"{self._host}:{self._port}"
-            raise UsageError(f"--metrics: {where} cannot be bound ({error.strerror or error})") from error
+            raise UsageError(f"--metrics: {where} cannot be bound ({os_reason(error)})") from error
         self._port = self._server.server_port
         return self
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.check import check_schedule
 from asyncpar.pipeline.layout import StageLayout, check_index
@@ -143,7 +144,7 @@ def load_schedule(path: str | Path) -> CustomSchedule:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UsageError(f"path: expected a file that can be read, got {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"path: expected a file that can be read, got {str(path)!r}: {os_reason(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"path: expected a text file (UTF-8), got {str(path)!r}: {error}") from error
     return parse_schedule(text, name=path.name)
@@ -172,4 +173,4 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
     try:
         Path(path).write_text(format_schedule(schedule), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"path: expected a place for a file, got {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"path: expected a place for a file, got {str(path)!r}: {os_reason(error)}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.train.language_model import Batches, Corpus, LanguageModel
 
@@ -25,7 +26,7 @@ def read_corpus(paths: Sequence[Path], *, least: int, most: int | None = None) -
         try:
             part = path.read_bytes()
         except OSError as error:
-            raise UsageError(f"text: {path} cannot be read: {error.strerror or error}") from error
+            raise UsageError(f"text: {path} cannot be read: {os_reason(error)}") from error
         parts.append(part)
         size += len(part)
         if most is not None and size >= most:

@@ -27,6 +27,7 @@ import msgspec
 
 from asyncpar.core.observe.reported import reported
 from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import PeerError, UsageError
 
 _UNPRINTABLE = (Exception, SystemExit)
@@ -113,7 +114,7 @@ class Reporter:
             os.set_blocking(int(text), False)
         except OSError as error:
             raise UsageError(
-                f"{_VARIABLE}: descriptor {text} is not open ({error.strerror}); a program that a rank starts is no "
+                f"{_VARIABLE}: descriptor {text} is not open ({os_reason(error)}); a program that a rank starts is no "
                 "rank: start it without the ASYNCPAR_ variables"
             ) from error
         return cls(int(text))

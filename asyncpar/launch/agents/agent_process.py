@@ -14,6 +14,7 @@ from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
 from asyncpar.core.observe.reporting import open_closed_streams
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
@@ -267,14 +268,14 @@ def listen_at(options: AgentOptions) -> str:
     try:
         return join_address(route_to(address, port), AGENTS_PORT)
     except OSError as error:
-        raise UsageError(f"--join: there is no way to {host} ({error.strerror}); name --listen") from error
+        raise UsageError(f"--join: there is no way to {host} ({os_reason(error)}); name --listen") from error
 
 
 def _resolve(option: str, name: str) -> str:
     try:
         return resolve(name)
     except OSError as error:
-        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror})") from error
+        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({os_reason(error)})") from error
 
 
 @contextmanager
@@ -307,7 +308,7 @@ def _given_directory(option: str, path: str) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise UsageError(f"{option}: {directory} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{option}: {directory} cannot be made: {os_reason(error)}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(f"{option}: {directory} is not writable")
     return directory

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError
 from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
 from asyncpar.launch.commands.job_choice import ask_job
@@ -40,7 +41,7 @@ def _dump(job: str | None, folder: Path, *, for_torch: bool) -> int:
     try:
         write_dumps(folder, images, ask_facts(job), for_torch=for_torch)
     except OSError as error:
-        raise LaunchError(f"{folder} cannot be written: {error.strerror}") from error
+        raise LaunchError(f"{folder} cannot be written: {os_reason(error)}") from error
     ranks = "1 rank" if len(images) == 1 else f"{len(images)} ranks"
     click.echo(f"{folder}: events of {ranks}; `asyncpar flight explain {folder}` says what holds the job up")
     for rank, why in sorted(silent.items()):

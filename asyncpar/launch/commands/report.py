@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 
@@ -30,6 +31,6 @@ def _report(run: Path, output: Path) -> int:
     try:
         output.write_text(html, encoding="utf-8")
     except OSError as error:
-        raise LaunchError(f"{output} cannot be written: {error.strerror}") from error
+        raise LaunchError(f"{output} cannot be written: {os_reason(error)}") from error
     click.echo(f"{output}: {len(html.encode()) / 1000:.0f} kB", err=True)
     return 0

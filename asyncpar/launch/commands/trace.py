@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.commands.job_choice import ask_job, parse_ranks
@@ -52,7 +53,7 @@ def _trace(job: str | None, seconds: float, output: Path, ranks: tuple[str, ...]
     try:
         output.write_bytes(content)
     except OSError as error:
-        raise LaunchError(f"{output} cannot be written: {error.strerror}") from error
+        raise LaunchError(f"{output} cannot be written: {os_reason(error)}") from error
     click.echo(_describe(timeline, output, len(content)))
     for rank, why in sorted(silent.items()):
         click.echo(f"rank {rank} is not in it: {why}", err=True)

@@ -16,6 +16,7 @@ from typing import Final
 
 import psutil
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
 from asyncpar.net.arena.limits import available_memory, core_quota, usable_cores
@@ -88,7 +89,7 @@ def check_name(*, with_hosts: bool) -> Finding:
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)})
     except OSError as error:
-        found = f"the name of this host, {socket.gethostname()!r}, cannot be resolved ({error.strerror})"
+        found = f"the name of this host, {socket.gethostname()!r}, cannot be resolved ({os_reason(error)})"
         advice = f"add it to /etc/hosts (<address> {name}), or give --local-addr and --rdzv-endpoint as numbers"
         return fail("name", found, advice) if with_hosts else warn("name", found, advice)
     if with_hosts and all(address.startswith("127.") or address == "::1" for address in addresses):
@@ -111,7 +112,7 @@ def check_loopback() -> Finding:
     except OSError as error:
         return fail(
             "loopback",
-            f"no connection over 127.0.0.1 ({error.strerror or error})",
+            f"no connection over 127.0.0.1 ({os_reason(error)})",
             "bring the interface lo up (ip link set lo up), and let a firewall pass 127.0.0.0/8",
         )
     return well("loopback", "127.0.0.1 connects")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from asyncpar.core.concurrency.streams import close_stream
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError
 from asyncpar.net.membership.host import host_name
 
@@ -61,7 +62,7 @@ async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server
     try:
         return await asyncio.start_server(serve, address or None, port, limit=_LONGEST_LINE)
     except OSError as error:
-        raise LaunchError(f"--listen: {address or '*'}:{port} cannot be had ({error.strerror})") from error
+        raise LaunchError(f"--listen: {address or '*'}:{port} cannot be had ({os_reason(error)})") from error
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:

@@ -202,13 +202,21 @@ async def form_arena(
         return None
     forming = _Forming(rendezvous, rank, settings, on_lost=on_lost, on_left=on_left)
     try:
-        return await forming.run(contribute)
+        arena = await forming.run(contribute)
     except (AsyncparError, OSError) as error:
         if settings.required:
             raise _typed(error, world) from error
         if rank == rendezvous.leader:
             _log.warning("no arena on host %s, lanes will do: %s", world.members[rank].host, describe(error))
         return None
+    if rank == rendezvous.leader:
+        _log.info(
+            "arena on host %s: %d ranks share memory, %s",
+            world.members[rank].host,
+            len(rendezvous.ranks),
+            settings.terms,
+        )
+    return arena
 
 
 class _Forming:

@@ -19,6 +19,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from asyncpar.core.config.world import World
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import ProtocolError
 from asyncpar.net.arena.segment import NONCE_BYTES
 from asyncpar.net.wire.handshake import TOKEN_BYTES, LinkTerms
@@ -99,7 +100,7 @@ def decode_message(content: bytes) -> Message:
 
 def describe(error: Exception) -> str:
     """Return an error as the text of a problem."""
-    return shorten((error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__)
+    return shorten(os_reason(error) or type(error).__name__)
 
 
 def shorten(problem: str) -> str:

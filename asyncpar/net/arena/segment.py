@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import ArenaFull, ProtocolError, UsageError
 from asyncpar.net.arena.limits import available_memory
 
@@ -158,7 +159,7 @@ class Segment:
             except OSError as error:
                 raise UsageError(
                     f"arena: {self.heap_bytes >> 20} MiB of address space for a heap cannot be had "
-                    f"({error.strerror}); raise the limit (ulimit -v)"
+                    f"({os_reason(error)}); raise the limit (ulimit -v)"
                 ) from error
             self._heap.madvise(_MADV_DONTDUMP)
             if not self.is_owner:
@@ -216,7 +217,7 @@ def take_memory(descriptor: int, offset: int, size: int, *, room: Callable[[], i
     try:
         os.posix_fallocate(descriptor, offset, size)
     except OSError as error:
-        raise ArenaFull(f"arena: {_describe(size)} of shared memory cannot be had ({error.strerror})") from error
+        raise ArenaFull(f"arena: {_describe(size)} of shared memory cannot be had ({os_reason(error)})") from error
 
 
 def _describe(size: int) -> str:
@@ -240,7 +241,7 @@ def _check_file(descriptor: int, size: int) -> None:
     try:
         seals = _control_file(descriptor, _GET_SEALS)
     except OSError as error:
-        raise ProtocolError(f"a segment is no sealed memory file ({error.strerror})") from error
+        raise ProtocolError(f"a segment is no sealed memory file ({os_reason(error)})") from error
     if seals & _SEALS != _SEALS:
         raise ProtocolError("a segment is not sealed against shrinking: it could be pulled away")
     found = os.fstat(descriptor).st_size

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.secret import SECRET_BYTES, Secret, check_secret_file
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates, list_roles
 from asyncpar.net.security.identity import Role, RoleKind, rank_role
@@ -84,7 +85,7 @@ def read_secret(path: str | Path, *, what: str = "secret file") -> Secret:
             status = os.fstat(file.fileno())
             content = Secret(file.read(_LONGEST_SECRET))
     except OSError as error:
-        raise UsageError(f"{what}: {path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{what}: {path} cannot be read: {os_reason(error)}") from error
     return check_secret_file(
         str(path), mode=status.st_mode, owner=status.st_uid, user=os.geteuid(), content=content, what=what
     )

@@ -25,6 +25,7 @@ from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.rank_place import ForeignPlace
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.credentials import read_secret, write_secret
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
@@ -136,7 +137,7 @@ async def _call_others(
             old.unlink(missing_ok=True)
         write_secret(note, secret)
     except OSError as error:
-        raise LaunchError(f"rank 0 cannot write where it is to {note}: {error.strerror}") from error
+        raise LaunchError(f"rank 0 cannot write where it is to {note}: {os_reason(error)}") from error
     stack.callback(note.unlink, missing_ok=True)
     return MeetingPoint(environment=finish(server.address, str(note), bind), note=note)
 

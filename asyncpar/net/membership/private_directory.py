@@ -7,6 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 
 
@@ -25,7 +26,7 @@ def make_private(path: Path, setting: str) -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     except OSError as error:
-        raise UsageError(f"{setting}: {path} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{setting}: {path} cannot be made: {os_reason(error)}") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(f"{setting}: {path} is not a private directory of this user; give another one")
     return path

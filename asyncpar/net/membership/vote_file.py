@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.consensus_messages import DurableState
 
@@ -86,7 +87,7 @@ class VoteFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise VoteFileError(f"{self.path}: the votes cannot be read: {error.strerror}") from error
+            raise VoteFileError(f"{self.path}: the votes cannot be read: {os_reason(error)}") from error
         return self._decode(content)
 
     def _decode(self, content: bytes) -> DurableState:
@@ -120,7 +121,7 @@ class VoteFile:
             self._disk.replace(self.path.name, content)
         except OSError as error:
             raise VoteFileError(
-                f"{self.path}: the votes cannot be stored: {error.strerror}; this host must not vote until there is "
+                f"{self.path}: the votes cannot be stored: {os_reason(error)}; this host must not vote until there is "
                 "room, or another state directory"
             ) from error
 

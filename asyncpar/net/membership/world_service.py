@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -52,6 +53,7 @@ from asyncpar.net.membership.worlds import (
 )
 from asyncpar.net.security.identity import Role, add_role, role_in
 
+_log = logging.getLogger(__name__)
 _TIMES = ElectionTimes(heartbeat=0.2, election=1.2, stagger=0.2, lease=0.9)
 _TICK_SECONDS = 0.1
 _SOONEST_SECONDS = 0.01
@@ -273,6 +275,9 @@ class WorldService:
     def _follow(self, leader: str | None) -> None:
         if self._leader is not None and self._leader != leader:
             self._before = self._leader
+        if leader is not None and leader != self._leader:
+            name = next((node.name for node in self._state.nodes if node.node == leader), leader)
+            _log.info("%s leads the group", "this host" if leader == self._id else name)
         self._leader = leader
         if leader != self._id:
             self._machine = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.identity import PeerIdentity, Role, parse_label
 
@@ -29,7 +30,7 @@ def list_roles(directory: Path) -> list[Role]:
     try:
         names = os.listdir(directory)
     except OSError as error:
-        raise UsageError(f"certificates: {directory} cannot be read: {error.strerror}") from error
+        raise UsageError(f"certificates: {directory} cannot be read: {os_reason(error)}") from error
     roles = [role for name in names if (role := role_of(name)) is not None]
     return sorted(roles, key=lambda role: (role.kind, role.number or 0))
 

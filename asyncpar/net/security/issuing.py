@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, certificate_file, host_directory, key_file
 from asyncpar.net.security.identity import (
@@ -199,7 +200,7 @@ def issue_certificates(directory: Path, order: CertificateOrder, *, now: datetim
             shutil.rmtree(draft)
             raise
     except OSError as error:
-        raise UsageError(f"{directory}: it cannot be made: {error.strerror}") from error
+        raise UsageError(f"{directory}: it cannot be made: {os_reason(error)}") from error
     return [directory / home.relative_to(draft) for home in homes]
 
 

@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from asyncpar.core.config.secret import Secret, check_private_file
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, Certificates, certificate_file, key_file, list_roles
 from asyncpar.net.security.identity import ANY_AGENT, PeerIdentity, Role, RoleKind
@@ -96,7 +97,7 @@ def _read(path: Path, *, is_private: bool = False) -> bytes:
             status = os.fstat(file.fileno())
             content = Secret(file.read(_LONGEST_FILE)) if is_private else file.read(_LONGEST_FILE)
     except OSError as error:
-        raise UsageError(f"certificates: {path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"certificates: {path} cannot be read: {os_reason(error)}") from error
     if is_private:
         check_private_file("certificates", str(path), mode=status.st_mode, owner=status.st_uid, user=os.geteuid())
     return content

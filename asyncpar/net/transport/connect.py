@@ -16,6 +16,7 @@ import struct
 import sys
 
 from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.handshaking import (
@@ -69,7 +70,7 @@ class TcpListener(LaneListener):
             self._server = await loop.create_server(self._porter.greet, self._bind, 0, backlog=ACCEPTED_AT_ONCE)
             lengthen_queue(self._server)
         except OSError as error:
-            raise UsageError(f"bind: {self._bind} cannot be bound ({error.strerror or error})") from error
+            raise UsageError(f"bind: {self._bind} cannot be bound ({os_reason(error)})") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

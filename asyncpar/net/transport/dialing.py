@@ -16,6 +16,7 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2
 from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connection import as_connection
@@ -112,4 +113,4 @@ def describe_failure(error: OSError) -> str:
     """Say why there is no connection, for people."""
     if isinstance(error, TimeoutError):
         return "no answer"
-    return os.strerror(error.errno) if error.errno else str(error)
+    return os_reason(OSError(error.errno, os.strerror(error.errno))) if error.errno else str(error)

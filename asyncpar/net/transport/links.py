@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +41,9 @@ MESSAGE_BUDGET = 64 << 20
 
 OnMessage = Callable[[int, memoryview, Callable[[], None]], None]
 """Called with the sender's rank, the payload, and the function that releases the payload's share of the budget."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Connector(ABC):
@@ -288,6 +292,7 @@ class Links:
             return
         link = self._links.get(rank) or self._make(rank)
         link.attach(lane)
+        _log.info("rank %d has a %s lane to rank %d on %s", self.rank, lane.kind, rank, self.world.members[rank].host)
         for lost, failure in list(self.lost.items()):
             if failure.cause != LEFT:
                 link.control(FrameKind.NOTICE, Key(0, lost, 0), _reason_bytes(failure.cause))

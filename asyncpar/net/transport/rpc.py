@@ -22,6 +22,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 
 from asyncpar.core.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import PeerIdentity, Role, rank_role
@@ -339,8 +340,7 @@ def check_bindable(bind: str, port: int, *, what: str = "") -> None:
         except OSError as error:
             where = join_address(bind, port)
             raise UsageError(
-                f"{what and f'{what}: '}{where} cannot be bound: {error.strerror or error}; choose another port or "
-                "address"
+                f"{what and f'{what}: '}{where} cannot be bound: {os_reason(error)}; choose another port or address"
             ) from error
 
 

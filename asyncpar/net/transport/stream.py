@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connection import Connection, PartEvents
@@ -423,5 +424,5 @@ def _first_segments(
 
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        return os_reason(error)
     return str(error) or type(error).__name__

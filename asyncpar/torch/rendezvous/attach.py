@@ -32,6 +32,7 @@ from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.transport.lane_kinds import parse_transport
@@ -286,7 +287,7 @@ def choose_bind(participants: Participants, environment: Mapping[str, str], stor
     except OSError as error:
         raise UsageError(
             f"{_BIND}: rank {rank} on {own.host} finds no way to {known}, where ranks of other hosts are "
-            f"({error.strerror}); set it to the address by which other hosts reach {own.host}"
+            f"({os_reason(error)}); set it to the address by which other hosts reach {own.host}"
         ) from error
 
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerTimeout, UsageError
 from asyncpar.net.transport.rpc import join_address
 from asyncpar.torch.errors import as_torch
@@ -123,7 +124,7 @@ def _wait_for_server(endpoint: StoreEndpoint, seconds: float) -> None:
 
 def _no_server(endpoint: StoreEndpoint, seconds: float, error: OSError) -> PeerTimeout:
     where = join_address(endpoint.host, endpoint.port)
-    reason = error.strerror or str(error)
+    reason = os_reason(error)
     who = f"rank 0 of {endpoint.size}" if endpoint.is_ours else "the agent that holds the store"
     cause = f"{who} has not come within {seconds:.1f} s: nobody serves a store at {where} ({reason})"
     return PeerTimeout(

@@ -1,0 +1,113 @@
+"""Errors of the system in words, and where a limit is reached, the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from asyncpar.core.system_errors import note_limit, os_reason
+from asyncpar.testing.world import local_world
+
+PROGRAM = "import asyncpar as ap\nasync def main():\n    async with ap.init(): pass\nap.run(main)\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files; raise this process's limit: ulimit -n"),
+        (OSError(errno.ENFILE, "Full"), "Full; raise the system's limit: sysctl fs.file-max"),
+        (OSError("no number"), "no number"),
+        (OSError(), "OSError"),
+        (ValueError("x"), "x"),
+    ],
+)
+def test_reasons_say_which_limit_to_raise(error: Exception, said: str) -> None:
+    assert os_reason(error) == said
+
+
+def test_the_note_is_added_once() -> None:
+    error = OSError(errno.EMFILE, "Too many open files")
+    note_limit(error)
+    note_limit(error)
+    assert error.__notes__ == ["raise this process's limit: ulimit -n"]
+
+
+def _limit(files: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("files", [20, 30])
+def test_a_launch_without_descriptors_names_the_limit(files: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncpar", "launch", "--no-python", "--nproc-per-node", "2", "true"],
+        preexec_fn=lambda: _limit(files),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "ulimit -n" in done.stderr
+
+
+@pytest.mark.process
+def test_a_program_without_descriptors_names_the_limit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        preexec_fn=lambda: _limit(8),
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "ulimit -n" in done.stderr
+
+
+async def test_the_log_tells_who_has_joined_and_by_which_lanes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "asyncpar")
+    async with local_world(2, transport="tcp") as (first, second):
+        one, other = np.ones(4), np.ones(4)
+        reduced = second.world.all_reduce(other)
+        await asyncio.gather(first.world.all_reduce(one), reduced)
+    told = [record.getMessage() for record in caplog.records]
+    assert "rank 0 of 2 joined the world, generation 0" in told
+    assert any(text.startswith("rank 0 has a tcp lane to rank 1 on ") for text in told), told
+
+
+@pytest.mark.process
+def test_ranks_log_their_shared_memory() -> None:
+    program = "import logging\nlogging.basicConfig(level=logging.INFO)\n" + PROGRAM
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "asyncpar",
+            "launch",
+            "--no-python",
+            "--nproc-per-node",
+            "2",
+            sys.executable,
+            "-c",
+            program,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout + done.stderr
+    assert "rank 1 of 2 joined the world, generation 0" in told
+    assert told.count(": 2 ranks share memory, arena=") == 1
