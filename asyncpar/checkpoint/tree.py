@@ -40,7 +40,7 @@ class PerRank:
     value: Any
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TreeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is at ``path``."""
 
     path: Path
@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Flattened:
     """Entries in order, the arrays of those that have one, and the values of ``PerRank`` by their number."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TreeEntry] = field(default_factory=list)
     arrays: list[NDArray[Any]] = field(default_factory=list)
     of_rank: list[Any] = field(default_factory=list)
 
@@ -98,14 +98,14 @@ def _flatten(value: object, path: Path, where: str, flat: Flattened, *, may_spli
         case OuterState():
             value = {"common": dict(value.common), "momentum": dict(value.momentum)}
         case PerRank() if may_split:
-            flat.entries.append(Entry(path=path, kind="rank", value=len(flat.of_rank)))
+            flat.entries.append(TreeEntry(path=path, kind="rank", value=len(flat.of_rank)))
             flat.of_rank.append(value.value)
             return
     if type(value) is dict:
-        flat.entries.append(Entry(path=path, kind="dict"))
+        flat.entries.append(TreeEntry(path=path, kind="dict"))
         items: Iterator[tuple[str | int, object]] = iter(value.items())
     elif isinstance(value, list | tuple) and type(value) in (list, tuple) and not _is_plain(value):
-        flat.entries.append(Entry(path=path, kind="list" if isinstance(value, list) else "tuple"))
+        flat.entries.append(TreeEntry(path=path, kind="list" if isinstance(value, list) else "tuple"))
         items = iter(enumerate(value))
     else:
         flat.entries.append(_leaf(value, path, where, flat))
@@ -116,7 +116,7 @@ def _flatten(value: object, path: Path, where: str, flat: Flattened, *, may_spli
         _flatten(item, (*path, key), where, flat, may_split=may_split)
 
 
-def _leaf(value: Any, path: Path, where: str, flat: Flattened) -> Entry:
+def _leaf(value: Any, path: Path, where: str, flat: Flattened) -> TreeEntry:
     if type(value) in (np.ndarray, np.memmap) or isinstance(value, np.generic):
         place = _place(where, path)
         array = np.asarray(value)
@@ -124,11 +124,11 @@ def _leaf(value: Any, path: Path, where: str, flat: Flattened) -> Entry:
             raise UsageError(f"{place:.80}...: expected keys of at most {LONGEST_NAME} characters together")
         flat.arrays.append(array)
         kind: Literal["array", "scalar"] = "scalar" if isinstance(value, np.generic) else "array"
-        return Entry(path=path, kind=kind, dtype=check_dtype(array.dtype, place), shape=array.shape)
+        return TreeEntry(path=path, kind=kind, dtype=check_dtype(array.dtype, place), shape=array.shape)
     if type(value) is float and not math.isfinite(value):
-        return Entry(path=path, kind="float", value=str(value))
+        return TreeEntry(path=path, kind="float", value=str(value))
     if _is_plain(value):
-        return Entry(path=path, kind="plain", value=value)
+        return TreeEntry(path=path, kind="plain", value=value)
     raise UsageError(
         f"{_place(where, path)}: expected a dict, list or tuple, an array or scalar of numpy, a number, a text, a bool "
         f"or None, got {type(value).__name__} {value!r:.80}"
@@ -149,10 +149,10 @@ def _place(where: str, path: Path) -> str:
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
-def decode_entries(found: object, where: object) -> list[Entry]:
+def decode_entries(found: object, where: object) -> list[TreeEntry]:
     """Return entries that were read.  Raises ``CheckpointError`` naming ``where`` for what is none."""
     try:
-        entries = msgspec.convert(found, list[Entry])
+        entries = msgspec.convert(found, list[TreeEntry])
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{where}: the values' description is damaged: {error}") from error
     for entry in entries:
@@ -161,7 +161,9 @@ def decode_entries(found: object, where: object) -> list[Entry]:
     return entries
 
 
-def unflatten(entries: Sequence[Entry], arrays: Sequence[NDArray[Any]], of_rank: Sequence[Any], where: object) -> Any:
+def unflatten(
+    entries: Sequence[TreeEntry], arrays: Sequence[NDArray[Any]], of_rank: Sequence[Any], where: object
+) -> Any:
     """Return the values of ``entries``.  Raises ``CheckpointError`` naming ``where`` if they do not fit together."""
     made: dict[Path, Any] = {}
     tuples: list[Path] = []
@@ -182,7 +184,7 @@ def unflatten(entries: Sequence[Entry], arrays: Sequence[NDArray[Any]], of_rank:
         raise CheckpointError(f"{where}: the values' description is damaged: {error!r}") from error
 
 
-def _value(entry: Entry, arrays: Iterator[NDArray[Any]], of_rank: Sequence[Any]) -> Any:
+def _value(entry: TreeEntry, arrays: Iterator[NDArray[Any]], of_rank: Sequence[Any]) -> Any:
     match entry.kind:
         case "dict":
             return {}

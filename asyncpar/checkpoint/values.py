@@ -17,7 +17,7 @@ from asyncpar.checkpoint.loading import Loaded, load_checkpoint
 from asyncpar.checkpoint.piece import Piece, Wanted, dtype_named
 from asyncpar.checkpoint.rank_state import pieces_of_rank, wanted_of_rank
 from asyncpar.checkpoint.saving import Saved, save_checkpoint
-from asyncpar.checkpoint.tree import Entry, check_root, decode_entries, flatten, merge, unflatten
+from asyncpar.checkpoint.tree import TreeEntry, check_root, decode_entries, flatten, merge, unflatten
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
@@ -131,7 +131,7 @@ def _pieces(name: str, array: NDArray[Any], size: int) -> list[Piece]:
     ]
 
 
-def _described(entries: Sequence[Entry]) -> dict[str, Any]:
+def _described(entries: Sequence[TreeEntry]) -> dict[str, Any]:
     """Return what must be equal on all ranks by place, for messages."""
     return {
         "/".join(map(str, entry.path)) or "(all)": {
@@ -141,11 +141,11 @@ def _described(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _with_arrays(entries: Sequence[Entry]) -> list[Entry]:
+def _with_arrays(entries: Sequence[TreeEntry]) -> list[TreeEntry]:
     return [entry for entry in entries if entry.has_array]
 
 
-def _wanted(entry: Entry) -> Wanted:
+def _wanted(entry: TreeEntry) -> Wanted:
     whole = TensorSlice.whole(entry.shape)
     size = int(np.prod(entry.shape, dtype=np.int64))
     dtype = dtype_named(entry.dtype)
@@ -153,12 +153,12 @@ def _wanted(entry: Entry) -> Wanted:
     return Wanted(name=entry.name, kind="value", slice=whole, flat=(0, size), dtype=dtype)
 
 
-def _sizes(trees: Sequence[Sequence[Entry]]) -> list[tuple[int, str]]:
+def _sizes(trees: Sequence[Sequence[TreeEntry]]) -> list[tuple[int, str]]:
     """Return count and dtype of each array of a rank's own values, in order."""
     return [(int(np.prod(entry.shape, dtype=np.int64)), entry.dtype) for tree in trees for entry in _with_arrays(tree)]
 
 
-def _rebuilt(entries: Sequence[Entry], given: Any, seen: Loaded) -> Any:
+def _rebuilt(entries: Sequence[TreeEntry], given: Any, seen: Loaded) -> Any:
     arrays = [next(given).reshape(entry.shape) for entry in _with_arrays(entries)]
     return unflatten(entries, arrays, (), seen.path)
 

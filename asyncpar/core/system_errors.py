@@ -1,4 +1,4 @@
-"""What the operating system's errors say, and what to do about those that a limit causes."""
+"""Reasons that the operating system gives, and advice where a limit is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables of ours that people set for ranks, checked together before any of them is used."""
+"""Checks of the variables of ours that people set for ranks, before any of them is used."""
 
 from __future__ import annotations
 
