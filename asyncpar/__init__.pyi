@@ -29,6 +29,8 @@ from .actors.supervision.policy import Restart as Restart
 from .actors.supervision.policy import Strategy as Strategy
 from .actors.supervision.supervisor import Supervisor as Supervisor
 from .collectives.communicator import Communicator as Communicator
+from .collectives.parts import Part as Part
+from .collectives.parts import PartStream as PartStream
 from .core.config.world import Member as Member
 from .core.config.world import World as World
 from .core.observe.loop_watch import Blocked as Blocked

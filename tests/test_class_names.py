@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MIRRORED = {"Communicator", "Endpoint", "Node", "Told"}
+MIRRORED = {"AllReduce", "Communicator", "Endpoint", "Node", "Told"}
 """``asyncpar.blocking`` mirrors these under their names, so that a blocking program reads as an asynchronous one."""
 PUBLIC = {"DistributedDataParallel", "Precision"}
 """Public names: of ``asyncpar.parallel`` and ``asyncpar.torch``, whose modules are those of numpy and of torch; of

@@ -8,12 +8,76 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from asyncpar.blocking.items import Items
 from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.collectives import communicator
+from asyncpar.collectives.all_reduce import MethodWithParts
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ledger import Traffic
+from asyncpar.collectives.parts import Part
 from asyncpar.collectives.recovery import Agreed
 from asyncpar.core.config.device_lanes import DeviceLanes
+
+
+class AllReduce:
+    """The operation ``all_reduce`` of a communicator: call it, or iterate over its result in ``parts``."""
+
+    def __init__(self, handle: NodeHandle, on_loop: communicator.Communicator) -> None:
+        self._handle = handle
+        self.on_loop = on_loop
+        """The group for coroutines that run on the loop."""
+
+    def __call__(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
+
+        ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
+        whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
+        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
+        8 MiB of memory besides at most.  ``all_reduce.parts(x)`` gives finished parts while the rest travels.
+        """
+        return self._handle.wait(
+            "all_reduce",
+            lambda: self.on_loop.all_reduce(x, op, out=out, algorithm=algorithm, key=key, stream=stream),
+            timeout,
+        )
+
+    def parts(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Items[Part]:
+        """Combine ``x`` of all ranks, in place (or into ``out``), and give parts of the result as they are finished.
+
+        Iterate over them: ``where, values`` are a slice of the flat result, and its elements, a view of it; see
+        ``asyncpar.Part`` and ``asyncpar.PartStream``.  The result has the bits of ``all_reduce(x)``, other ranks may
+        call either, and the call takes its place in the order of operations at once.  Parts have 1 MiB per rank or so;
+        a small result is one part.  An array on a device has no parts: ``UsageError``.
+        """
+        return Items(
+            self._handle,
+            "all_reduce",
+            lambda: self.on_loop.all_reduce.parts(x, op, out=out, algorithm=algorithm, key=key),
+            timeout=timeout,
+        )
+
+
+def _all_reduce_of(operations: Operations) -> AllReduce:
+    return AllReduce(operations._handle, operations.on_loop)
 
 
 class Operations:
@@ -30,29 +94,7 @@ class Operations:
     def _wrapped(self, made: communicator.Communicator | None) -> Self | None:
         return None if made is None else self._made(made)
 
-    def all_reduce(
-        self,
-        x: Array,
-        op: str = "sum",
-        *,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-        stream: object = None,
-        timeout: float | None = None,
-    ) -> Array:
-        """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
-
-        ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
-        whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
-        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
-        8 MiB of memory besides at most.
-        """
-        return self._handle.wait(
-            "all_reduce",
-            lambda: self.on_loop.all_reduce(x, op, out=out, algorithm=algorithm, key=key, stream=stream),
-            timeout,
-        )
+    all_reduce = MethodWithParts(AllReduce.__call__, _all_reduce_of)
 
     def all_reduce_many(
         self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from asyncpar.actors.runtime import ref
+from asyncpar.blocking.items import Items
 from asyncpar.blocking.node_handle import NodeHandle, check_timeout
 from asyncpar.blocking.pending import Pending
 
@@ -73,7 +73,7 @@ class Endpoint:
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields."""
-        return Stream(self._handle, self._endpoint, args, kwargs)
+        return Stream(self._handle, f"stream of {self._endpoint!r}", lambda: self._endpoint.stream(*args, **kwargs))
 
     @property
     def _what(self) -> str:
@@ -97,72 +97,19 @@ class Told:
         self._handle.wait("tell", lambda: _awaited(self._told), timeout)
 
 
-class Stream(Iterator[Any]):
+class Stream(Items[Any]):
     """The items that an endpoint yields.
 
     Leaving a loop over it early, closing or dropping it ends the endpoint's generator.
     """
 
-    def __init__(
-        self, handle: NodeHandle, endpoint: ref.Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._handle = handle
-        self._what = f"stream of {endpoint!r}"
-        self._has_begun = self._is_over = False
-        self._items = handle.do(self._what, lambda: endpoint.stream(*args, **kwargs))
-
-    def __next__(self) -> Any:
-        if self._is_over:
-            raise StopIteration
-        self._has_begun = True
-        try:
-            found = self._handle.wait(self._what, lambda: _next_of(self._items))
-        except BaseException:
-            self._is_over = True
-            raise
-        if found is _END:
-            self._is_over = True
-            raise StopIteration
-        return blocking(self._handle, found)
-
-    def close(self) -> None:
-        """End it, and return when it has ended here.  Idempotent."""
-        if self._has_begun and not self._is_over:
-            self._is_over = True
-            self._handle.wait(self._what, lambda: _close(self._items))
-        self._is_over = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        """End it without waiting, since this may happen in any thread, that of the loop included."""
-        thread = self._handle.thread
-        if self._has_begun and not self._is_over and not thread.is_closed:
-            items = self._items
-            thread.start(lambda: _close(items))
+    def _shown(self, item: Any) -> Any:
+        return blocking(self._handle, item)
 
 
 def blocking(handle: NodeHandle, value: Any) -> Any:
     """Return ``value`` for blocking code: a reference that blocks in place of one that does not."""
     return Ref(handle, value) if type(value) is ref.ActorRef else value
-
-
-_END = object()
-
-
-async def _next_of(items: Any) -> Any:
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        return _END
-
-
-async def _close(items: Any) -> None:
-    await items.aclose()
 
 
 async def _awaited(told: ref.Told) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.pending import Pending
+from asyncpar.collectives.all_reduce import AllReduce
 from asyncpar.collectives.communicator import Communicator
 
 P = ParamSpec("P")
@@ -15,7 +16,7 @@ R = TypeVar("R")
 
 
 def _started(
-    operation: Callable[Concatenate[Communicator, P], Coroutine[Any, Any, R]],
+    operation: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Starting, P], Pending[R]]:
     """Return the method that begins ``operation`` of the communicator, with the same arguments."""
     name = operation.__name__
@@ -37,7 +38,7 @@ class Starting:
         self._handle = handle
         self._on_loop = on_loop
 
-    all_reduce = _started(Communicator.all_reduce)
+    all_reduce = _started(AllReduce.all_reduce)
     all_reduce_many = _started(Communicator.all_reduce_many)
     reduce = _started(Communicator.reduce)
     reduce_scatter = _started(Communicator.reduce_scatter)

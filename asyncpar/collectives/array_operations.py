@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives import coalesced, exchanges, gathers, reductions, rooted
+from asyncpar.collectives.all_reduce import AllReduce, EngineOperations, MethodWithParts, is_for_device
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.engine import Engine
-from asyncpar.device.arrays import is_device_array
-from asyncpar.errors import UsageError
 
 
-class ArrayOperations:
+def _all_reduce_of(operations: EngineOperations) -> AllReduce:
+    return AllReduce(operations._engine)
+
+
+class ArrayOperations(EngineOperations):
     """Collective operations on arrays.  ``Communicator`` says what they have in common.
 
     Arrays may live on CUDA devices, on all ranks or on none: contiguous ones of any library that speaks
@@ -26,35 +28,9 @@ class ArrayOperations:
     An operation that fails once it is under way on the devices ends all others that are so in the group.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
     # -- combining -------------------------------------------------------------------------------------------------
 
-    def all_reduce(
-        self,
-        x: Array,
-        op: str = "sum",
-        *,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-        stream: object = None,
-    ) -> Coroutine[Any, Any, Array]:
-        """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
-
-        ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
-        whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
-        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
-        8 MiB of memory besides at most.
-        """
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
-            return self._on_device("all_reduce", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
-        try:
-            return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
-        except Exception as error:
-            self._engine.refuse("all_reduce", error, key)
-            raise
+    all_reduce = MethodWithParts(AllReduce.all_reduce, _all_reduce_of)
 
     def all_reduce_many(
         self,
@@ -72,7 +48,7 @@ class ArrayOperations:
         Results are as those of ``all_reduce``, with the same bits on every rank.
         """
         arrays = _listed(arrays)
-        if isinstance(arrays, list) and arrays and _is_for_device(arrays[0], stream):
+        if isinstance(arrays, list) and arrays and is_for_device(arrays[0], stream):
             return self._on_device("all_reduce_many", arrays, op=op, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_reduce_many",
@@ -92,7 +68,7 @@ class ArrayOperations:
         stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
         """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("reduce", x, op=op, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "reduce",
@@ -114,7 +90,7 @@ class ArrayOperations:
 
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
         """
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("reduce_scatter", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "reduce_scatter",
@@ -134,7 +110,7 @@ class ArrayOperations:
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_gather", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_gather", key, lambda: gathers.all_gather(self._engine, x, out=out, algorithm=algorithm, key=key)
@@ -150,7 +126,7 @@ class ArrayOperations:
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_gather_v", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_gather_v", key, lambda: gathers.all_gather_v(self._engine, x, out=out, algorithm=algorithm, key=key)
@@ -167,7 +143,7 @@ class ArrayOperations:
         stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
         """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("gather", x, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "gather", key, lambda: rooted.gather(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
@@ -187,7 +163,7 @@ class ArrayOperations:
 
         The other ranks pass no ``x``, but ``out``, which says shape and dtype.
         """
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x if x is not None else out, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x if x is not None else out, stream):
             return self._on_device("scatter", x, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "scatter", key, lambda: rooted.scatter(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
@@ -197,7 +173,7 @@ class ArrayOperations:
         self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None, stream: object = None
     ) -> Coroutine[Any, Any, Array]:
         """Overwrite ``x`` with that of ``root``, and return it."""
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("broadcast", x, root=root, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "broadcast", key, lambda: rooted.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
@@ -217,7 +193,7 @@ class ArrayOperations:
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_to_all", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
             "all_to_all", key, lambda: exchanges.all_to_all(self._engine, x, out=out, algorithm=algorithm, key=key)
@@ -236,31 +212,11 @@ class ArrayOperations:
 
         Returns the rows received, by rank of their sender, and how many came from each.
         """
-        if (type(x) is not np.ndarray or stream is not None) and _is_for_device(x, stream):
+        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_to_all_v", x, counts, out=out, key=key, stream=stream)
         return self._engine.checked(
             "all_to_all_v", key, lambda: exchanges.all_to_all_v(self._engine, x, counts, out=out, key=key)
         )
-
-    def _on_device(self, name: str, *arguments: object, key: str | None, **options: object) -> Coroutine[Any, Any, Any]:
-        """Start operation ``name`` on device arrays."""
-        from asyncpar.collectives.device import operations  # needed by those who have devices only
-
-        operation, engine = getattr(operations, name), self._engine
-
-        def begin() -> Coroutine[Any, Any, Any]:
-            try:
-                found: Coroutine[Any, Any, Any] = operation(engine, *arguments, key=key, **options)
-            except UsageError as error:
-                raise type(error)(f"rank {engine.table.links.rank}: {error}") from error
-            return found
-
-        return engine.checked(name, key, begin)
-
-
-def _is_for_device(x: object, stream: object) -> bool:
-    """Is this an operation on a device array?  One that names a stream must be."""
-    return stream is not None or is_device_array(x)
 
 
 def _listed(arrays: Any) -> Any:

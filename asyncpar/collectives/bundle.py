@@ -30,7 +30,7 @@ _assign: Callable[[Any, EllipsisType, Array], None] = setitem
 Shapes = list[tuple[int, ...]]
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """Elements ``start`` to ``stop`` of the array at ``place`` of a section."""
 
     place: int
@@ -43,8 +43,8 @@ class SectionRange(NamedTuple):
 
     first: int
     last: int
-    head: Part | None
-    tail: Part | None
+    head: ArrayPart | None
+    tail: ArrayPart | None
 
     def pieces(self, flats: list[Array]) -> list[Array]:
         """Return the flat arrays of which the range consists; ``flats`` are those of the section."""
@@ -84,9 +84,9 @@ class Section:
         last = bisect_right(ends, stop) - 1
         begin = ends[first]
         if last == first:
-            return SectionRange(first, first, Part(first, start - begin, stop - begin), None)
-        head = Part(first, start - begin, ends[first + 1] - begin) if start > begin else None
-        tail = Part(last, 0, stop - ends[last]) if stop > ends[last] else None
+            return SectionRange(first, first, ArrayPart(first, start - begin, stop - begin), None)
+        head = ArrayPart(first, start - begin, ends[first + 1] - begin) if start > begin else None
+        tail = ArrayPart(last, 0, stop - ends[last]) if stop > ends[last] else None
         return SectionRange(first + (head is not None), last, head, tail)
 
     def lengths(self, chosen: SectionRange) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from asyncpar.collectives.arrays import (
 from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, Workspace, execute
 from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.parts import FinishedParts, PartStream, TakePart
 from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.rooted import confirmed, to_root
@@ -75,35 +77,67 @@ def all_reduce(
         if quick is not None and x.flags.writeable:
             return QuickCall(engine, quick, x)
     source = check_array(x)
-    target = check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
+    return _start_all_reduce(engine, source, _target_of(source, x, out), op=op, algorithm=algorithm, key=key)
+
+
+def all_reduce_parts(
+    engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
+) -> PartStream:
+    source = check_array(x)
+    target, parts = _target_of(source, x, out), FinishedParts()
+    call = _start_all_reduce(engine, source, target, op=op, algorithm=algorithm, key=key, take=parts.take)
+    return PartStream(call, parts)
+
+
+def _target_of(source: Array, x: object, out: object) -> Array:
+    """Return the array that gets the result: ``x`` itself without ``out``."""
+    return check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
+
+
+def _start_all_reduce(
+    engine: Engine,
+    source: Array,
+    target: Array,
+    *,
+    op: str,
+    algorithm: str | None,
+    key: str | None,
+    take: TakePart | None = None,
+) -> Coroutine[Any, Any, Array]:
+    """Give a call its place; ``take`` gets the parts of the result as they are finished."""
     plan = engine.prepared(
         ("all_reduce", source.dtype, source.shape, op, algorithm),
         lambda: _prepare_all_reduce(engine, source, op, algorithm),
     )
     reduction, layout, route = plan.reduction, plan.layout, plan.route
+    take = None if take is None else _taken_into(target, take)
 
     async def body(operation: Operation) -> Array:
         reduction.load(source, target, engine.size)
         work = contiguous(target)
         flat = work.reshape(-1)
 
-        def finish(piece: int) -> None:
+        def finish(piece: int, divides: bool) -> None:
             start, stop = layout.bounds(piece)
-            reduction.finish(flat[start:stop], engine.size)
+            if divides:
+                reduction.finish(flat[start:stop], engine.size)
+            if take is not None:
+                take(flat, start, stop)
 
         def workspace(finishes: bool) -> Workspace:
-            return InPlace(flat, finish=finish if finishes and reduction.divides else None)
+            divides = finishes and reduction.divides
+            return InPlace(flat, finish=partial(finish, divides=divides) if divides or take is not None else None)
 
         if route is None:
             await execute(operation, plan.messages, workspace(True), reduction.combine)
         else:
             await run_all_reduce(operation, route, plan.messages, workspace, reduction, engine.size)
-        if work is not target:
+        if work is not target and take is None:
             target[...] = work
         return target
 
     if plan.is_in_arena:
-        if key is None and algorithm is None and source is x:
+        if key is None and algorithm is None and source is target and take is None:
             engine.plan_quickly(
                 ("all_reduce", op, source.dtype, source.shape),
                 lambda group, channel: (
@@ -112,12 +146,24 @@ def all_reduce(
                     else None
                 ),
             )
-        make = all_reduce_program(source, target, reduction)
+        make = all_reduce_program(source, target, reduction, take)
         return engine.start_in_arena(
             "all_reduce", plan, make, body, key=key, result=target, shows=target, sends=source.nbytes
         )
     kind = Operation if route is None else HostedOperation
     return engine.start("all_reduce", plan.description, key, body, kind=kind)
+
+
+def _taken_into(target: Array, take: TakePart) -> TakePart:
+    """Return ``take`` for a result that goes into ``target``: what is not contiguous gets its parts one by one."""
+    if target.flags.c_contiguous:
+        return take
+
+    def write(flat: Array, start: int, stop: int) -> None:
+        target.flat[start:stop] = flat[start:stop]
+        take(flat, start, stop)
+
+    return write
 
 
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> AllReducePlan:

@@ -5,6 +5,7 @@ Read ``plan.py``, then ``schemes/scheme.py`` and ``step.py``; ``synchronizer.py`
 """
 
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.early_update import EarlyUpdate
 from asyncpar.gradsync.groups import HostGroups
 from asyncpar.gradsync.layout import least_bytes
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
@@ -15,6 +16,7 @@ from asyncpar.gradsync.synchronizer import GradientSynchronizer
 __all__ = [
     "Bucket",
     "BucketPlan",
+    "EarlyUpdate",
     "GradientBucketingConfig",
     "GradientCompressionConfig",
     "GradientSpec",

@@ -31,6 +31,7 @@ from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import NonFinitePolicy
+from asyncpar.gradsync.early_update import UpdateFeed
 from asyncpar.gradsync.groups import ALL_RANKS, EMBEDDING, REPLICAS, TENSOR_PARALLEL, BucketKeys, Keys, Name, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.plan import BucketPlan
@@ -127,8 +128,10 @@ class StepRun:
         keys: Keys,
         agreed: asyncio.Event,
         observes: bool,
+        feed: UpdateFeed | None = None,
     ) -> None:
         self.flows = flows
+        self.feed = feed
         self.order: list[str] | None = None
         self.is_refused = False
         """Do ranks differ?  All of them know, so none has to be told."""
@@ -159,6 +162,14 @@ class StepRun:
         tasks.create_task(self._compare(), name="gradients/agreement")
         for flow in sorted(self.flows, key=lambda flow: flow.scheme.bucket.turn):
             tasks.create_task(step.carry(flow), name=flow.name)
+        if self.feed is not None:
+            tasks.create_task(self.feed.run(), name="gradients/update")
+
+    def finish(self, step: SyncStep) -> None:
+        """End the step's block."""
+        step.finish()
+        if self.feed is not None:
+            self.feed.open()
 
     async def end(self, step: SyncStep) -> StepOutcome:
         """Return the outcome of the step, on all ranks of all groups, after all flows have run.
@@ -341,6 +352,7 @@ class FlowSettings:
     turns: ThreadTurns
     agreed: asyncio.Event
     step: int
+    feed: UpdateFeed | None = None
 
 
 class BucketFlow:
@@ -357,6 +369,8 @@ class BucketFlow:
             scheme=scheme, turns=settings.turns, agreed=settings.agreed, waits=settings.packing.fetch is not None
         )
         self._is_over = False
+        feed = settings.feed
+        self._tells = scheme.tell_parts(None if feed is None else partial(feed.put, scheme))
         self._steps = self._make_steps(keys, place)
         rare = keys.replicas / f"step/{settings.step}"
         replicas: Communicator = settings.groups.replicas
@@ -380,6 +394,7 @@ class BucketFlow:
             await self._run.take(self._steps, before=self._pack)
             if not self.scheme.is_finite:
                 await self._explain()
+            self._feed_rest()
             state = EventState.COMPLETED
         except Exception:
             state = EventState.FAILED
@@ -387,6 +402,13 @@ class BucketFlow:
         finally:
             recorder.end(ticket, state)
         self._is_over = True
+
+    def _feed_rest(self) -> None:
+        feed = self._settings.feed
+        if feed is not None:
+            if not self._tells:
+                feed.put(self.scheme, 0, self.scheme.bucket.count)
+            feed.flow_is_over()
 
     def close(self) -> None:
         """Abort, on all ranks, the collectives that this rank has not begun.  Does not wait."""

@@ -23,6 +23,7 @@ from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.device_sums import check_staged
+from asyncpar.gradsync.early_update import EarlyUpdate, UpdateFeed, check_update
 from asyncpar.gradsync.groups import HostGroups, Keys, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings, take_final_of
@@ -142,7 +143,7 @@ class GradientSynchronizer:
         return step.outcome
 
     @asynccontextmanager
-    async def step(self, parameters: Gradients) -> AsyncIterator[SyncStep]:
+    async def step(self, parameters: Gradients, *, update: EarlyUpdate | None = None) -> AsyncIterator[SyncStep]:
         """Synchronize while gradients are still being computed.
 
         ``parameters`` are objects with a name and a gradient, or a plain dictionary of gradients, whose arrays may be
@@ -157,18 +158,25 @@ class GradientSynchronizer:
         Raises ``UsageError`` when ranks differ in their parameters or settings, or a gradient has another shape or
         dtype than in earlier steps, ``NonFiniteValue`` (see ``NonFinitePolicy``) that names ranks and parameters, and
         ``PeerError``.  After the first step buckets follow the order in which gradients became final in it.
+
+        ``update`` gets means as they are known, once the block is left, while the rest travels, so that an optimizer
+        that works element by element has moved almost everything when the last bytes come.  When the step fails, or is
+        skipped, it is told to undo that.  Ranks need not agree on it.  Not with ``when_not_finite="drop"``, and not
+        for gradients on devices.
         """
         self._check_idle("step")
         if self._is_closed:
             raise UsageError("step: this synchronizer is closed")
         self._is_stepping = True
+        feed: UpdateFeed | None = None
         try:
             self._keys.begin_step()
-            by_name, layout = await self._prepare(parameters)
+            by_name, layout = await self._prepare(parameters, has_update=update is not None)
             take_final = take_final_of(layout, by_name)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication, take_final=take_final)
             before = SyncTraffic.read(layout.communicators)
-            run = self._make_run(layout, by_name)
+            feed = None if update is None else UpdateFeed(update, by_name, flows=len(layout.schemes))
+            run = self._make_run(layout, by_name, feed)
             with cancel_reason() as why:
                 try:
                     with first_error():
@@ -179,7 +187,7 @@ class GradientSynchronizer:
                             except BaseException as error:
                                 why.take(error)  # before the group cancels what is under way
                                 raise
-                            step.finish()
+                            run.finish(step)
                     await run.end(step)
                 except BaseException as error:
                     step.close()
@@ -190,6 +198,8 @@ class GradientSynchronizer:
                         run.close()
                     raise
             if not self._skips(step.outcome):
+                if feed is not None:
+                    feed.commit()
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
                 await self._commit(step, run, by_name, layout.mirrors)
         except BaseException:
@@ -197,6 +207,8 @@ class GradientSynchronizer:
             raise
         finally:
             self._is_stepping = False
+            if feed is not None:
+                await feed.undo()
 
     async def reserve(self, parameters: Gradients) -> None:
         """Make the buffers for ``parameters`` before the first step, so that their memory is known.  Nothing is sent.
@@ -316,7 +328,7 @@ class GradientSynchronizer:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, parameters: Gradients) -> tuple[dict[str, HasGradient], BucketLayout]:
+    async def _prepare(self, parameters: Gradients, *, has_update: bool) -> tuple[dict[str, HasGradient], BucketLayout]:
         """Return the parameters and the layout for them.
 
         What is wrong on this rank alone is told to the others, which then raise, too.
@@ -332,6 +344,8 @@ class GradientSynchronizer:
             layout = self._layouts.lay_out(by_name, resolved)
             if layout.mirrors is not None:
                 check_staged(self._accumulation.sums)
+            if has_update:
+                check_update(policy=self._policy, layout=layout)
             return by_name, layout
         except SettingsDiffer:
             self._layouts.start_over()
@@ -352,7 +366,7 @@ class GradientSynchronizer:
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
 
-    def _make_run(self, layout: BucketLayout, by_name: Parameters) -> StepRun:
+    def _make_run(self, layout: BucketLayout, by_name: Parameters, feed: UpdateFeed | None) -> StepRun:
         """Return what has to run in this step."""
         agreed, mirrors = asyncio.Event(), layout.mirrors
         settings = FlowSettings(
@@ -368,6 +382,7 @@ class GradientSynchronizer:
             turns=ThreadTurns(threads=self._threads),
             agreed=agreed,
             step=self._keys.steps,
+            feed=feed,
         )
         flows = [
             BucketFlow(
@@ -393,6 +408,7 @@ class GradientSynchronizer:
             keys=self._keys,
             agreed=agreed,
             observes=self._bucketing.overlap_communication and not self._layouts.is_observed,
+            feed=feed,
         )
 
     def _skips(self, outcome: StepOutcome) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
 from asyncpar.nn import OnGradient, Transformer, TransformerConfig, WarmupCosine, softmax_cross_entropy
-from asyncpar.nn.optimizers import AdamW, Optimizer
+from asyncpar.nn.optimizers import AdamW, EarlyStep, Optimizer
 
 Corpus = NDArray[np.uint8]
 """A text, as bytes."""
@@ -111,6 +111,12 @@ class LanguageModel:
         norm = self._optimizer.clip(self.config.clip_norm)
         self._optimizer.step(self.config.schedule(step))
         return norm
+
+    def begin_update(self, step: int) -> EarlyStep | None:
+        """Return what moves the parameters as gradients become known; None where their norm must be known first."""
+        if self.config.clip_norm is not None:
+            return None
+        return EarlyStep(self._optimizer, self.config.schedule(step))
 
     def evaluate(self, windows: Windows) -> float:
         """Return the mean loss over ``windows``; gradients stay as they are."""

@@ -64,6 +64,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--held-out", type=float, default=0.0, metavar="PART", help="part of the text to evaluate on (default: 0)"
     )
     _add_layout(parser)
+    parser.add_argument(
+        "--clip-norm", type=float, default=1.0, help="limit of the norm of all gradients; 0: none (default: 1)"
+    )
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="largest bucket in MiB (default: 25)")
     parser.add_argument("--check", action="store_true", help="repeat the run in one process and compare")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png and summary.json")
@@ -171,6 +174,7 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
         schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup, floor=options.lr_floor),
         steps=options.steps,
         rows=options.batch,
+        clip_norm=options.clip_norm or None,
     )
 
 

@@ -46,8 +46,8 @@ from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
 _RANK = Path(__file__).with_name("link_rank.py")
 _PORT = 29_400
 _LIMIT = 300.0
-_LAUNCH = [sys.executable, "-m", "asyncpar", "launch"]
-_SURROUNDINGS = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+LAUNCH = [sys.executable, "-m", "asyncpar", "launch"]
+SURROUNDINGS = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
 _FORMS = "fp32,bf16,int8,int4,sign,topk:0.01,topk:0.01+int8,powersgd:4"
 
 
@@ -85,14 +85,14 @@ def measure_ours(ends: tuple[End, End], arguments: argparse.Namespace, secret: P
     """Launch an agent on each side and return the figures of each form."""
     launch = ["--nnodes", "2", "--rdzv-endpoint", f"{ends[0].address}:{_PORT}", "--secret-file", str(secret)]
     program = _program(arguments, arguments.forms)
-    commands = [end.enter([*_LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
-    return _read(run_together(commands, [_SURROUNDINGS] * 2, limit=_LIMIT))
+    commands = [end.enter([*LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
+    return _read(run_together(commands, [SURROUNDINGS] * 2, limit=_LIMIT))
 
 
 def measure_inside(arguments: argparse.Namespace) -> Figure:
     """Return the figure of ``auto`` for two ranks on this host."""
-    command = [*_LAUNCH, "--nproc-per-node", "2", *_program(arguments, [AUTO])]
-    return _read(run_together([command], [_SURROUNDINGS], limit=_LIMIT))[AUTO]
+    command = [*LAUNCH, "--nproc-per-node", "2", *_program(arguments, [AUTO])]
+    return _read(run_together([command], [SURROUNDINGS], limit=_LIMIT))[AUTO]
 
 
 def _program(arguments: argparse.Namespace, forms: Sequence[str]) -> list[str]:

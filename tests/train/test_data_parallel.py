@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import TransformerConfig, WarmupCosine
-from asyncpar.nn.optimizers import AdamW
+from asyncpar.nn.optimizers import AdamW, EarlyStep
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from asyncpar.train import Batches, DataParallelTrainer, LanguageModel, TrainingConfig
@@ -59,6 +60,23 @@ async def train_together(size: int, *, lossy: bool = False) -> list[list[float]]
 
     async with local_world(size) as nodes:
         return list(await asyncio.gather(*(main(node) for node in nodes)))
+
+
+async def test_without_a_limit_of_the_norm_the_optimizer_moves_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CONFIG", replace(CONFIG, clip_norm=None))
+    updates: list[object] = []
+    begin = LanguageModel.begin_update
+
+    def watched(model: LanguageModel, step: int) -> EarlyStep | None:
+        updates.append(begin(model, step))
+        return begin(model, step)
+
+    monkeypatch.setattr(LanguageModel, "begin_update", watched)
+    alone = train_alone()
+    for losses in await train_together(3):
+        np.testing.assert_allclose(losses, alone, rtol=1e-11)
+    assert all(isinstance(update, EarlyStep) for update in updates)
+    assert len(updates) == 3 * CONFIG.steps
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

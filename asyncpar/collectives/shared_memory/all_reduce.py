@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
+from asyncpar.collectives.parts import TakePart
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import MakeProgram
 from asyncpar.collectives.shared_memory.programs import FinishInPlace
@@ -29,13 +30,18 @@ AT_ONCE_BYTES = 512 << 10
 CHUNK_BYTES = 1 << 20
 """Larger ones go in chunks of this size, which stay in the cache between the two waits."""
 
+_READ_AFTER: Final = 2
+"""A rank that copies a chunk out knows that all others have copied out the chunk so many before."""
+
 
 def is_at_once(payload: int, channel: Channel) -> bool:
     """Is an all-reduce of ``payload`` bytes done in one wait?"""
     return payload <= min(AT_ONCE_BYTES // (channel.size - 1), channel.slot_bytes)
 
 
-def all_reduce_program(source: Array, target: Array, reduction: Reduction) -> MakeProgram:
+def all_reduce_program(source: Array, target: Array, reduction: Reduction, take: TakePart | None = None) -> MakeProgram:
+    """Return the program; ``take`` gets the parts of the result as they are finished, and writes them to ``target``."""
+
     def make(turn: Turn) -> Program:
         size = turn.channel.size
         finish = (lambda result: reduction.finish(result, size)) if reduction.divides else None
@@ -46,12 +52,16 @@ def all_reduce_program(source: Array, target: Array, reduction: Reduction) -> Ma
                 reduction.load(source, work, size)
                 flat = work.reshape(-1)
             yield from programs.combine_all(turn, flat, work.reshape(-1), reduction.combine, finish)
+            if take is not None:
+                take(work.reshape(-1), 0, work.size)
         else:
             reduction.load(source, target, size)
             work = contiguous(target)
             most = CHUNK_BYTES // source.itemsize
-            yield from reduce_slices(turn, _ArrayChunks(turn, work.reshape(-1), most, reduction.combine, finish))
-        if work is not target:
+            chunks = _ArrayChunks(turn, work.reshape(-1), most, reduction.combine, finish, take)
+            yield from reduce_slices(turn, chunks)
+            chunks.hand_over(chunks.last)
+        if work is not target and take is None:
             target[...] = work
 
     return make
@@ -156,9 +166,21 @@ def _third(channel: Channel, parity: int, dtype: np.dtype[Any], base: int, width
 
 
 class _ArrayChunks(Chunks):
-    """The chunks of the flat array ``x``, which is reduced in place; each has at most ``most`` elements."""
+    """The chunks of the flat array ``x``, which is reduced in place; each has at most ``most`` elements.
 
-    def __init__(self, turn: Turn, x: Array, most: int, combine: Combine, finish: FinishInPlace | None) -> None:
+    ``take`` gets each chunk that this rank has copied out, and that no rank reads any more: in the heap, where others
+    read ``x`` itself, that is known two chunks later.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        x: Array,
+        most: int,
+        combine: Combine,
+        finish: FinishInPlace | None,
+        take: TakePart | None = None,
+    ) -> None:
         slot = turn.channel.slot_bytes // 3 // x.itemsize // _ALIGNMENT * _ALIGNMENT
         count = -(-x.size // min(most, slot))
         self.last = count - 1
@@ -166,6 +188,8 @@ class _ArrayChunks(Chunks):
         self._x = x
         self._combine = combine
         self._finish = finish
+        self._take = take
+        self._taken = 0
         self._is_in_heap = turn.place_in_heap(turn.channel.place) is not None
         self._heaps: Sequence[int | None] = ()
         self._chunk = -(-x.size // count)
@@ -205,6 +229,15 @@ class _ArrayChunks(Chunks):
             where = self._heaps[other]
             low, high = first + start, first + stop
             x[low:high] = slot if where is None else turn.heap_array(other, where, x.dtype, low, high)
+        if self._take is not None:
+            self.hand_over(chunk - _READ_AFTER if self._is_in_heap else chunk)
+
+    def hand_over(self, last: int) -> None:
+        """Let ``take`` have the chunks up to ``last`` that it has not got, unless what was read may be wrong."""
+        while self._take is not None and self._taken <= last and self._turn.is_intact():
+            first = self._taken * self._chunk
+            self._take(self._x, first, min(first + self._chunk, self._x.size))
+            self._taken += 1
 
     def _places(self, chunk: int) -> _Third:
         third, is_last = chunk % 3, chunk == self.last

@@ -120,6 +120,13 @@ class Scheme(ABC):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         """Return the reductions of a training step in order; the names of their collectives begin with ``key``."""
 
+    def tell_parts(self, tell: Callable[[int, int], None] | None) -> bool:  # noqa: ARG002
+        """Call ``tell`` in the next step with ranges of ``result`` that are final before ``settle``; return whether.
+
+        On the loop.  A scheme that does so tells each element once, and ``settle`` changes none of them.
+        """
+        return False
+
     @abstractmethod
     def settle(self) -> None:
         """Compute ``result`` from the data of the last collective.

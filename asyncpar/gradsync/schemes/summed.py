@@ -6,7 +6,7 @@ encoded, and the sum multiplied by it when it is decoded.  So what small values 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,18 +31,27 @@ class Exact(Scheme):
         super().__init__(bucket, size=communicator.size, keeps_input=memory.keeps_input)
         self._communicator = communicator
         self._algorithm = algorithm
+        self._tell: Callable[[int, int], None] | None = None
         self.flat = memory.shared((bucket.count,), bucket.dtype)
         self.result = memory.shared((bucket.count,), bucket.dtype) if memory.keeps_input else self.flat
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         return [ReductionStep(None, lambda: self._reduce(key))]
 
+    def tell_parts(self, tell: Callable[[int, int], None] | None) -> bool:
+        self._tell = tell
+        return True
+
     def settle(self) -> None:
         self.is_finite = all_finite(self.result)
 
-    def _reduce(self, key: Name) -> Coroutine[Any, Any, NDArray[Any]]:
-        out = None if self.result is self.flat else self.result
-        return self._communicator.all_reduce(self.flat, op="mean", out=out, algorithm=self._algorithm, key=str(key))
+    def _reduce(self, key: Name) -> Coroutine[Any, Any, object]:
+        out, tell = None if self.result is self.flat else self.result, self._tell
+        all_reduce = self._communicator.all_reduce
+        if tell is None:
+            return all_reduce(self.flat, op="mean", out=out, algorithm=self._algorithm, key=str(key))
+        parts = all_reduce.parts(self.flat, op="mean", out=out, algorithm=self._algorithm, key=str(key))
+        return parts.each(lambda part: tell(part.where.start, part.where.stop))
 
 
 class Alone(Scheme):

@@ -4,6 +4,7 @@
 """
 
 from asyncpar.nn.optimizers.adam import Adam, AdamW
+from asyncpar.nn.optimizers.early_step import EarlyStep
 from asyncpar.nn.optimizers.flat_range import MASTER, FlatRange
 from asyncpar.nn.optimizers.norm import all_finite, clip_factor, combined, squared_norm
 from asyncpar.nn.optimizers.optimizer import Optimizer, distinct
@@ -15,6 +16,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "EarlyStep",
     "FlatRange",
     "Optimizer",
     "Rule",

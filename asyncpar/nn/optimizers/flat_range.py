@@ -10,6 +10,8 @@ from asyncpar.nn.half import stored_dtype, stored_value
 from asyncpar.nn.optimizers.rule import Rule, apply, new_states
 from asyncpar.nn.parameter import Array, Parameter
 
+ALL = slice(None)
+
 MASTER = "master"
 """Name of the float32 values of a parameter that is stored in half precision."""
 
@@ -42,22 +44,36 @@ class FlatRange:
         """Return this range of a C-contiguous array of the parameter's shape, as a flat view."""
         return array.reshape(-1)[self.start : self.stop]
 
-    def update(self, value: Array, gradient: Array, *, step: int, learning_rate: float, factor: float) -> None:
-        """Move ``value`` against ``factor * gradient``; both are flat and as long as this range, as stored."""
+    def update(
+        self,
+        value: Array,
+        gradient: Array,
+        *,
+        step: int,
+        learning_rate: float,
+        factor: float,
+        part: slice = ALL,
+        fill: Callable[[slice], object] | None = None,
+    ) -> None:
+        """Move ``value`` against ``factor * gradient``; both are flat and as long as this range, as stored.
+
+        Or only a ``part`` of this range, which is then what both are.  ``fill``: see ``rule.apply``, by default the
+        range's own.
+        """
         apply(
             self._rule,
-            value if self.master is None else self.master,
+            value if self.master is None else self.master[part],
             gradient,
-            self.states,
+            self.states if part is ALL else {name: state[part] for name, state in self.states.items()},
             step=step,
             learning_rate=learning_rate,
             decays=self.decays,
             factor=factor,
-            fill=self.fill,
+            fill=fill or self.fill,
         )
         if self.master is not None:
             with np.errstate(over="ignore"):
-                value[...] = self.master
+                value[...] = self.master[part]
 
     def arrays(self) -> Mapping[str, Array]:
         """Return the states, and the master if there is one, by name."""

@@ -27,12 +27,15 @@ class Optimizer:
         self.step_count = 0
         self.factor = 1.0
         """The factor of gradients in the next step."""
+        self.kept: dict[str, list[Array]] = {}
+        """By parameter, memory for what its values and states were before an ``EarlyStep``; empty without one."""
         self._ranges = {parameter.name: FlatRange(parameter, 0, parameter.size, rule) for parameter in self.parameters}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states and master values."""
-        return sum(flat.nbytes for flat in self._ranges.values())
+        """Bytes of states and master values, and of what early steps keep."""
+        kept = sum(array.nbytes for arrays in self.kept.values() for array in arrays)
+        return kept + sum(flat.nbytes for flat in self._ranges.values())
 
     @property
     def ranges(self) -> tuple[FlatRange, ...]:
