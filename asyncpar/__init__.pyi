@@ -29,6 +29,10 @@ from .actors.supervision.policy import Restart as Restart
 from .actors.supervision.policy import Strategy as Strategy
 from .actors.supervision.supervisor import Supervisor as Supervisor
 from .collectives.communicator import Communicator as Communicator
+from .collectives.completion.policies import Deadline as Deadline
+from .collectives.completion.policies import LateCounts as LateCounts
+from .collectives.completion.policies import Quorum as Quorum
+from .collectives.completion.policies import Reduced as Reduced
 from .collectives.parts import Part as Part
 from .collectives.parts import PartStream as PartStream
 from .core.config.world import Member as Member

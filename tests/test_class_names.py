@@ -9,9 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MIRRORED = {"AllReduce", "Communicator", "Endpoint", "Node", "Told"}
 """``asyncpar.blocking`` mirrors these under their names, so that a blocking program reads as an asynchronous one."""
-PUBLIC = {"DistributedDataParallel", "Precision"}
+PUBLIC = {"Deadline", "DistributedDataParallel", "Precision"}
 """Public names: of ``asyncpar.parallel`` and ``asyncpar.torch``, whose modules are those of numpy and of torch; of
-``asyncpar.estimate`` and ``asyncpar.hybrid``, which mean different sets of formats."""
+``asyncpar.estimate`` and ``asyncpar.hybrid``, which mean different sets of formats; of an all-reduce that does not
+wait for all, and of a message."""
 
 
 def test_no_class_name_is_used_twice() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -13,6 +13,7 @@ from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.collectives import communicator
 from asyncpar.collectives.all_reduce import MethodWithParts
 from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.completion.policies import Late, LateCounts, Reduced, Until
 from asyncpar.collectives.ledger import Traffic
 from asyncpar.collectives.parts import Part
 from asyncpar.collectives.recovery import Agreed
@@ -27,6 +28,7 @@ class AllReduce:
         self.on_loop = on_loop
         """The group for coroutines that run on the loop."""
 
+    @overload
     def __call__(
         self,
         x: Array,
@@ -36,18 +38,58 @@ class AllReduce:
         algorithm: str | None = None,
         key: str | None = None,
         stream: object = None,
+        until: Literal["all"] = "all",
+        late: Late = "drop",
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Array: ...
+
+    @overload
+    def __call__(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        until: Until,
+        late: Late = "drop",
+        timeout: float | None = None,
+    ) -> Reduced: ...
+
+    def __call__(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        until: Literal["all"] | Until = "all",
+        late: Late = "drop",
+        timeout: float | None = None,
+    ) -> Any:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
         whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
         which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
         8 MiB of memory besides at most.  ``all_reduce.parts(x)`` gives finished parts while the rest travels.
+
+        ``until`` says when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline`` it
+        goes on without those that are late, and returns a ``Reduced``, the same on all ranks, which says who has
+        contributed.  A mean is then that of the contributors, a sum theirs.  The part of a rank that is late is
+        dropped, or, with ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls
+        match among themselves, by ``key``, in their order.  ``PeerLost`` where so many ranks are lost that the policy
+        cannot be met, or no majority is left to decide; ``x`` is as before then.
         """
         return self._handle.wait(
             "all_reduce",
-            lambda: self.on_loop.all_reduce(x, op, out=out, algorithm=algorithm, key=key, stream=stream),
+            lambda: self.on_loop.all_reduce(
+                x, op, out=out, algorithm=algorithm, key=key, stream=stream, until=until, late=late
+            ),
             timeout,
         )
 
@@ -325,6 +367,10 @@ class Operations:
     def traffic(self) -> Traffic:
         """Statistics of the finished operations of this rank: a snapshot."""
         return self._handle.do("traffic", lambda: self.on_loop.traffic)
+
+    def late_counts(self, key: str | None = None) -> LateCounts:
+        """Return what has become of this rank's parts of operations with a policy (``until``) and this ``key``."""
+        return self._handle.do("late_counts", lambda: self.on_loop.late_counts(key))
 
     @property
     def may_share_memory(self) -> bool:

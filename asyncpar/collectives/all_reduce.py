@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
 from asyncpar.collectives import reductions
 from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.completion.policies import Late, Reduced, Until
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.parts import PartStream
 from asyncpar.device.arrays import is_device_array
@@ -48,6 +49,7 @@ def is_for_device(x: object, stream: object) -> bool:
 class AllReduce(EngineOperations):
     """The operation ``all_reduce`` of a communicator: call it, or have its result in ``parts``."""
 
+    @overload
     def all_reduce(
         self,
         x: Array,
@@ -57,14 +59,52 @@ class AllReduce(EngineOperations):
         algorithm: str | None = None,
         key: str | None = None,
         stream: object = None,
-    ) -> Coroutine[Any, Any, Array]:
+        until: Literal["all"] = "all",
+        late: Late = "drop",
+    ) -> Coroutine[Any, Any, Array]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        until: Until,
+        late: Late = "drop",
+    ) -> Coroutine[Any, Any, Reduced]: ...
+
+    def all_reduce(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        until: Literal["all"] | Until = "all",
+        late: Late = "drop",
+    ) -> Coroutine[Any, Any, Any]:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
         whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
         which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
         8 MiB of memory besides at most.  ``all_reduce.parts(x)`` gives finished parts while the rest travels.
+
+        ``until`` says when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline`` it
+        goes on without those that are late, and returns a ``Reduced``, the same on all ranks, which says who has
+        contributed.  A mean is then that of the contributors, a sum theirs.  The part of a rank that is late is
+        dropped, or, with ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls
+        match among themselves, by ``key``, in their order.  ``PeerLost`` where so many ranks are lost that the policy
+        cannot be met, or no majority is left to decide; ``x`` is as before then.
         """
+        if until != "all":
+            return self._until(x, op, out=out, algorithm=algorithm, key=key, stream=stream, until=until, late=late)
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_reduce", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
         try:
@@ -74,6 +114,13 @@ class AllReduce(EngineOperations):
             raise
 
     __call__ = all_reduce
+
+    def _until(self, x: Array, op: str, *, stream: object, **options: Any) -> Coroutine[Any, Any, Reduced]:
+        from asyncpar.collectives.policy_calls import all_reduce_until  # most programs need none
+
+        if stream is not None or is_device_array(x):
+            raise UsageError("until: expected a numpy array and no stream; operations on devices wait for all ranks")
+        return all_reduce_until(self._engine, x, op=op, **options)
 
     def parts(
         self,

@@ -17,6 +17,7 @@ from asyncpar.collectives import calibration, objects, recovery, splitting, subg
 from asyncpar.collectives.algorithms.catalog import ARENA, DEVICE_ALGORITHMS, is_of_devices, known_algorithms
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
+from asyncpar.collectives.completion.policies import LateCounts
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.ledger import Traffic, world_number
@@ -170,6 +171,12 @@ class Communicator(ArrayOperations):
     def traffic(self) -> Traffic:
         """Statistics of the finished operations of this rank: a snapshot."""
         return self._engine.traffic()
+
+    def late_counts(self, key: str | None = None) -> LateCounts:
+        """Return what has become of this rank's parts of operations with a policy (``until``) and this ``key``."""
+        from asyncpar.collectives.policy_calls import series_of  # most programs need none
+
+        return series_of(self._engine, key).counts
 
     @property
     def may_share_memory(self) -> bool:

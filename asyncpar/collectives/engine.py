@@ -54,7 +54,7 @@ from asyncpar.core.observe.records import (
     head_of,
 )
 from asyncpar.core.observe.reporting import text_of
-from asyncpar.errors import UsageError
+from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.net.arena.channel import Channel
 
 T = TypeVar("T")
@@ -122,6 +122,8 @@ class Engine:
         """Calls that were refused, in other threads, too, and have not got their places yet."""
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups = UseCounts()
+        self.series: dict[str | None, Any] = {}
+        """By key, the calls that are complete when a policy says so: see ``collectives.completion``."""
         self.devices: Closes | None = None
         """Its communicator of NCCL, once device arrays were used: see ``collectives.device``."""
         self.device_ways = DeviceWays(self.policy.pin)
@@ -225,6 +227,12 @@ class Engine:
         """Free the group's memory in the arena; all its operations are over, and no more will come."""
         self.forget_prepared()
         _close_all((self.arena, self._keyed_arena))
+        if self.series:
+            try:
+                self.group.check_open()
+            except AsyncparError as error:
+                for series in self.series.values():
+                    self.table.choices.end(series.number, error)
 
     def close(self) -> None:
         """Free everything of the group; all its operations are over, and no more will come."""

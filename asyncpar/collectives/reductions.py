@@ -77,24 +77,24 @@ def all_reduce(
         if quick is not None and x.flags.writeable:
             return QuickCall(engine, quick, x)
     source = check_array(x)
-    return _start_all_reduce(engine, source, _target_of(source, x, out), op=op, algorithm=algorithm, key=key)
+    return start_all_reduce(engine, source, target_of(source, x, out), op=op, algorithm=algorithm, key=key)
 
 
 def all_reduce_parts(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
 ) -> PartStream:
     source = check_array(x)
-    target, parts = _target_of(source, x, out), FinishedParts()
-    call = _start_all_reduce(engine, source, target, op=op, algorithm=algorithm, key=key, take=parts.take)
+    target, parts = target_of(source, x, out), FinishedParts()
+    call = start_all_reduce(engine, source, target, op=op, algorithm=algorithm, key=key, take=parts.take)
     return PartStream(call, parts)
 
 
-def _target_of(source: Array, x: object, out: object) -> Array:
+def target_of(source: Array, x: object, out: object) -> Array:
     """Return the array that gets the result: ``x`` itself without ``out``."""
     return check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
 
 
-def _start_all_reduce(
+def start_all_reduce(
     engine: Engine,
     source: Array,
     target: Array,

@@ -31,6 +31,7 @@ from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 
 if TYPE_CHECKING:
+    from asyncpar.collectives.completion.service import ContributorChoices
     from asyncpar.collectives.fault_tolerance.service import SurvivorAgreements
 
 PROBE_AFTER: Final = 1.0
@@ -80,6 +81,7 @@ class OperationTable:
         self._telling: asyncio.TimerHandle | None = None
         self._rest_until = 0.0
         self._agreements: SurvivorAgreements | None = None
+        self._choices: ContributorChoices | None = None
         links.operations = self
 
     @property
@@ -90,6 +92,15 @@ class OperationTable:
 
             self._agreements = SurvivorAgreements(self.links)
         return self._agreements
+
+    @property
+    def choices(self) -> ContributorChoices:
+        """The choices of contributors to operations with a policy, made when the first is called or heard of."""
+        if self._choices is None:
+            from asyncpar.collectives.completion.service import ContributorChoices  # most programs need none
+
+            self._choices = ContributorChoices(self.links)
+        return self._choices
 
     def add(self, group: Group) -> None:
         """Take ``group`` in; its number must be new."""
@@ -208,6 +219,8 @@ class OperationTable:
                 self._on_status(rank, header.key, decode_control(payload, Status))
             case FrameKind.AGREE:
                 self.agreements.heard(rank, header.key, payload)
+            case FrameKind.CONTRIBUTORS:
+                self.choices.heard(rank, header.key, payload)
             case FrameKind.REVOKE:
                 world = self.links.world
                 number, generation = header.group, world.generation
@@ -237,6 +250,8 @@ class OperationTable:
                 group.on_left()
         if self._agreements is not None:
             self._agreements.close(error)
+        if self._choices is not None:
+            self._choices.close(error)
         if self.devices is not None:
             self.devices.close()
         if self._timer is not None:  # it would keep everything of this node alive until it fires

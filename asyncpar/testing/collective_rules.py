@@ -171,7 +171,7 @@ class OrderingSuite(CommunicatorSuite):
         async with self.connect(2) as communicators:
             x = np.zeros(4)
             wrong: tuple[Callable[[Communicator], object], ...] = (
-                lambda c: c.all_reduce([1.0]),  # type: ignore[arg-type]
+                lambda c: c.all_reduce([1.0]),  # type: ignore[call-overload]
                 lambda c: c.all_reduce(x, "average"),
                 lambda c: c.all_reduce(x, algorithm="star"),
                 lambda c: c.all_reduce(np.zeros(4, object)),

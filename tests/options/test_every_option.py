@@ -11,12 +11,32 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import UsageError
-from tests.options import of_backends, of_elastic, of_gradients, of_layers, of_names, of_plans, of_testing, of_training
+from tests.options import (
+    of_backends,
+    of_collectives,
+    of_elastic,
+    of_gradients,
+    of_layers,
+    of_names,
+    of_plans,
+    of_testing,
+    of_training,
+)
 from tests.options.discovery import all_options, public_classes
 from tests.options.effects import Effect
 from tests.options.exceptions import EXCEPTIONS, NOT_CONFIGURED
 
-TABLES = [of_backends, of_elastic, of_gradients, of_layers, of_names, of_plans, of_testing, of_training]
+TABLES = [
+    of_backends,
+    of_collectives,
+    of_elastic,
+    of_gradients,
+    of_layers,
+    of_names,
+    of_plans,
+    of_testing,
+    of_training,
+]
 EFFECTS: list[Effect] = [effect for table in TABLES for effect in table.EFFECTS]
 
 

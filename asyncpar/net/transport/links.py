@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.pauses import PauseRecorder
@@ -63,6 +63,9 @@ class Connector(ABC):
         """Return the lane kind that will be used with ``rank``, as far as it is known before the link is up."""
 
 
+T = TypeVar("T")
+
+
 class OperationEvents(Protocol):
     """The owner of collective operations, as links see it: questions and events."""
 
@@ -75,7 +78,7 @@ class OperationEvents(Protocol):
         ...
 
     def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
-        """Handle an ABORT, PROBE, STATUS, REVOKE or AGREE frame of ``rank``."""
+        """Handle an ABORT, PROBE, STATUS, REVOKE, AGREE or CONTRIBUTORS frame of ``rank``."""
         ...
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
@@ -227,6 +230,10 @@ class Links:
     def control(self, to: int, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
         """Send a control frame; opens the link if need be, dropped if ``to`` is lost."""
         self.link(to).control(kind, key, payload)
+
+    def start_task(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run what goes on behind its caller, until these links are closed at the latest; it must not raise."""
+        return self._tasks.create_task(coroutine, name=name)
 
     def forget(self, group: int, sequence: int | None = None) -> None:
         """Drop every trace of an operation that is over, or of a whole group, on all links."""

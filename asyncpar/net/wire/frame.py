@@ -92,6 +92,9 @@ class FrameKind(enum.IntEnum):
     """The sender holds the group for revoked; the payload says who revoked it and why.  Passed on once by everyone."""
     AGREE = 17
     """A message of an agreement among the survivors of the group; the sequence is the number of the agreement."""
+    CONTRIBUTORS = 18
+    """A message of the choice of ranks that contribute to an operation; the group is the number of a series of such
+    operations, the sequence that of the operation in it."""
 
 
 class Key(NamedTuple):

@@ -1,0 +1,1 @@
+"""Operations that are complete when a policy says so: policies, and the agreement on contributors."""

@@ -1,0 +1,206 @@
+"""Choices of contributors on this rank: dispatch of frames, losses and time to them, and what their callers get."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from asyncpar.collectives.completion.machine import (
+    CalledHere,
+    ChoiceEvent,
+    ContributorChoice,
+    ContributorSaid,
+    FailChoice,
+    RankLost,
+    ReturnChosen,
+    TellRank,
+    TimePassed,
+)
+from asyncpar.collectives.completion.messages import (
+    AcceptChosen,
+    DecideChosen,
+    Here,
+    PrepareChoice,
+    decode_contributors,
+    encode_contributors,
+)
+from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
+from asyncpar.net.transport.links import Links
+from asyncpar.net.wire.frame import FrameKind, Key
+
+Place = tuple[int, int]
+"""The number of a series of operations, and that of the operation in it."""
+
+_REMEMBERED: Final = 4096
+"""Choices that are kept, for ranks that have not heard of them."""
+
+
+class ChoiceFailedError(Exception):
+    """A choice failed for this rank; the caller makes a typed error of it."""
+
+    def __init__(self, failed: FailChoice) -> None:
+        super().__init__(failed.text)
+        self.failed = failed
+
+
+class ContributorChoices:
+    """All choices of the groups of one rank.  One per ``Links``."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._loop = asyncio.get_running_loop()
+        self._choices: OrderedDict[Place, ContributorChoice] = OrderedDict()
+        self._waiting: dict[Place, asyncio.Future[tuple[int, ...]]] = {}
+        self._left: dict[Place, Callable[[tuple[int, ...]], None]] = {}
+        self._decided: dict[int, int] = {}
+        """By series, the last operation that is decided."""
+        self._timer: asyncio.TimerHandle | None = None
+        links.add_loss_listener(self._lost)
+
+    def call(self, place: Place, ranks: tuple[int, ...], call: CalledHere) -> asyncio.Future[tuple[int, ...]]:
+        """Call operation ``place`` of a group of ``ranks``; return what gets the ranks that contribute, or an error.
+
+        The error is ``ChoiceFailedError``, or ``PeerLost`` when this rank leaves.
+        """
+        choice = self._find(place, ranks)
+        future = self._waiting[place] = self._loop.create_future()
+        if self._links.closed is not None:
+            self.close(self._links.closed)
+            return future
+        self._feed(place, choice, call)
+        if choice.chosen is not None and not future.done():
+            self._waiting.pop(place, None)
+            future.set_result(choice.chosen.contributors)
+        return future
+
+    def leave(self, place: Place, on_chosen: Callable[[tuple[int, ...]], None]) -> None:
+        """Wait no longer; ``on_chosen`` is called with the contributors when they are known."""
+        self._waiting.pop(place, None)
+        choice = self._choices.get(place)
+        if choice is not None and choice.chosen is not None:
+            on_chosen(choice.chosen.contributors)
+        elif choice is not None:
+            choice.has_failed = True
+            self._left[place] = on_chosen
+
+    def refuse(self, place: Place, ranks: tuple[int, ...], text: str) -> None:
+        """Tell the other ranks that this one's call of ``place`` is refused."""
+        for rank in ranks:
+            if rank != self._links.rank and self._links.closed is None:
+                self._tell(rank, place, Here(ranks, text))
+
+    def end(self, series: int, error: AsyncparError) -> None:
+        """End what is awaited of ``series`` with ``error``: this rank's group is over."""
+        for place in [place for place in self._waiting if place[0] == series]:
+            future = self._waiting.pop(place)
+            if not future.done():
+                future.set_exception(error)
+
+    def last_decided(self, series: int) -> int:
+        """Return the number of the last operation of ``series`` that is known to be decided, 0 without one."""
+        return self._decided.get(series, 0)
+
+    def missing(self, place: Place) -> list[int]:
+        """Return the ranks that have not called operation ``place``."""
+        choice = self._choices.get(place)
+        return [] if choice is None else choice.missing()
+
+    def heard(self, rank: int, key: Key, payload: bytes) -> None:
+        """Take a CONTRIBUTORS frame of ``rank``.  Raises ``ProtocolError`` for one that cannot be meant."""
+        message = decode_contributors(payload, size=self._links.world.size)
+        place = key.group, key.sequence
+        choice = self._choices.get(place)
+        if choice is None:
+            if not isinstance(message, Here | PrepareChoice | AcceptChosen | DecideChosen):
+                return  # an answer to what this rank has asked long ago
+            ranks = message.ranks
+            if not {rank, self._links.rank} <= set(ranks) or len(set(ranks)) != len(ranks):
+                raise ProtocolError(f"CONTRIBUTORS frame: ranks {rank} and {self._links.rank} are not among {ranks}")
+            choice = self._find(place, ranks)
+        chosen = getattr(message, "chosen", None) or getattr(message, "accepted", None)
+        if chosen is not None and not (chosen.contributors and set(chosen.contributors) <= set(choice.ranks)):
+            raise ProtocolError(f"CONTRIBUTORS frame: expected some of ranks {choice.ranks}, got {chosen.contributors}")
+        self._feed(place, choice, ContributorSaid(rank, message))
+
+    def close(self, error: PeerLost) -> None:
+        """End what is awaited with ``error``: this rank leaves."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        self._left.clear()
+        self._choices.clear()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _find(self, place: Place, ranks: tuple[int, ...]) -> ContributorChoice:
+        choice = self._choices.get(place)
+        if choice is None:
+            choice = self._choices[place] = ContributorChoice(me=self._links.rank, ranks=ranks, lost=self._links.lost)
+            while len(self._choices) > _REMEMBERED:
+                oldest = next(iter(self._choices))
+                if oldest in self._waiting:
+                    break
+                self._left.pop(oldest, None)
+                del self._choices[oldest]
+        return choice
+
+    def _lost(self, rank: int, error: PeerLost) -> None:  # noqa: ARG002
+        for place in [*self._waiting, *self._left]:
+            choice = self._choices.get(place)
+            if choice is not None:
+                self._feed(place, choice, RankLost(rank))
+        for choice in self._choices.values():
+            choice.lose(rank)
+
+    def _feed(self, place: Place, choice: ContributorChoice, event: ChoiceEvent) -> None:
+        if self._links.closed is not None:
+            return
+        for command in choice.handle(event, now=self._loop.time()):
+            match command:
+                case TellRank(rank, message):
+                    self._tell(rank, place, message)
+                case ReturnChosen(chosen):
+                    self._decided[place[0]] = max(place[1], self._decided.get(place[0], 0))
+                    self._return(place, chosen.contributors)
+                case FailChoice():
+                    future = self._waiting.pop(place, None)
+                    if future is not None and not future.done():
+                        future.set_exception(ChoiceFailedError(command))
+        self._look_later()
+
+    def _tell(self, rank: int, place: Place, message: object) -> None:
+        self._links.control(rank, FrameKind.CONTRIBUTORS, Key(*place, 0), encode_contributors(message))  # type: ignore[arg-type]
+
+    def _return(self, place: Place, contributors: tuple[int, ...]) -> None:
+        future = self._waiting.pop(place, None)
+        if future is not None and not future.done():
+            future.set_result(contributors)
+        left = self._left.pop(place, None)
+        if left is not None:
+            left(contributors)
+
+    def _look_later(self) -> None:
+        now = self._loop.time()
+        looks = [self._choices[place].next_look(now) for place in self._waiting if place in self._choices]
+        due = min(looks, default=math.inf)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due < math.inf:
+            self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for place in list(self._waiting):
+            choice = self._choices.get(place)
+            if choice is not None:
+                self._feed(place, choice, TimePassed())
+        self._look_later()
