@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -50,13 +51,14 @@ def wire(bits_per_second: int) -> Iterator[tuple[End, End]]:
 
 
 @contextmanager
-def bridge(bits_per_second: Sequence[int]) -> Iterator[list[End]]:
-    """Make a namespace for each of the speeds, on one bridge, from which each sends at its speed.
+def bridge(bits_per_second: Sequence[int | None]) -> Iterator[list[End]]:
+    """Make a namespace for each of the speeds, on one bridge, from which each sends at its speed (None: any).
 
     Raises ``NoNamespacesError`` where that is not allowed.
     """
-    hub = f"apbhub{os.getpid()}"
-    ends = [End(f"apb{place}n{os.getpid()}", f"10.213.9.{place + 1}") for place in range(len(bits_per_second))]
+    mark = f"{os.getpid()}{secrets.token_hex(2)}"
+    hub = f"apbhub{mark}"
+    ends = [End(f"apb{place}n{mark}", f"10.213.9.{place + 1}") for place in range(len(bits_per_second))]
     commands = [f"ip netns add {hub}", f"ip -n {hub} link add br0 type bridge", f"ip -n {hub} link set br0 up"]
     for place, (end, speed) in enumerate(zip(ends, bits_per_second, strict=True)):
         commands += [
@@ -95,14 +97,19 @@ def _commands(left: End, right: End, bits_per_second: int) -> list[str]:
     return [*commands, *_end_commands(left, bits_per_second), *_end_commands(right, bits_per_second)]
 
 
-def _end_commands(end: End, bits_per_second: int) -> list[str]:
+def _end_commands(end: End, bits_per_second: int | None) -> list[str]:
     """The bucket of the shaper is small, so that a transfer after a pause starts at the shaped speed, too."""
-    burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
     within = f"ip -n {end.namespace}"
-    return [
+    commands = [
         f"{within} addr add {end.address}/24 dev {DEVICE}",
         f"{within} link set {DEVICE} up",
         f"{within} link set lo up",
+    ]
+    if bits_per_second is None:
+        return commands
+    burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
+    return [
+        *commands,
         f"ip netns exec {end.namespace} tc qdisc add dev {DEVICE} root"
         f" tbf rate {bits_per_second}bit burst {burst} latency 20ms",
     ]

@@ -26,6 +26,7 @@ from pathlib import Path
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.rank_place import find_rank_place
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.hybrid import Precision, TransformerModel
@@ -273,7 +274,7 @@ def main() -> None:
         config = make_config(options)
         make_compression(options)
         texts = read_texts(options)
-        place = LaunchEnvironment.from_mapping(os.environ)
+        place = LaunchEnvironment.from_mapping(os.environ) or find_rank_place(os.environ)
         check_layout(options, config, world_size=1 if place is None else place.world_size)
         make_folder(options.out)
     except UsageError as error:

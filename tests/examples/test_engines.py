@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +15,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 def last_line(*command: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110, check=True)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=230, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -36,3 +38,12 @@ def test_an_engine_has_the_losses_of_the_launcher(engine: str, launched: dict[st
     assert [placed[name] for name in ("ranks", "first_loss", "last_loss")] == [
         launched[name] for name in ("ranks", "first_loss", "last_loss")
     ]
+
+
+def test_simulated_pods_have_the_losses_of_the_launcher(launched: dict[str, Any]) -> None:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the ip command (iproute2)")
+    placed = last_line(str(EXAMPLES / "engines" / "kubernetes_pods.py"), *TINY)
+    assert (placed["engine"], placed["ranks"], placed["first_loss"]) == ("kubernetes", 4, launched["first_loss"])
+    # two hosts add up gradients in another order than one
+    assert placed["last_loss"] == pytest.approx(launched["last_loss"], rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.extras import need_program, outputs_of
+from tests.backends.extras import ROOT, need_program, outputs_of
 
 PROGRAM = str(Path(__file__).with_name("ranks.py"))
 PREFIX = Path(sys.prefix)
@@ -18,7 +19,9 @@ PROGRAMS = {
     "Open MPI": str(PREFIX / "mpi" / "openmpi" / "bin" / "mpiexec"),
     "Intel MPI": str(PREFIX / "mpi" / "impi-rt" / "bin" / "mpiexec"),
 }
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
+LOSSES = ("ranks", "steps", "first_loss", "last_loss")
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(name="mpiexec", params=PROGRAMS)
@@ -52,3 +55,16 @@ def test_a_program_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
     [output] = outputs_of([mpiexec, "-n", "2", sys.executable, PROGRAM, "child"], home=tmp_path)
     refused = re.findall(r"child: .*ASYNCPAR_PLACED: a rank has started this program", output)
     assert len(refused) == 2, output
+
+
+def test_the_language_model_has_the_losses_of_the_launcher(mpiexec: list[str], tmp_path: Path) -> None:
+    ranks = [str(ROOT / "scripts" / "examples" / "engines" / "ranks.py"), *TINY]
+    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "4", *ranks]
+    by_mpiexec = [*mpiexec[:-3], "4", sys.executable, *ranks]
+    figures = []
+    for command in (launch, by_mpiexec):
+        [output] = outputs_of(command, home=tmp_path)
+        figures.append(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
+    launched, placed = figures
+    assert placed["engine"].startswith("mpiexec")
+    assert [placed[name] for name in LOSSES] == [launched[name] for name in LOSSES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from tests.launchers.slurm_cluster import NODES, SlurmCluster, is_unpacked
 
 PROGRAM = str(Path(__file__).with_name("ranks.py"))
 ELASTIC = str(Path(__file__).with_name("elastic_ranks.py"))
+ENGINES = Path(__file__).parents[2] / "scripts" / "examples" / "engines"
+TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
 RANKS = [sys.executable, PROGRAM]
 pytestmark = [
     pytest.mark.process,
@@ -229,6 +232,18 @@ async def test_a_job_that_could_not_run_is_refused_in_the_words_of_slurm(at_home
     assert await job.state() == "PENDING"
     await job.cancel()
     assert (await job.wait()).state == "CANCELLED"
+
+
+def test_the_language_model_has_the_losses_of_the_launcher(cluster: SlurmCluster) -> None:
+    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "4", str(ENGINES / "ranks.py"), *TINY]
+    figures = []
+    for command in (launch, [sys.executable, str(ENGINES / "slurm_job.py"), *TINY]):
+        output = cluster.run(*command)
+        figures.append(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
+    launched, placed = figures
+    assert (placed["engine"], placed["ranks"], placed["first_loss"]) == ("srun", 4, launched["first_loss"])
+    # two nodes add up gradients in another order than one
+    assert placed["last_loss"] == pytest.approx(launched["last_loss"], rel=1e-6)
 
 
 def test_a_cluster_that_is_broken_off_leaves_no_process_behind(tmp_path: Path) -> None:

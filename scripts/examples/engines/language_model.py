@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncpar.train import make_config, parse_arguments
 
@@ -15,22 +16,29 @@ RANKS = 4
 
 async def train_language_model(arguments: Sequence[str]) -> list[float]:
     """Train as one rank of a world, by the options of ``train_lm.py``; return the losses."""
+    losses: list[float] = (await train_rank(arguments)).losses
+    return losses
+
+
+async def train_rank(arguments: Sequence[str]) -> Any:
+    """Train as one rank of a world, by the options of ``train_lm.py``; return its ``Run``."""
     folder = str(Path(__file__).resolve().parents[1])
     if folder not in sys.path:
         sys.path.append(folder)
     import train_lm  # type: ignore[import-not-found]  # the script beside this folder
 
     options = parse_arguments(list(arguments))
-    texts = train_lm.read_texts(options)
-    run = await train_lm.train(options, make_config(options), texts)
-    losses: list[float] = run.losses
-    return losses
+    return await train_lm.train(options, make_config(options), train_lm.read_texts(options))
 
 
 def run_on(engine: str, launch: Callable[[Sequence[str]], list[list[float]]]) -> None:
     """Train on an engine with the options of the command line, and print one line of JSON."""
     begun = time.perf_counter()
     by_rank = launch(sys.argv[1:])
-    losses = by_rank[0]
-    figures = {"engine": engine, "ranks": len(by_rank), "steps": len(losses), "first_loss": losses[0]}
+    show_figures(engine, len(by_rank), by_rank[0], begun)
+
+
+def show_figures(engine: str, ranks: int, losses: Sequence[float], begun: float) -> None:
+    """Print one line of JSON; ``begun`` is by the performance counter."""
+    figures = {"engine": engine, "ranks": ranks, "steps": len(losses), "first_loss": losses[0]}
     print(json.dumps({**figures, "last_loss": losses[-1], "seconds": round(time.perf_counter() - begun, 2)}))

@@ -1,0 +1,80 @@
+"""The command of the manifests in simulated pods: names that come late, and pods that are asked to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+from scripts.bench.namespaces import NoNamespacesError
+from scripts.bench.pods import RunningPod, finish, running_pods
+
+ROOT = Path(__file__).parents[3]
+LIMIT = 150.0
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None,
+        reason="network namespaces need root and the ip command (iproute2)",
+    ),
+]
+
+
+@contextmanager
+def pods_of(*arguments: str, is_jobset: bool = True, names_after: float = 2.0) -> Iterator[list[RunningPod]]:
+    """Run two pods of two ranks each of ``ranks.py``."""
+    job = KubernetesJob(
+        image="none",
+        program=str(ROOT / "tests" / "launchers" / "ranks.py"),
+        arguments=arguments,
+        name="train",
+        nodes=2,
+        tasks_per_node=2,
+        secret=os.urandom(32),
+        python=sys.executable,
+        is_jobset=is_jobset,
+    )
+    try:
+        with running_pods(make_manifests(job), names_after=names_after) as pods:
+            yield pods
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("is_jobset", "names"),
+    [(True, ["train-ranks-0-0", "train-ranks-0-1"]), (False, ["train-0", "train-1"])],
+)
+def test_pods_meet_when_their_names_come_to_be_known(is_jobset: bool, names: list[str]) -> None:
+    with pods_of("sum", is_jobset=is_jobset) as pods:
+        assert [pod.spec.host_name for pod in pods] == names
+        ended = finish(pods, timeout=LIMIT)
+    assert [code for code, _ in ended] == [0, 0], ended
+    hosts = f"{names[0]},{names[0]},{names[1]},{names[1]}"
+    for rank in range(4):
+        assert f"rank {rank} of 4 sum 10 hosts {hosts}" in ended[rank // 2][1]
+    assert f"waiting for the host name {names[0]}.train\n" in ended[1][1]
+
+
+def test_a_pod_that_is_asked_to_end_lets_its_ranks_leave_and_ends_the_job(tmp_path: Path) -> None:
+    with pods_of("endless", str(tmp_path), names_after=0.1) as pods:
+        until = time.monotonic() + LIMIT
+        while len(list(tmp_path.glob("pid-*"))) < 4:
+            assert time.monotonic() < until, "four ranks did not start"
+            assert all(pod.process.poll() is None for pod in pods), finish(pods, timeout=LIMIT)
+            time.sleep(0.1)
+        [first] = psutil.Process(pods[1].process.pid).children()
+        first.send_signal(signal.SIGTERM)  # as a kubelet does
+        ended = finish(pods, timeout=LIMIT)
+    assert all(code != 0 for code, _ in ended), ended
+    assert "Traceback" not in ended[1][1]
