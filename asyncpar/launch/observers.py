@@ -6,6 +6,7 @@ None of them can end the job: what cannot be shown or written is said once.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -24,7 +25,7 @@ from asyncpar.launch.options import LaunchOptions, Streams
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.net.transport.rpc import split_address
 from asyncpar.observe.alarms import AlarmBoard
-from asyncpar.observe.sinks import SinkThread, load_sink
+from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
 from asyncpar.observe.summary import JobSummary
 
 if TYPE_CHECKING:  # aiohttp is installed with an extra
@@ -118,7 +119,7 @@ async def observe_job(
         if isinstance(view, WholeJob) and options.dashboard is not None:
             view.changed(dashboard=await _serve_dashboard(options, view, observers, stack, say))
         if is_whole:
-            observers.sinks += _start_sinks(options.sinks, say)
+            observers.sinks += _start_sinks(names_of_sinks(options.sinks, os.environ), say)
         looking = asyncio.create_task(observers.run(), name="asyncpar observers")
         try:
             yield observers

@@ -206,7 +206,7 @@ def _progress() -> ProgressSummary | None:
     if reported.progress is None:
         return None
     description, completed, total = reported.progress
-    return ProgressSummary(description=description, completed=completed, total=total)
+    return ProgressSummary(description=description, completed=completed, total=total, fields=reported.figures)
 
 
 def _of_node(view: NodeView) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -20,6 +20,8 @@ from asyncpar.errors import UsageError
 from asyncpar.observe.summary import JobSummary
 
 ENTRY_POINTS: Final = "asyncpar.sinks"
+KUBEFLOW_URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
+"""The variable by which Kubeflow Trainer asks for the status of a job: the sink ``kubeflow`` needs no option."""
 _MOST_WAITING: Final = 8
 _CLOSE_PATIENCE: Final = 2.0
 
@@ -59,6 +61,12 @@ def load_sink(name: str) -> MakeSink:
     if not callable(make):
         raise UsageError(f"--sink: {name}: expected a class or function that makes a sink, got {type(make).__name__}")
     return make  # type: ignore[no-any-return]
+
+
+def names_of_sinks(asked: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the sinks of a job: those that the user ``asked`` for, and the one that its ``environment`` does."""
+    is_wanted = bool(environment.get(KUBEFLOW_URL)) and "kubeflow" not in asked
+    return (*asked, "kubeflow") if is_wanted else asked
 
 
 class SinkThread:

@@ -84,11 +84,12 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ProgressSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The progress that the program has reported last."""
+    """The progress that the program has reported last, and the ``fields`` beside it."""
 
     description: str
     completed: float
     total: float | None = None
+    fields: dict[str, str] = {}
 
 
 class RoundSummary(msgspec.Struct, frozen=True, array_like=True):

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.bench.namespaces import End, bridge
 
 _BOX = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc"]
-"""``--kill-child``: whoever is killed takes the pod along."""
+"""``--kill-child``: the pod ends with the process that the caller has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+from asyncpar.observe.kubeflow import StatusMaker
+from asyncpar.testing.jobs import SyntheticJob
 from tests.backends.extras import need
 
 JOB = KubernetesJob(
@@ -47,3 +49,20 @@ def test_the_jobset_is_one_of_kubeflows_model_to_the_last_field() -> None:
 
     made = objects(is_jobset=True)[-1]
     assert JobsetV1alpha2JobSet.from_dict(made).to_dict() == made
+
+
+def test_the_status_for_kubeflow_is_one_of_its_model_to_the_last_field() -> None:
+    need("kubeflow_trainer_api", "pip install kubeflow-trainer-api")
+    from kubeflow_trainer_api.models.trainer_v1alpha1_update_train_job_status_request import (
+        TrainerV1alpha1UpdateTrainJobStatusRequest as Request,
+    )
+
+    made: dict[str, Any] = {}
+    pace = StatusMaker()
+    for second, job in enumerate(SyntheticJob(2).summaries(5)):
+        made = {"trainerStatus": pace.status_of(job)}
+        assert second == 0 or made["trainerStatus"]["estimatedRemainingSeconds"] > 0
+    read = Request.from_dict(made).to_dict()
+    time = read["trainerStatus"].pop("lastUpdatedTime")
+    assert time.strftime("%Y-%m-%dT%H:%M:%SZ") == made["trainerStatus"].pop("lastUpdatedTime")
+    assert read == made

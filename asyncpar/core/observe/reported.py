@@ -30,6 +30,7 @@ class ReportedValues:
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
         self._progress: tuple[str, float, float | None] | None = None
+        self._figures: dict[str, str] = {}
         self._calls = 0
 
     def take(self, values: Mapping[str, SupportsFloat]) -> None:
@@ -42,15 +43,23 @@ class ReportedValues:
             self._values = together
             self._calls += 1
 
-    def note_progress(self, description: str, completed: float, total: float | None) -> None:
-        """Take the progress of the program."""
+    def note_progress(
+        self, description: str, completed: float, total: float | None, figures: Mapping[str, str] | None = None
+    ) -> None:
+        """Take the progress of the program, and the ``figures`` beside it."""
         with self._lock:
             self._progress = description, completed, total
+            self._figures = dict(figures or {})
 
     @property
     def values(self) -> dict[str, float]:
         """The latest values; not to be changed."""
         return self._values
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures beside the progress; not to be changed."""
+        return self._figures
 
     @property
     def progress(self) -> tuple[str, float, float | None] | None:

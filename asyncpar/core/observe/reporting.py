@@ -133,7 +133,8 @@ class Reporter:
         fields: Mapping[str, object] | None = None,
     ) -> None:
         """Show how far this rank is; ``fields`` are short figures beside it.  Dropped when the agent is behind."""
-        reported.note_progress(_cut(description), float(completed), None if total is None else float(total))
+        figures = {_cut(name): _cut(value) for name, value in list((fields or {}).items())[:_MOST_FIELDS]}
+        reported.note_progress(_cut(description), float(completed), None if total is None else float(total), figures)
         self._show(description, completed, total, fields or {})
 
     def show_values(self, *, description: str, completed: SupportsFloat, total: SupportsFloat | None) -> None:
