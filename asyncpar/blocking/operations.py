@@ -627,9 +627,10 @@ class Operations:
         """Return the ``value`` that ``root`` passes.
 
         Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
-        ``Decimal``, ``UUID`` and the like keep their types.  ``wanted`` is the type to check and make; for ``Any``,
-        dataclasses and structs come as dicts, and members of enumerations, named tuples and other types of your own
-        are a ``UsageError`` that names them.  Arrays in values must not be changed before the operation has ended.
+        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make;
+        for ``Any``, dataclasses, structs, members of enumerations, named tuples and other types of your own are a
+        ``UsageError`` that names them and their place.  Arrays in values must not be changed before the operation has
+        ended.
         """
         return self._handle.wait(
             "broadcast_object", lambda: self.on_loop.broadcast_object(value, root=root, key=key, wanted=wanted), timeout

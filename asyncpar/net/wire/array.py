@@ -44,6 +44,8 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
 """The closed table of dtypes.  Part of the protocol: codes are never reused."""
 
 _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
+SCALARS: Final = frozenset(dtype.type for dtype in _CODES)
+"""The types of scalars of numpy that may travel."""
 _NAMED: Final = {dtype.name: dtype for dtype in _DTYPES.values()}
 
 

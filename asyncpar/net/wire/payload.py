@@ -45,14 +45,18 @@ from asyncpar.net.wire.array import (
 from asyncpar.net.wire.frame import Payload, Segments
 from asyncpar.net.wire.typed_values import (
     DECLARED,
+    FIELDS,
+    SCALAR,
     UNCHANGED,
     CannotKeep,
     find_declared,
+    find_place,
     has_any,
     keep_types,
     mark_declared,
     restore,
     restore_declared,
+    restore_scalar,
     sequence_in,
 )
 
@@ -140,13 +144,18 @@ class PayloadEncoder:
         self._arrays: list[tuple[int, AnyArray]] = []
         self._attached = 0
         self._what = ""
+        self._is_trial = False
 
     def part(self, value: object, *, what: str) -> msgspec.Raw:
         """Return ``value`` encoded; it may then stand anywhere in the envelope given to ``finish``.
 
         Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
         """
-        return msgspec.Raw(self._encode(self.typed(value, what=what), what))
+        typed = self.typed(value, what=what)
+        try:
+            return msgspec.Raw(self._encode(typed, what))
+        except UsageError as error:
+            raise self._at_place(value, what, error) from error.__cause__
 
     def typed(self, value: object, *, what: str) -> Any:
         """Return what stands for ``value`` in the envelope given to ``finish``, so that it arrives with its type.
@@ -159,11 +168,28 @@ class PayloadEncoder:
         try:
             return keep_types(value, self._wrap)
         except CannotKeep as error:
-            raise UsageError(f"{what}: {error}") from None
-        except UsageError:
-            raise
+            raise self._at_place(value, what, UsageError(f"{what}: {error}")) from None
+        except UsageError as error:
+            raise self._at_place(value, what, error) from error.__cause__
         except Exception as error:  # also what user code raises that is asked for an attribute
-            raise _cannot_send(value, what, error) from error
+            raise self._at_place(value, what, _cannot_send(value, what, error)) from error
+
+    def _at_place(self, value: object, what: str, error: UsageError) -> UsageError:
+        """Return ``error`` with the place in ``value`` of what cannot be sent."""
+        if self._is_trial:
+            return error
+
+        def refusal(part: object) -> str:
+            trial = PayloadEncoder(extension=self._extension, declares=self._declares)
+            trial._is_trial = True
+            try:
+                trial.part(part, what=what)
+            except UsageError as refused:
+                return str(refused).removeprefix(f"{what}: ")
+            return ""
+
+        place, why = find_place(value, refusal)
+        return UsageError(f"{what}, at {place}: {why}") if place else error
 
     def finish(self, envelope: object, *, what: str) -> memoryview:
         """Return the payload: contiguous new bytes, arrays copied exactly once.
@@ -227,7 +253,9 @@ class PayloadEncoder:
             raise _cannot_send(value, what, error) from error
 
     def _wrap(self, code: int, content: Any) -> Ext:
-        if code == DECLARED and not self._declares:
+        if code == FIELDS and self._declares:
+            return Ext(_TYPED_EXTENSION, b"")  # which is not used: it was only asked
+        if code in (DECLARED, FIELDS) and not self._declares:
             raise CannotKeep(
                 f"a value of type {content[0]} cannot be sent where no type is declared, it would become plain data; "
                 "declare the type, or send plain data"
@@ -293,6 +321,8 @@ class PayloadDecoder(Generic[T]):
         """Has ``type`` places for values of any type?  Looked for when it matters."""
         self._typed_values = 0
         """How many have been decoded."""
+        self._keeps_scalars = not as_plain
+        """Do scalars of numpy come as such, and not as numbers?"""
         self._untyped = msgspec.msgpack.Decoder[Any](Any, ext_hook=self._lift)
         try:
             self._decoder = msgspec.msgpack.Decoder[Any](type, ext_hook=self._lift, dec_hook=self._convert)
@@ -344,6 +374,20 @@ class PayloadDecoder(Generic[T]):
                 return self._decoder.decode(encoded if content is None else sequence_in(content) or encoded)
             except msgspec.ValidationError as error:
                 failure = error
+        before = self._typed_values
+        try:
+            return self._decode_in_steps(encoded, failure)
+        except msgspec.ValidationError:
+            if not self._keeps_scalars or self._typed_values == before:
+                raise
+        self._keeps_scalars = False  # a place that is declared as a number gets the number of a scalar
+        try:
+            return self._decode_in_steps(encoded, failure)
+        finally:
+            self._keeps_scalars = True
+
+    def _decode_in_steps(self, encoded: memoryview | msgspec.Raw, failure: msgspec.ValidationError | None) -> Any:
+        """Decode to plain values first, and convert them; ``failure`` is why that is needed."""
         before, declared = self._typed_values, self._declared
         self._declared = self._mark_declared
         try:
@@ -371,6 +415,9 @@ class PayloadDecoder(Generic[T]):
         if not isinstance(decoded, list) or len(decoded) != 2 or type(decoded[0]) is not int:
             raise ProtocolError("payload: a value with a type is a code and a content")
         code, inner = decoded
+        if code == SCALAR:
+            scalar = restore_scalar(inner)
+            return scalar if self._keeps_scalars else scalar.item()
         return self._declared(*restore_declared(inner)) if code == DECLARED else restore(code, inner)
 
     def _lift(self, code: int, content: memoryview) -> object:
@@ -401,8 +448,7 @@ def encode_payload(value: object, *, what: str, declares: bool = True) -> memory
     """Return ``value`` as the bytes of one message; see ``PayloadEncoder`` for ``declares``.
 
     It may hold plain data, dataclasses, ``msgspec.Struct`` and numpy arrays (any layout; they arrive in C order),
-    nested as you like.  Tuples, sets, dates, ``Decimal``, ``UUID`` and the like keep their types.  Numpy scalars become
-    Python numbers.
+    nested as you like.  Tuples, sets, dates, ``Decimal``, ``UUID``, numpy scalars and the like keep their types.
 
     Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
     """
@@ -412,7 +458,7 @@ def encode_payload(value: object, *, what: str, declares: bool = True) -> memory
 def prepare_payload(value: object, *, what: str, declares: bool = True) -> UnwrittenPayload:
     """Return ``value`` like ``encode_payload``, but copy no arrays yet."""
     encoder = PayloadEncoder(declares=declares)
-    return encoder.prepare(encoder.typed(value, what=what), what=what)
+    return encoder.prepare(encoder.part(value, what=what), what=what)
 
 
 @overload

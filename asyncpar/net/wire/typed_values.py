@@ -15,7 +15,7 @@ import operator
 import pathlib
 import uuid
 import zoneinfo
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from copy import copy as copy_of
 from decimal import Decimal
@@ -26,9 +26,13 @@ import msgspec
 import numpy as np
 
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.net.wire.array import type_name
+from asyncpar.net.wire.array import SCALARS, find_dtype, type_name
 
 DECLARED: Final = 0
+FIELDS: Final = -1
+"""Not a code in payloads: asks whether a dataclass or struct, which has no mark there, may be sent."""
+SCALAR: Final = 19
+"""The code of a scalar of numpy; it is apart, because places that are declared as numbers get its number."""
 
 
 class CannotKeep(UsageError):  # noqa: N818
@@ -75,11 +79,46 @@ def _keep(value: object, wrap: Wrap) -> object:
     for base in _CONTAINERS:
         if isinstance(value, base):
             return wrap(DECLARED, [type_name(kind), _keep(base(value), wrap)])
+    if isinstance(value, np.ndarray) and kind is not np.memmap:
+        raise CannotKeep(
+            f"an array of type {type_name(kind)} cannot be sent, it would become a numpy.ndarray; send numpy.asarray "
+            f"of it{' and its mask' if kind.__name__ == 'MaskedArray' else ''}"
+        )
     if isinstance(value, msgspec.Struct):
+        wrap(FIELDS, [type_name(kind)])
         return _keep_fields(value, value.__struct_fields__, wrap)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        wrap(FIELDS, [type_name(kind)])
         return _keep_fields(value, [field.name for field in dataclasses.fields(value)], wrap)
     return value
+
+
+def parts_of(value: object) -> Iterable[tuple[str, object]]:
+    """Return the parts of ``value``, each with what leads to it: ``[0]``, ``['key']`` or ``.field``."""
+    if isinstance(value, dict):
+        return [(f"[{key!r:.40}]", item) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, msgspec.Struct):
+        return [(f".{name}", getattr(value, name, None)) for name in value.__struct_fields__]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return []
+
+
+def find_place(value: object, refusal: Callable[[object], str]) -> tuple[str, str]:
+    """Return the way to the innermost part of ``value`` that is refused, such as ``['a'][1]``, and its refusal.
+
+    Empty for ``value`` itself, and for values that are too deep, such as those that hold themselves.
+    """
+    place = why = ""
+    for _ in range(_DEEPEST):
+        found = next(((step, part, said) for step, part in parts_of(value) if (said := refusal(part))), None)
+        if found is None:
+            return place, why
+        step, value, why = found
+        place += step
+    return "", ""
 
 
 def restore(code: int, content: Any) -> object:
@@ -313,6 +352,24 @@ def _read_counter(content: Any) -> Counter[Any]:
     return Counter(dict(_read_pairs(content)))
 
 
+def _lower_scalar(value: Any, wrap: Wrap) -> object:
+    return wrap(SCALAR, [value.dtype.name, value.tobytes()])
+
+
+def restore_scalar(content: Any) -> Any:
+    """Return the scalar of numpy.  Raises ``ProtocolError`` for any other content."""
+    if type(content) is list and len(content) == 2 and type(content[0]) is str and type(content[1]) is bytes:
+        dtype = find_dtype(content[0])
+        if dtype is not None and dtype.itemsize == len(content[1]):
+            return np.frombuffer(content[1], dtype)[0]
+    raise ProtocolError("payload: a scalar of numpy has the name of a dtype and as many bytes")
+
+
+def _read_deque(content: Any) -> deque[Any]:
+    items, most = _read_list(content)
+    return deque(_read_list(items), most if most is None else _read(int, most))
+
+
 _TYPES: Final[dict[type, tuple[int, Callable[[Any], object], Callable[[Any], object]]]] = {
     tuple: (1, list, lambda content: tuple(_read_list(content))),
     set: (2, list, lambda content: set(_read_list(content))),
@@ -336,9 +393,12 @@ _TYPES: Final[dict[type, tuple[int, Callable[[Any], object], Callable[[Any], obj
     range: (16, lambda value: [value.start, value.stop, value.step], lambda content: range(*_read_list(content))),
     pathlib.PurePosixPath: (17, str, lambda content: pathlib.PurePosixPath(_read(str, content))),
     pathlib.PosixPath: (18, str, lambda content: pathlib.PosixPath(_read(str, content))),
+    deque: (20, lambda value: [list(value), value.maxlen], _read_deque),
 }
 """The closed table of types: code, to a content, from a content.  Part of the protocol: codes are never reused."""
 
+RESTORED: Final = frozenset(_TYPES)
+"""Types of values that are made anew by their codes."""
 _CODES: Final = {kind: code for kind, (code, _, _) in _TYPES.items()}
 _RESTORE: Final = {code: make for code, _, make in _TYPES.values()}
 _SEQUENCES: Final = frozenset(bytes([0x92, _CODES[kind]]) for kind in (tuple, set, frozenset))
@@ -354,6 +414,7 @@ _LOWER: Final[dict[type, Callable[[Any, Wrap], object]]] = {
     list: _keep_list,
     dict: _keep_dict,
     tuple: _keep_tuple,
+    **dict.fromkeys(SCALARS, _lower_scalar),
 }
 
 _DECLARED: Final[dict[type, Any]] = {

@@ -14,6 +14,9 @@ from pathlib import PosixPath, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 
 class Colour(enum.Enum):
     RED = "red"
@@ -88,6 +91,15 @@ _MOMENT = datetime.datetime(2024, 2, 29, 13, 14, 15, 16)
 _EAST = datetime.timezone(datetime.timedelta(hours=5, minutes=45, microseconds=3))
 
 KEPT: dict[str, object] = {
+    "deque": deque([1, (2,)]),
+    "bounded deque": deque([1, 2], 3),
+    "float32": np.float32(0.1),
+    "float64": np.float64(0.1),
+    "int8": np.int8(-3),
+    "uint64": np.uint64(2**64 - 1),
+    "bool of numpy": np.bool_(True),
+    "complex64": np.complex64(1 - 2j),
+    "bfloat16": ml_dtypes.bfloat16(1.5),
     "None": None,
     "bool": True,
     "int": -3,
@@ -157,7 +169,6 @@ REFUSED: dict[str, object] = {
     "subclass of Decimal": Money(1),
     "Enum of tuples": Odd.PAIR,
     "slice": slice(1, 2),
-    "deque": deque([1]),
     "UserDict": UserDict(a=1),
     "ChainMap": ChainMap({"a": 1}),
     "dict_keys": {"a": 1}.keys(),

@@ -159,11 +159,12 @@ def test_annotations_give_values_their_type_back(value: object, kind: Any) -> No
     assert roundtrip(value, kind) == value
 
 
-def test_numpy_scalars_become_numbers() -> None:
+def test_numpy_scalars_keep_their_types() -> None:
     scalars = [np.float32(0.5), np.int64(-3), np.bool_(True), ml_dtypes.bfloat16(1.5), np.float64(2.5)]
     result = roundtrip(scalars)
     assert result == [0.5, -3, True, 1.5, 2.5]
-    assert [type(item) for item in result] == [float, int, bool, float, float]
+    assert [type(item) for item in result] == [type(scalar) for scalar in scalars]
+    assert [type(item) for item in roundtrip(scalars, list[float | int | bool])] == [float, int, bool, float, float]
     assert type(roundtrip(np.float32(0.5), np.float32)) is np.float32
     assert roundtrip({np.int64(1): "x"}) == {1: "x"}
 
@@ -189,11 +190,11 @@ def test_a_value_of_another_type_is_a_usage_error_that_names_the_argument(value:
     [
         (object(), "object"),
         ([{"a": lambda: 1}], "function"),
-        (np.complex64(1), "complex64"),
         (np.array([object()]), "dtype object"),
         (np.array(["a"]), "dtype <U1"),
         (np.zeros(2, [("a", "f4")]), "dtype"),
-        (np.ma.masked_array([1, 2], [True, False]), "masked"),
+        (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
+        (np.zeros((2, 2)).view(np.matrix), "matrix"),
         (2**70, "int"),
         ("\ud800", "str"),
         (np.zeros(1, np.longdouble), "dtype"),
@@ -202,7 +203,7 @@ def test_a_value_of_another_type_is_a_usage_error_that_names_the_argument(value:
     ids=lambda value: repr(value)[:20],
 )
 def test_a_value_that_cannot_be_sent_is_a_usage_error_that_names_it(value: object, named: str) -> None:
-    with pytest.raises(UsageError, match=rf"argument weights: .*{named}"):
+    with pytest.raises(UsageError, match=rf"argument weights(, at \S+)?: .*{named}"):
         encode_payload(value, what="argument weights")
 
 

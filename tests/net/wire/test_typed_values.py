@@ -64,7 +64,7 @@ def test_a_value_keeps_its_type_where_it_is_declared(value: object) -> None:
 def test_a_type_of_an_application_is_refused_by_name_where_none_is_declared(value: object) -> None:
     for inside in (value, [value], (value,), {"a": [value]}):
         with pytest.raises(
-            UsageError, match=f"^value: a value of type .*{type_of(value)} cannot be sent where no type"
+            UsageError, match=rf"^value(, at \S+)?: a value of type .*{type_of(value)} cannot be sent where no type"
         ):
             encode_payload(inside, what="value", declares=False)
         for kind in (Any, object):
@@ -79,7 +79,7 @@ def test_a_type_of_an_application_is_refused_by_name_where_none_is_declared(valu
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_kept_is_refused_by_name(value: object) -> None:
     for inside in (value, [value], (1, value), {"a": {"b": value}}, Run("a", (), extra=value)):
-        with pytest.raises(UsageError, match=f"^value: a .*{type(value).__name__}.* cannot be sent"):
+        with pytest.raises(UsageError, match=rf"^value(, at \S+)?: a.* .*{type(value).__name__}.* cannot be sent"):
             encode_payload(inside, what="value")
 
 
