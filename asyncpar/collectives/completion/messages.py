@@ -8,7 +8,9 @@ import msgspec
 
 from asyncpar.errors import ProtocolError
 
-ContributorBallot: TypeAlias = tuple[int, int]
+_BallotNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
+
+ContributorBallot: TypeAlias = tuple[_BallotNumber, _BallotNumber]
 """How many attempts came before it, and the place of the rank that makes it."""
 
 NO_BALLOT: Final = (-1, -1)

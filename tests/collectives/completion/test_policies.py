@@ -11,7 +11,17 @@ import pytest
 
 from asyncpar import Deadline, Quorum, Reduced
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import OperationMismatch, PeerCancelled, PeerError, PeerLost, PeerTimeout, UsageError
+from asyncpar.collectives.completion.messages import AcceptChosen, Chosen, decode_contributors, encode_contributors
+from asyncpar.errors import (
+    OperationMismatch,
+    PeerCancelled,
+    PeerError,
+    PeerLost,
+    PeerTimeout,
+    ProtocolError,
+    UsageError,
+    WorldRevoked,
+)
 from asyncpar.testing import local_world, run_virtual
 from asyncpar.testing.collective_worlds import noise, on_all
 from tests.collectives.conftest import OpenRanks
@@ -320,3 +330,33 @@ def test_random_stragglers_never_make_ranks_differ() -> None:
         found = run_virtual(main(seed))
         assert all(each == found[0] for each in found), seed
         assert any(len(contributors) < 5 for contributors, _ in found[0])
+
+
+@pytest.mark.parametrize("ending", ["close", "revoke"])
+def test_a_group_that_ends_ends_what_waits_in_it(ending: str) -> None:
+    async def main() -> None:
+        async with local_world(2) as nodes:
+            groups = [node.world.subgroup((0, 1)) for node in nodes]
+            one, other = (group for group in groups if group is not None)
+            waiting = asyncio.ensure_future(one.all_reduce(np.ones(3), until=Quorum(1.0)))
+            await asyncio.sleep(1.0)
+            getattr(one, ending)()
+            with pytest.raises(UsageError if ending == "close" else WorldRevoked):
+                await waiting
+            with pytest.raises(PeerCancelled if ending == "close" else WorldRevoked):
+                await other.all_reduce(np.ones(3), until=Quorum(1.0))
+
+    run_virtual(main())
+
+
+def test_messages_that_cannot_be_meant_are_refused() -> None:
+    good = AcceptChosen((0, 1), (0, 1), Chosen((0, 1), "x"))
+    assert decode_contributors(encode_contributors(good), size=2) == good
+    wrong = (
+        AcceptChosen((0, 2), (0, 1), Chosen((0, 1), "x")),
+        AcceptChosen((0, 1), (0, 1), Chosen((0, 5), "x")),
+        AcceptChosen((0, 1), (1 << 50, 1), Chosen((0, 1), "x")),
+    )
+    for payload in (b"", b"abc", *map(encode_contributors, wrong)):
+        with pytest.raises(ProtocolError):
+            decode_contributors(payload, size=2)
