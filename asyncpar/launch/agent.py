@@ -86,10 +86,18 @@ async def run_agent(job: LaunchJob, display: Display, embedding: AgentEmbedding 
                 if embedding is not None:
                     stack.callback(embedding.attach, None)
                     embedding.on_address(server.address)
-                view = server.view if server.is_here else HostOnly(describe_job(job), watch)
+                is_here, shown = server.is_here, job.options.observers
+                view = server.view if is_here else HostOnly(describe_job(job), watch)
                 async with (
-                    serve_job(job, view, reaper, say=agent.say, is_whole=server.is_here, on_signals=embedding is None),
-                    observe_job(job, view, watch, say=agent.say) as observers,
+                    serve_job(job, view, reaper, say=agent.say, is_whole=is_here, on_signals=embedding is None),
+                    observe_job(
+                        shown if is_here else shown.of_host,
+                        view,
+                        own=lambda: watch.summary().ranks,
+                        directory=job.log_directory if is_here else None,
+                        say=agent.say,
+                        says_alarms=is_here,
+                    ) as observers,
                 ):
                     agent.observe_output(observers.add_output)
                     outcome = await agent.run(embedding)

@@ -10,7 +10,14 @@ from typing import Any
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
+from asyncpar.launch.command_line import (
+    OneLineCommand,
+    UncutGroup,
+    exit_with,
+    observer_options,
+    option,
+    parse_observers,
+)
 from asyncpar.launch.options import (
     BACKENDS,
     LaunchOptions,
@@ -117,24 +124,7 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--redirects", "-r", metavar="STREAMS", default="0", help="To files only: 1 stdout, 2 stderr, 3 both.")
 @option("--tee", "-t", metavar="STREAMS", default="0", help="To files too; for some ranks: 0:1,1:2.")
 @option("--full-traceback", is_flag=True, help="Show all frames of a failure, asyncpar's and asyncio's, too.")
-@option(
-    "--dashboard",
-    metavar="ADDRESS:PORT",
-    default=None,
-    bare="127.0.0.1:8787",
-    help="Serve a page about the job.  [127.0.0.1:8787]",
-)
-@option(
-    "--dashboard-names", metavar="NAME,...", default="", help="Names of proxies before the page, as a JupyterHub's."
-)
-@option(
-    "--metrics",
-    metavar="ADDRESS:PORT",
-    default=None,
-    bare="127.0.0.1:9464",
-    help="Serve Prometheus metrics of this host.  [127.0.0.1:9464]",
-)
-@option("--sink", metavar="NAME", multiple=True, help="Pass the job's figures on: opentelemetry, package.module:NAME.")
+@observer_options
 @option("--start-method", metavar="NAME", default="spawn", help="Only spawn.")
 @option("--monitor-interval", metavar="SECONDS", default=None, help="Accepted; nothing here polls.")
 @option("--module", "-m", is_flag=True, help="PROGRAM is a Python module.")
@@ -204,10 +194,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         restart_window=_window(given["restart_window"]),
         spares=parse_count("--spares", given["spares"]),
         host_name=given["host_name"],
-        dashboard=given["dashboard"],
-        dashboard_names=tuple(filter(None, given["dashboard_names"].split(","))),
-        metrics=given["metrics"],
-        sinks=given["sink"],
+        observers=parse_observers(given),
         full_traceback=given["full_traceback"],
         post_mortem=given["post_mortem"] or None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from asyncpar.core.system_errors import FULL, os_reason
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
+from asyncpar.launch.options import ObserverOptions
 
 USAGE_EXIT = 2
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -97,6 +98,50 @@ def option(*declarations: str, **attributes: Any) -> Callable[[Function], Functi
     """Declare an option that may be written in both spellings."""
     kind = OptionalValue if "bare" in attributes else BothSpellings
     return click.option(*declarations, cls=kind, **attributes)
+
+
+_OBSERVER_OPTIONS = (
+    option(
+        "--dashboard",
+        metavar="ADDRESS:PORT",
+        default=None,
+        bare="127.0.0.1:8787",
+        help="Serve a page about the job.  [127.0.0.1:8787]",
+    ),
+    option(
+        "--dashboard-names", metavar="NAME,...", default="", help="Names of proxies before the page, as a JupyterHub's."
+    ),
+    option(
+        "--metrics",
+        metavar="ADDRESS:PORT",
+        default=None,
+        bare="127.0.0.1:9464",
+        help="Serve Prometheus metrics of this host.  [127.0.0.1:9464]",
+    ),
+    option(
+        "--sink",
+        metavar="NAME",
+        multiple=True,
+        help="Pass the job's figures on: opentelemetry, package.module:NAME.",
+    ),
+)
+
+
+def observer_options(function: Function) -> Function:
+    """Declare the options that say how a job is shown while it runs."""
+    for declare in reversed(_OBSERVER_OPTIONS):
+        function = declare(function)
+    return function
+
+
+def parse_observers(given: Mapping[str, Any]) -> ObserverOptions:
+    """Return what ``observer_options`` were given.  Raises ``UsageError``."""
+    return ObserverOptions(
+        dashboard=given["dashboard"],
+        dashboard_names=tuple(filter(None, given["dashboard_names"].split(","))),
+        metrics=given["metrics"],
+        sinks=given["sink"],
+    )
 
 
 def print_result(what: str, text: str | bytes) -> None:

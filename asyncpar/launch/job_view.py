@@ -51,6 +51,14 @@ class JobWatch(Protocol):
         ...
 
 
+class ShownJob(JobWatch, Protocol):
+    """A job that is shown to others while it runs."""
+
+    def changed(self, **fields: object) -> None:
+        """Take changes of what the summary says of the job itself."""
+        ...
+
+
 class HostOnly:
     """The part of a job that runs on this host, seen by a launcher that does not serve the coordinator."""
 
@@ -58,11 +66,12 @@ class HostOnly:
         self._base = base
         self._watch = watch
 
-    def summary(self) -> JobSummary:
-        return msgspec.structs.replace(self._base, time=time.time(), hosts=(self._watch.summary(),))
+    def changed(self, **fields: object) -> None:
+        """See ``ShownJob``."""
+        self._base = msgspec.structs.replace(self._base, **fields)
 
     async def status(self) -> JobSummary:
-        return self.summary()
+        return msgspec.structs.replace(self._base, time=time.time(), hosts=(self._watch.summary(),))
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         return await self._watch.collect(kind, ranks)
@@ -95,7 +104,7 @@ class WholeJob:
             collecting.agent_done(agent)
 
     def changed(self, **fields: object) -> None:
-        """Take changes of the job: ``phase``, ``generation``, ``world_size``, ``restarts``."""
+        """See ``ShownJob``."""
         self._base = msgspec.structs.replace(self._base, **fields)
 
     def take(self, agent: int, event: pb.AgentEvent) -> bool:
@@ -118,7 +127,7 @@ class WholeJob:
 
     def summary(self) -> JobSummary:
         now = time.monotonic()
-        hosts = [msgspec.structs.replace(summary, age=now - at) for _, (summary, at) in sorted(self._hosts.items())]
+        hosts = [summary.aged(now - at) for _, (summary, at) in sorted(self._hosts.items())]
         whole = msgspec.structs.replace(self._base, time=time.time(), hosts=tuple(hosts))
         return msgspec.structs.replace(whole, alarms=find_alarms(whole))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,13 @@ from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.run_file import write_run
 from asyncpar.errors import UsageError
 from asyncpar.launch.flight_look import look_at_flight
-from asyncpar.launch.host_watch import HostWatch
-from asyncpar.launch.job import LaunchJob
-from asyncpar.launch.job_view import HostOnly, WholeJob
-from asyncpar.launch.options import LaunchOptions, Streams
+from asyncpar.launch.job_view import JobWatch, ShownJob
+from asyncpar.launch.options import ObserverOptions, Streams
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.net.transport.rpc import split_address
 from asyncpar.observe.alarms import AlarmBoard
 from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
-from asyncpar.observe.summary import JobSummary
+from asyncpar.observe.summary import RankReport
 
 if TYPE_CHECKING:  # aiohttp is installed with an extra
     from asyncpar.dashboard.server import DashboardServer
@@ -36,14 +34,15 @@ WRITE_SECONDS: Final = 10.0
 
 
 class Observers:
-    """Takes a look a second at ``source``, and passes it on.  ``add_output`` takes what ranks print."""
+    """Takes a look a second at ``view``, and passes it on.  ``add_output`` takes what ranks print."""
 
-    def __init__(self, source: Callable[[], JobSummary], say: Callable[[str], None], directory: Path | None) -> None:
-        self._source = source
+    def __init__(self, view: JobWatch, say: Callable[[str], None], directory: Path | None) -> None:
+        self._view = view
         self._say = say
         self._directory = directory
+        self.looks = True
         self.tail = LogTail()
-        self._painter = Painter()
+        self._painter, self._painted = Painter(), ("", 0.0)
         self._alarms = AlarmBoard()
         self.sinks: list[SinkThread] = []
         self.dashboard: DashboardServer | None = None
@@ -58,14 +57,14 @@ class Observers:
         """Look until cancelled."""
         loop = asyncio.get_running_loop()
         due = loop.time()
-        while True:
+        while self.looks:
             await self.look()
             due = max(due + LOOK_SECONDS, loop.time())
             await asyncio.sleep(due - loop.time())
 
     async def look(self, *, ended: str = "", failed: bool = False) -> None:
         """Look once; ``ended`` says how the job ended."""
-        job = self._source()
+        job = await self._view.status()
         if not ended:
             for line in self._alarms.look(job.alarms, asyncio.get_running_loop().time()):
                 self._say(line)
@@ -73,6 +72,8 @@ class Observers:
             sink.take(job)
         if self.dashboard is None and not self._is_written:
             return
+        if self._painted != (job.job, job.started):  # agents run one job after another
+            self._painter, self._painted = Painter(), (job.job, job.started)
         picture = self._painter.paint(job, ended=ended) | {"failed": failed}
         if self.dashboard is not None:
             await self.dashboard.show(picture)
@@ -92,6 +93,8 @@ class Observers:
 
     async def finish(self, outcome: JobOutcome) -> None:
         """Show how the job ended."""
+        if not self.looks:
+            return
         ended = f"The job has ended with exit code {outcome.exit_code}."
         first = next(iter(outcome.message.splitlines()), "")
         await self.look(ended=f"{ended} {first}".strip(), failed=outcome.exit_code != 0)
@@ -101,25 +104,29 @@ class Observers:
 
 @asynccontextmanager
 async def observe_job(
-    job: LaunchJob,
-    view: WholeJob | HostOnly,
-    watch: HostWatch,
+    options: ObserverOptions,
+    view: ShownJob,
     *,
+    own: Callable[[], Sequence[RankReport]],
+    directory: Path | None,
     say: Callable[[str], None],
+    says_alarms: bool = True,
 ) -> AsyncIterator[Observers]:
-    """Show ``job`` inside the block, by metrics of this host, and in other ways where ``view`` has the whole job.
+    """Show the job of ``view`` inside the block, and the ranks of this host, ``own()``, in metrics.
 
-    Raises ``UsageError`` when an address cannot be bound, or what an option needs is not installed.
+    The run is kept for a report in ``directory`` (None: it is not).  One that neither shows the job to others nor
+    ``says_alarms`` does not look at it.  Raises ``UsageError`` when an address cannot be bound, or what an option needs
+    is not installed.
     """
-    options, is_whole = job.options, isinstance(view, WholeJob)
-    observers = Observers(view.summary, say, job.log_directory if is_whole else None)
+    observers = Observers(view, say, directory)
+    observers.looks = says_alarms or options.shows_job or directory is not None
     async with AsyncExitStack() as stack:
         if options.metrics is not None:
-            _serve_metrics(options.metrics, watch, stack, say)
-        if isinstance(view, WholeJob) and options.dashboard is not None:
+            _serve_metrics(options.metrics, own, stack, say)
+        if options.dashboard is not None:
             view.changed(dashboard=await _serve_dashboard(options, view, observers, stack, say))
-        if is_whole:
-            observers.sinks += _start_sinks(names_of_sinks(options.sinks, os.environ), say)
+        sinks = names_of_sinks(options.sinks, os.environ) if says_alarms else options.sinks
+        observers.sinks += _start_sinks(sinks, say)
         looking = asyncio.create_task(observers.run(), name="asyncpar observers")
         try:
             yield observers
@@ -142,7 +149,7 @@ def _say_later(loop: asyncio.AbstractEventLoop, say: Callable[[str], None], text
 
 
 async def _serve_dashboard(
-    options: LaunchOptions, view: WholeJob, observers: Observers, stack: AsyncExitStack, say: Callable[[str], None]
+    options: ObserverOptions, view: ShownJob, observers: Observers, stack: AsyncExitStack, say: Callable[[str], None]
 ) -> str:
     try:
         from asyncpar.dashboard.server import DashboardServer
@@ -158,11 +165,13 @@ async def _serve_dashboard(
     return server.url
 
 
-def _serve_metrics(address: str, watch: HostWatch, stack: AsyncExitStack, say: Callable[[str], None]) -> None:
+def _serve_metrics(
+    address: str, own: Callable[[], Sequence[RankReport]], stack: AsyncExitStack, say: Callable[[str], None]
+) -> None:
     try:
         from asyncpar.observe.prometheus import MetricsServer
     except ImportError as error:
         raise UsageError("--metrics: needs prometheus_client; install asyncpar[metrics]") from error
     name, port = split_address(address)
-    server = stack.enter_context(MetricsServer(name, port, lambda: watch.summary().ranks))
+    server = stack.enter_context(MetricsServer(name, port, own))
     say(f"metrics are at {server.url}")

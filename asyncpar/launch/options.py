@@ -60,6 +60,37 @@ class StreamChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverOptions:
+    """How a job is shown while it runs.
+
+    ``dashboard`` and ``metrics`` are where those are served (None: nowhere), ``dashboard_names`` the names of proxies
+    before the page, ``sinks`` the names of sinks.
+    """
+
+    dashboard: str | None = None
+    dashboard_names: tuple[str, ...] = ()
+    metrics: str | None = None
+    sinks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, address in (("--dashboard", self.dashboard), ("--metrics", self.metrics)):
+            if address is not None and not _ADDRESS.fullmatch(address):
+                raise UsageError(f"{name}: expected ADDRESS:PORT, such as 127.0.0.1:8787, got {address!r}")
+        if self.dashboard_names and self.dashboard is None:
+            raise UsageError("--dashboard-names: expected with --dashboard")
+
+    @property
+    def shows_job(self) -> bool:
+        """Is the whole job shown to others?"""
+        return self.dashboard is not None or bool(self.sinks)
+
+    @property
+    def of_host(self) -> ObserverOptions:
+        """What is served of one host, where another one shows the whole job."""
+        return ObserverOptions(metrics=self.metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
     """One `asyncpar launch`.
 
@@ -70,8 +101,7 @@ class LaunchOptions:
     ``ranks``, which live on, with so many ``spares`` per host that wait to step in; of restarts those within
     ``restart_window`` count (None: all; an hour for ``ranks``).
     ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
-    frames of a failure.  ``dashboard`` and ``metrics`` are where those are served (None: nowhere), ``dashboard_names``
-    the names of proxies before the page, ``sinks`` the names of sinks.  Times are in seconds.
+    frames of a failure.  Times are in seconds.
     """
 
     program: str
@@ -102,10 +132,7 @@ class LaunchOptions:
     host_name: str | None = None
     full_traceback: bool = False
     post_mortem: str | None = None
-    dashboard: str | None = None
-    dashboard_names: tuple[str, ...] = ()
-    metrics: str | None = None
-    sinks: tuple[str, ...] = ()
+    observers: ObserverOptions = ObserverOptions()
 
     @property
     def is_for_agents(self) -> bool:
@@ -147,14 +174,6 @@ class LaunchOptions:
         if self.silent_after is not None:
             _check_seconds("--silent-after", self.silent_after, least=1.0)
         check_transport(self.transport)
-        self._check_served()
-
-    def _check_served(self) -> None:
-        for name, address in (("--dashboard", self.dashboard), ("--metrics", self.metrics)):
-            if address is not None and not _ADDRESS.fullmatch(address):
-                raise UsageError(f"{name}: expected ADDRESS:PORT, such as 127.0.0.1:8787, got {address!r}")
-        if self.dashboard_names and self.dashboard is None:
-            raise UsageError("--dashboard-names: expected with --dashboard")
 
 
 def check_transport(name: str | None) -> None:

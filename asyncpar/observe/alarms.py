@@ -15,7 +15,12 @@ LOOKS_BEFORE: Final = 3
 SECONDS_AFTER: Final = 15.0
 """Seconds without an alarm after which it is over."""
 
-_IS_SLOW: Final = " is slow"
+_OVER: Final = {" is slow": "is slow no more", " does not answer": ""}
+"""What follows the name of a thing in an alarm, and what is said when it is over.
+
+That of an agent may end because its host is in the job no more: nothing is said then.
+"""
+
 _CAUSES = {cause.value: cause for cause in Cause}
 
 
@@ -58,14 +63,14 @@ class AlarmBoard:
     """Decides when a launcher says an alarm: once, when it has stayed for a while, and once more when it is over."""
 
     def __init__(self) -> None:
-        self._looks: dict[str, int] = {}
-        """By what is slow: in how many looks in a row it was."""
-        self._said: dict[str, float] = {}
-        """By what is slow, and was said to be: when that was seen last."""
+        self._looks: dict[tuple[str, str], int] = {}
+        """By thing and trouble: in how many looks in a row it was."""
+        self._said: dict[tuple[str, str], float] = {}
+        """By thing and trouble that was said: when that was seen last."""
 
     def look(self, alarms: Iterable[str], now: float) -> list[str]:
         """Take the alarms of one look; return what is to be said now."""
-        current = {alarm.partition(_IS_SLOW)[0]: alarm for alarm in alarms}
+        current = {_split(alarm): alarm for alarm in alarms}
         self._looks = {what: self._looks.get(what, 0) + 1 for what in current}
         lines = []
         for what, alarm in current.items():
@@ -76,8 +81,18 @@ class AlarmBoard:
                 lines.append(alarm)
         for what in [what for what, seen in self._said.items() if now - seen >= SECONDS_AFTER]:
             del self._said[what]
-            lines.append(f"{what} is slow no more")
+            name, mark = what
+            lines += [f"{name} {_OVER[mark]}"] if _OVER[mark] else []
         return lines
+
+
+def _split(alarm: str) -> tuple[str, str]:
+    """Return the thing that ``alarm`` is about, and the words that follow it."""
+    for mark in _OVER:
+        name, found, _ = alarm.partition(mark)
+        if found:
+            return name, mark
+    raise ValueError(f"alarm: expected one of {', '.join(_OVER)} in it, got {alarm!r}")
 
 
 def _rounds(summary: RankSummary) -> list[Round]:

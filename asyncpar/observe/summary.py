@@ -185,6 +185,11 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ranks: tuple[RankReport, ...] = ()
     age: float = 0.0
 
+    def aged(self, seconds: float) -> HostSummary:
+        """Return what is known of the host that many seconds after it told this."""
+        ranks = tuple(msgspec.structs.replace(report, age=report.age + seconds) for report in self.ranks)
+        return msgspec.structs.replace(self, age=seconds, ranks=ranks)
+
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job, as the launcher of its first host sees it.  ``time`` and ``started`` are on that host's wall clock."""

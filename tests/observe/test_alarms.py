@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from asyncpar.launch.commands.job_text import show_job
 from asyncpar.launch.observers import Observers
 from asyncpar.observe.alarms import AlarmBoard, count_missing_rounds, find_alarms
 from asyncpar.observe.stragglers import TOLD_ROUNDS
-from asyncpar.observe.summary import HostSummary, JobSummary, LinkSummary, RankReport, RankSummary, RoundSummary, pack
+from asyncpar.observe.summary import (
+    HostSummary,
+    JobSummary,
+    LinkSummary,
+    RankAnswer,
+    RankReport,
+    RankSummary,
+    RoundSummary,
+    pack,
+)
 
 
 def rank(number: int, *, own: int = 40_000, cause: str = "compute", links: tuple[LinkSummary, ...] = ()) -> RankSummary:
@@ -76,11 +87,32 @@ def test_alarms_of_different_ranks_are_said_each() -> None:
     assert said == [SLOW.format(ms=2), link]
 
 
+def test_an_agent_that_does_not_answer_is_said_once_and_nothing_when_it_is_no_more() -> None:
+    board, said = AlarmBoard(), []
+    alarm = "the agent of rank 1 on two (10.0.0.2:1) does not answer; look on that host"
+    for second in range(40):
+        said += board.look([alarm] if second < 10 else [], float(second))
+    assert said == [alarm]
+
+
+class Watch:
+    """A job that is always the same."""
+
+    def __init__(self, job: JobSummary) -> None:
+        self._job = job
+
+    async def status(self) -> JobSummary:
+        return self._job
+
+    async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
+        raise NotImplementedError
+
+
 async def test_the_launcher_says_alarms() -> None:
     slow = job(rank(0), rank(1, own=60_000, cause="input"), rank(2))
     slow = msgspec.structs.replace(slow, alarms=find_alarms(slow))
     said: list[str] = []
-    observers = Observers(lambda: slow, said.append, None)
+    observers = Observers(Watch(slow), said.append, None)
     for _ in range(5):
         await observers.look()
     assert len(said) == 1

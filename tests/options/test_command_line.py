@@ -112,6 +112,10 @@ AGENT: dict[str, str] = {
     "--grace": "1",
     "--post-mortem": "folder",
     "--witness": "",
+    "--dashboard": "",
+    "--dashboard-names": "hub.example.org",
+    "--metrics": "",
+    "--sink": "opentelemetry",
 }
 STATUS: dict[str, str] = {"--agent": "host:29400", "--secret-file": "file", "--certs": "folder", "--json": ""}
 DRAIN: dict[str, str] = {
@@ -140,6 +144,7 @@ CERTS: dict[str, str] = {"--ranks": "3", "--hosts": "2", "--job": "name", "--day
 GIVEN: dict[tuple[str, str], list[str]] = {
     ("launch", "--nnodes"): ["--rdzv-endpoint", "host:1"],
     ("launch", "--dashboard-names"): ["--dashboard"],
+    ("agent", "--dashboard-names"): ["--dashboard"],
     ("launch", "--last-call"): ["--nnodes", "1:2", "--rdzv-endpoint", "host:1"],
     ("launch", "--host-name"): ["--elastic", "ranks"],
     ("launch", "--spares"): ["--elastic", "ranks"],

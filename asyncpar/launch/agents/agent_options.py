@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.requests import AGENTS_PORT
+from asyncpar.launch.options import ObserverOptions
 from asyncpar.net.transport.rpc import join_address, split_address
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -22,6 +23,7 @@ class AgentOptions:
     with the certificates of this host (None: there are none), ``state_dir`` where its votes are stored (None: a
     temporary directory); ``grace`` are the seconds that its ranks have to leave when it is asked to end.  A ``witness``
     votes, and runs no ranks.  ``post_mortem`` is the directory for what is left of jobs that fail, None for nothing.
+    ``observers`` says how jobs are shown while they run.
     """
 
     join: tuple[str, ...] = ()
@@ -33,6 +35,7 @@ class AgentOptions:
     grace: float = 30.0
     witness: bool = False
     post_mortem: str | None = None
+    observers: ObserverOptions = field(default_factory=ObserverOptions)
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
@@ -19,7 +19,7 @@ from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
-from asyncpar.launch.agents.group_watch import GroupWatch
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_record, encode_record
 from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
@@ -27,6 +27,8 @@ from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
+from asyncpar.launch.observers import Observers, observe_job
+from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.run import new_loop
 from asyncpar.net.membership.group_peers import RpcGroupNetwork
@@ -87,6 +89,9 @@ class AgentProcess:
         self._name = options.name or host_name()
         self._is_for_job = job is not None
         self._group: WorldGroup | None = None
+        base = JobSummary(job=self._job_name, pid=os.getpid(), time=time.time(), started=time.time())
+        self._view = GroupWatch(base, self._know, credentials.rpc, self._name)
+        self._unsaid: list[str] = []
         self.exit_code = 0
         """Of the signal that ended it, or of ranks that failed when the job was complete."""
 
@@ -102,18 +107,25 @@ class AgentProcess:
             if self._options.post_mortem is not None:
                 _given_directory("--post-mortem", self._options.post_mortem)
             with _state_directory(self._options, reaper) as directory:
-                while True:
-                    end, others = await self._live(join, reaper, directory)
-                    if others is None:
-                        return end
-                    join = others
-                    await asyncio.sleep(_AGAIN_SECONDS)
+                async with self._show() as observers:
+                    while True:
+                        end, others = await self._live(join, reaper, directory, observers)
+                        if others is None:
+                            if end is not None:
+                                await observers.finish(JobOutcome(end.exit_code or self.exit_code, end.message))
+                            return end
+                        join = others
+                        await asyncio.sleep(_AGAIN_SECONDS)
         finally:
             reaper.close()
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
             if before is not None:  # one of C
                 signal.signal(signal.SIGINT, before)
+
+    @property
+    def _job_name(self) -> str:
+        return GROUP_JOB if self._job is None else self._job.name
 
     def _signalled(self, number: int) -> None:
         """End the job at Ctrl-C where it is this launcher's, else let this host leave; at the second signal at once."""
@@ -128,26 +140,45 @@ class AgentProcess:
         self._agent.leave(f"got {name}", grace=self._options.grace if is_first else 0.0)
 
     async def _live(
-        self, join: tuple[str, ...], reaper: ReaperClient, directory: Path
+        self, join: tuple[str, ...], reaper: ReaperClient, directory: Path, observers: Observers
     ) -> tuple[JobEnd | None, tuple[str, ...] | None]:
         """Take part once; return how the job ended and, if the others went on without this host, their addresses."""
         async with AsyncExitStack() as stack:
             group, agent = await self._take_part(stack, join, reaper, directory)
             entry = self._entry(agent.address)
-            view = GroupWatch(
-                JobSummary(job=entry.job, pid=entry.pid, time=entry.started, started=entry.started),
-                self._name,
-                group,
-                agent.watch,
-                self._credentials.rpc,
-            )
-            async with serve_watch(entry, self._environment, view, reaper, say=agent.say):
+            self._view.own = agent.watch
+            agent.on_output = observers.add_output
+            for text in self._unsaid:
+                agent.say(text)
+            self._unsaid.clear()
+            async with serve_watch(entry, self._environment, self._view, reaper, say=agent.say):
                 end = await agent.run()
             self.exit_code = self.exit_code or agent.failure[0]
             if not group.is_dismissed:
                 return end, None
             others = [host.address for host in (await group.status()).hosts if host.name != self._name]
             return end, tuple(others) or join
+
+    async def _know(self) -> GroupNow:
+        return GroupNow() if self._group is None else group_of_status(await self._group.status())
+
+    def _show(self) -> AbstractAsyncContextManager[Observers]:
+        """Show the ranks of all hosts; of launchers that run a job together, the one that has opened it does."""
+        logs = None if self._job is None or self._options.join else self._job.log_directory
+        return observe_job(
+            self._options.observers,
+            self._view,
+            own=lambda: () if self._view.own is None else self._view.own.summary().ranks,
+            directory=None if logs is None else Path(logs),
+            say=self._say,
+            says_alarms=self._job is not None and not self._options.join,
+        )
+
+    def _say(self, text: str) -> None:
+        if self._agent is None:
+            self._unsaid.append(text)
+        else:
+            self._agent.say(text)
 
     async def _take_part(
         self, stack: AsyncExitStack, join: tuple[str, ...], reaper: ReaperClient, directory: Path
@@ -209,7 +240,7 @@ class AgentProcess:
         """Return how commands find this agent and its ranks."""
         job = self._job
         return JobEntry(
-            job=GROUP_JOB if job is None else job.name,
+            job=self._job_name,
             pid=os.getpid(),
             host=self._name,
             started=time.time(),

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from asyncpar.errors import LaunchError
 from asyncpar.launch.agents.agent_options import AgentOptions, check_grace, parse_address, parse_join
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.command_line import (
+    OneLineCommand,
+    exit_with,
+    observer_options,
+    option,
+    parse_observers,
+    print_result,
+)
 from asyncpar.launch.options import parse_seconds
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ _AGENT_HELP = "An agent of the group.  [127.0.0.1:29400]"
 @option("--grace", metavar="SECONDS", default="30", help="What ranks have to leave at SIGTERM or Ctrl-C.  [30]")
 @option("--post-mortem", metavar="DIR", default=None, help="Keep in DIR what is left of each job that fails.")
 @option("--witness", is_flag=True, help="Vote, and run no ranks: two hosts and a witness survive the loss of one.")
+@observer_options
 def agent(
     join: str | None,
     listen: str | None,
@@ -41,6 +49,7 @@ def agent(
     grace: str,
     post_mortem: str | None,
     witness: bool,
+    **observers: Any,
 ) -> None:
     """Run ranks of this host, one job after another, for a group of hosts.
 
@@ -66,6 +75,7 @@ def agent(
                 grace=parse_seconds("--grace", grace),
                 witness=witness,
                 post_mortem=post_mortem,
+                observers=parse_observers(observers),
             )
         ),
     )

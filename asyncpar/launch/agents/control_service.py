@@ -142,7 +142,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
 
     async def observe(self, request: ObserveRequest) -> HostObserved:
         """Tell what the ranks of this host do, for the agent of another one."""
-        return await request.answer(self._agent.watch)
+        return (await request.answer(self._agent.watch)).bounded
 
     async def status(self, _: Nothing) -> GroupView:
         """Tell what the group does; all its hosts are asked."""

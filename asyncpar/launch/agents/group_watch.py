@@ -1,23 +1,27 @@
-"""The ranks of a job on all hosts of a group of agents, as the agent of one host shows them.
+"""The ranks of a job on all hosts of a group of agents, as one agent shows them, or a launcher whose job they run.
 
-Its own ranks it knows; the agents of the other hosts are asked when somebody looks.
+An agent knows the ranks of its own host; the agents of the other hosts are asked when somebody looks.  What a host that
+does not answer told last is shown with its age.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.agents.control_client import ControlClient
+from asyncpar.launch.agents.job_record import decode_record
 from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
-from asyncpar.launch.host_watch import HostWatch
-from asyncpar.net.membership.world_messages import GroupHost, WorldGroup, WorldStatus
+from asyncpar.launch.agents.views import GroupView
+from asyncpar.launch.coordinator_machine import JobPhase
+from asyncpar.launch.host_watch import ENDED, HostWatch
+from asyncpar.net.membership.world_messages import WorldStatus
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.alarms import find_alarms
 from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, unpack
@@ -28,30 +32,116 @@ _ANSWER_SECONDS: Final = 1.8
 _NO_ANSWER: Final = "the agent of its host does not answer"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNow:
+    """A group of agents, as far as it matters who is asked for which ranks.
+
+    ``hosts`` have the addresses of agents that run ranks, ``ranks`` those that each host has in the last world;
+    ``number`` counts jobs, 0 stands for none so far.
+    """
+
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    world_size: int = 0
+    generation: int = 0
+    number: int = 0
+    job: str = ""
+    command: tuple[str, ...] = ()
+    phase: str = ""
+
+
+def group_of_status(status: WorldStatus) -> GroupNow:
+    """Return the group as a member of it knows it."""
+    record = None if status.job is None else decode_record(status.job.record)
+    number = 0 if status.job is None else status.job.number
+    is_closed = status.closed is not None and status.closed.number == number
+    ranks: dict[str, tuple[int, ...]] = {}
+    for rank, member in enumerate(() if status.world is None else status.world.members):
+        ranks[member.host] = (*ranks.get(member.host, ()), rank)
+    return GroupNow(
+        hosts={host.name: host.address for host in status.hosts if not host.is_witness},
+        ranks=ranks,
+        world_size=0 if status.world is None else len(status.world.members),
+        generation=0 if status.world is None else status.world.generation,
+        number=number,
+        job="" if record is None else record.name,
+        command=() if record is None else (record.program, *record.arguments),
+        phase=_phase(number, is_running=not is_closed, has_ranks=bool(ranks)),
+    )
+
+
+def group_of_view(view: GroupView) -> GroupNow:
+    """Return the group as an agent tells of it."""
+    ranks = {
+        host.name: tuple(sorted(one.rank for one in host.ranks if one.rank is not None))
+        for host in view.hosts
+        if host.ranks
+    }
+    number = 0 if view.job is None else view.job.number
+    is_running = view.job is not None and view.job.state == "running"
+    return GroupNow(
+        hosts={host.name: host.address for host in view.hosts if host.state != "witness"},
+        ranks=ranks,
+        world_size=view.world_size,
+        generation=view.generation or 0,
+        number=number,
+        job="" if view.job is None else view.job.name,
+        phase=_phase(number, is_running=is_running, has_ranks=any(ranks.values())),
+    )
+
+
+def _phase(number: int, *, is_running: bool, has_ranks: bool) -> str:
+    if number == 0:
+        return ""
+    if not is_running:
+        return JobPhase.STOPPING
+    return JobPhase.RUNNING if has_ranks else JobPhase.FORMING
+
+
+@dataclass(slots=True)
 class GroupWatch:
-    """A `JobWatch` of the agent of host ``name``; ``base`` has what does not change."""
+    """A `ShownJob`: what agents run; ``base`` has what does not change, ``know`` tells who is in the group.
+
+    The ranks of the host ``name`` are those of ``own``; "" and None where no agent runs in this process.
+    """
 
     base: JobSummary
-    name: str
-    group: WorldGroup
-    watch: HostWatch
+    know: Callable[[], Awaitable[GroupNow]]
     credentials: Credentials
+    name: str = ""
+    own: HostWatch | None = None
+    _told: dict[str, tuple[HostSummary, float]] = field(default_factory=dict)
+    """By host: what it told last, and when."""
+    _job: tuple[int, float] = (0, 0.0)
+    """The number of the job that was seen last, and when it was seen first."""
+
+    def changed(self, **fields: object) -> None:
+        """See ``ShownJob``."""
+        self.base = msgspec.structs.replace(self.base, **fields)
 
     async def status(self) -> JobSummary:
         """See ``JobWatch``.  Hosts whose agents do not answer are named in alarms, with their ranks."""
         known, answers = await self._ask(ObserveRequest())
-        hosts = [unpack(answer.summary, HostSummary) for answer in answers.values() if answer is not None]
-        world = known.world
+        now = time.monotonic()
+        for host, answer in answers.items():
+            if answer is not None:
+                self._told[host] = unpack(answer.summary, HostSummary), now
+        if known.phase != JobPhase.STOPPING:  # hosts that leave a job which is over were part of it
+            self._told = {host: told for host, told in self._told.items() if host in answers}
+        told = [summary.aged(now - at) for summary, at in self._told.values()]
         job = msgspec.structs.replace(
             self.base,
+            job=known.job or self.base.job,
+            command=known.command or self.base.command,
             time=time.time(),
+            started=self._started(known),
+            phase=known.phase or self.base.phase,
             nnodes=len(known.hosts),
-            world_size=0 if world is None else len(world.members),
-            generation=0 if world is None else world.generation,
-            hosts=tuple(latest_ranks(hosts)),
+            world_size=known.world_size,
+            generation=known.generation,
+            hosts=tuple(latest_ranks(told, known.generation if known.phase == JobPhase.RUNNING else 0)),
         )
-        return msgspec.structs.replace(job, alarms=(*_name_silent(known, answers), *find_alarms(job)))
+        return msgspec.structs.replace(job, alarms=(*self._name_silent(known, answers), *find_alarms(job)))
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         """See ``JobWatch``."""
@@ -62,58 +152,71 @@ class GroupWatch:
             if answer is not None:
                 collected += answer.ranks
             else:
-                lost = (rank for rank in ranks_of(host, known) if wanted is None or rank in wanted)
+                lost = (rank for rank in self._ranks_of(host, known) if wanted is None or rank in wanted)
                 collected += [RankAnswer(rank=rank, host=host, error=_NO_ANSWER) for rank in lost]
         return sorted(collected, key=lambda answer: answer.rank)
 
-    async def _ask(self, request: ObserveRequest) -> tuple[WorldStatus, Mapping[str, HostObserved | None]]:
-        """Return what the group is, and what each host but witnesses answers; None: nothing."""
-        known = await self.group.status()
-        hosts = [host for host in known.hosts if not host.is_witness]
-        if all(host.name != self.name for host in known.hosts):  # it is not in the group yet, or not any more
-            hosts.append(GroupHost(name=self.name, address=""))
-        answers = await asyncio.gather(*(self._ask_host(host, request) for host in hosts))
-        return known, dict(zip((host.name for host in hosts), answers, strict=True))
+    def _started(self, known: GroupNow) -> float:
+        """Return when the job began, as far as it was seen here."""
+        if known.number != self._job[0]:
+            self._job = known.number, time.time()
+        return self._job[1] or self.base.started
 
-    async def _ask_host(self, host: GroupHost, request: ObserveRequest) -> HostObserved | None:
-        if host.name == self.name:
-            return await request.answer(self.watch)
+    async def _ask(self, request: ObserveRequest) -> tuple[GroupNow, Mapping[str, HostObserved | None]]:
+        """Return what the group is, and what each host answers; None: nothing."""
+        known = await self.know()
+        hosts = dict(known.hosts)
+        if self.own is not None:
+            hosts.setdefault(self.name, "")  # it is not in the group yet, or not any more
+        answers = await asyncio.gather(*(self._ask_host(host, address, request) for host, address in hosts.items()))
+        return known, dict(zip(hosts, answers, strict=True))
+
+    async def _ask_host(self, host: str, address: str, request: ObserveRequest) -> HostObserved | None:
+        if self.own is not None and host == self.name:
+            return await request.answer(self.own)
+        client, ranks = ControlClient(address, self.credentials, seconds=_ANSWER_SECONDS), list[RankAnswer]()
         try:
-            return await ControlClient(host.address, self.credentials, seconds=_ANSWER_SECONDS).observe(request)
+            while (answer := await client.observe(request)).rest:
+                ranks += answer.ranks
+                request = msgspec.structs.replace(request, ranks=answer.rest)
         except AsyncparError:
             return None
+        return msgspec.structs.replace(answer, ranks=(*ranks, *answer.ranks))
+
+    def _ranks_of(self, host: str, known: GroupNow) -> tuple[int, ...]:
+        """Return the ranks of a host that does not answer: of the last world, or those of which it told last."""
+        if host in known.ranks:
+            return known.ranks[host]
+        told = self._told.get(host)
+        return () if told is None else tuple(report.rank for report in told[0].ranks)
+
+    def _name_silent(self, known: GroupNow, answers: Mapping[str, HostObserved | None]) -> list[str]:
+        lines = []
+        for host, answer in answers.items():
+            if answer is None:
+                ranks = self._ranks_of(host, known)
+                of_ranks = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+                lines.append(f"the agent{of_ranks} on {host} ({known.hosts[host]}) does not answer; look on that host")
+        return lines
 
 
-def latest_ranks(hosts: Iterable[HostSummary]) -> list[HostSummary]:
-    """Return ``hosts`` with one report per rank: that of the latest world, if several processes have had its number."""
+def latest_ranks(hosts: Iterable[HostSummary], generation: int = 0) -> list[HostSummary]:
+    """Return ``hosts`` with one report per rank: that of the latest world, if several processes have had its number.
+
+    Ranks that ended before the world of ``generation`` began are not of the job any more.
+    """
     hosts = list(hosts)
     latest: dict[int, RankReport] = {}
     for report in (report for host in hosts for report in host.ranks):
         before = latest.get(report.rank)
-        if before is None or _newness(report) > _newness(before):
+        is_past = report.condition == ENDED and _newness(report)[0] < generation
+        if not is_past and (before is None or _newness(report) > _newness(before)):
             latest[report.rank] = report
     return [
-        msgspec.structs.replace(host, ranks=tuple(report for report in host.ranks if latest[report.rank] is report))
+        msgspec.structs.replace(host, ranks=tuple(report for report in host.ranks if latest.get(report.rank) is report))
         for host in hosts
     ]
 
 
 def _newness(report: RankReport) -> tuple[int, bool]:
-    return -1 if report.summary is None else report.summary.generation, report.condition != "ended"
-
-
-def ranks_of(host: str, known: WorldStatus) -> list[int]:
-    """Return the ranks that ``host`` has in the last world."""
-    members = () if known.world is None else known.world.members
-    return [rank for rank, member in enumerate(members) if member.host == host]
-
-
-def _name_silent(known: WorldStatus, answers: Mapping[str, HostObserved | None]) -> list[str]:
-    addresses = {host.name: host.address for host in known.hosts}
-    lines = []
-    for host, answer in answers.items():
-        if answer is None:
-            ranks = ranks_of(host, known)
-            of_ranks = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
-            lines.append(f"the agent{of_ranks} on {host} ({addresses[host]}) does not answer; look on that host")
-    return lines
+    return -1 if report.summary is None else report.summary.generation, report.condition != ENDED

@@ -36,6 +36,7 @@ from asyncpar.launch.agents.views import RankView
 from asyncpar.launch.display import Display
 from asyncpar.launch.host_placement import free_port
 from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.service import RendezvousService
@@ -90,6 +91,8 @@ class HostAgent:
         self._only_job = only_job
         self.watch = HostWatch(place.host)
         """What the ranks here tell of themselves."""
+        self.on_output: Callable[[int, Streams, bytes], None] = lambda _rank, _stream, _chunk: None
+        """Gets what ranks print, ``b""`` at the end of a stream."""
         self._loop = asyncio.get_running_loop()
         self._job: _HostJob | None = None
         self._waiting: list[JobOpened | JobClosed] = []
@@ -234,12 +237,17 @@ class HostAgent:
             feed=self._feed_job(opened.number),
             watch=self.watch,
             remains=remains,
+            on_output=self._pass_output,
         )
         machine = self._machine(opened.number, record)
         self._job = _HostJob(opened.number, record, machine, processes, remains=remains)
         self.say(f"job {opened.number}: {record.name} (--elastic {record.mode}, {record.slots} ranks here)")
         self._carry_out(machine.begin(self._loop.time()))
         self._feed(self._parked)
+
+    def _pass_output(self, slot: int, stream: Streams, chunk: bytes) -> None:
+        ranks = {} if self._job is None else self._job.machine.ranks
+        self.on_output(ranks.get(slot, slot), stream, chunk)
 
     def _explain(self, job: _HostJob, end: JobEnd | None) -> None:
         """Write the post-mortem of a job whose processes are gone, if it, or a rank of it here, has failed."""

@@ -14,6 +14,9 @@ from asyncpar.observe.summary import RankAnswer, pack
 AGENTS_PORT = 29400
 """Where agents listen if nothing else is said."""
 
+_MOST_BYTES = 4 << 20
+"""Of answers in a message, before base64; gRPC takes 8 MiB."""
+
 
 def program_version() -> str:
     """Return the version of this program, which all agents of a group must have."""
@@ -62,6 +65,21 @@ class HostObserved(msgspec.Struct, frozen=True, kw_only=True):
 
     summary: bytes = b""
     ranks: tuple[RankAnswer, ...] = ()
+    rest: tuple[int, ...] = ()
+    """The ranks whose answers did not fit into this message; they are to be asked again."""
+
+    @property
+    def bounded(self) -> HostObserved:
+        """As much of this as fits into a message: the answers of at least one rank."""
+        count, size = 0, 0
+        for answer in self.ranks:
+            size += len(answer.content)
+            if size > _MOST_BYTES and count:
+                break
+            count += 1
+        return msgspec.structs.replace(
+            self, ranks=self.ranks[:count], rest=tuple(answer.rank for answer in self.ranks[count:])
+        )
 
 
 class ObserveRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from asyncpar.launch.display import Display
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.job import JobCertificates
+from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, rank_environment
@@ -75,10 +76,13 @@ class SlotProcesses:
         feed: Callable[[SlotEvent], None],
         watch: HostWatch | None = None,
         remains: PostMortem | None = None,
+        on_output: Callable[[int, Streams, bytes], None] = lambda _slot, _stream, _chunk: None,
     ) -> None:
+        """``on_output`` gets what the process of a slot prints, ``b""`` at the end of a stream."""
         self._record = record
         self._place = place
         self._feed = feed
+        self._on_output = on_output
         self._running: dict[int, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = 0
@@ -141,7 +145,11 @@ class SlotProcesses:
             await before.is_clear.wait()
         here, there = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=here, limit=MOST_BYTES)
-        tools = replace(self._tools, on_state=partial(self._changed, order.slot))
+        tools = replace(
+            self._tools,
+            on_state=partial(self._changed, order.slot),
+            on_output=lambda _, stream, chunk: self._on_output(order.slot, stream, chunk),
+        )
         group = WorkerGroup([self._plan(order, there.detach())], tools)
         running = self._running[order.slot] = _Running(group, order.member, writer=writer)
         running.hearing = asyncio.ensure_future(self._hear(running, reader))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +16,29 @@ from asyncpar.launch.agents.agent_options import AgentOptions, parse_address
 from asyncpar.launch.agents.agent_process import AgentProcess
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_view
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
 from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import is_ours, make_log_directory
 from asyncpar.launch.job import read_host_certificates
-from asyncpar.launch.options import LaunchOptions, ProgramKind
+from asyncpar.launch.observers import observe_job
+from asyncpar.launch.options import LaunchOptions, ObserverOptions, ProgramKind
+from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.rank_process import rank_command
 from asyncpar.launch.run import new_loop
 from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import resolve
 from asyncpar.net.transport.rpc import Credentials, split_address
+from asyncpar.observe.summary import JobSummary
 
-_PROBE_SECONDS = 1.0
+_PROBE_SECONDS = 5.0
+"""How long an agent may take that a connection reaches; where nothing listens that shows at once."""
 _PROBE_EVERY = 0.1
 _POLL_SECONDS = 0.2
+_STATUS_SECONDS = 5.0
+"""How long the agent that is asked may take; one that is stopped is not waited for, another one is asked."""
 _LOST_SECONDS = 15.0
 """For so long a launcher looks for an agent that can tell of its job."""
 _OUTPUT_PATIENCE = 0.2
@@ -60,14 +68,10 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
         if not isinstance(error, NoAgent) or is_later:
             raise
         view = None
-    if options.dashboard is not None or options.metrics is not None or options.sinks:
-        raise UsageError(
-            "--dashboard, --metrics, --sink: expected where launchers run the job; agents do, for --elastic ranks and "
-            "where they listen at the endpoint"
-        )
     is_submitted = view is not None and not view.is_for_one_job
-    if is_submitted and options.post_mortem is not None:
-        raise UsageError("--post-mortem: agents run this job; give it to each `asyncpar agent`")
+    for name, given in (("--post-mortem", options.post_mortem), ("--metrics", options.observers.metrics)):
+        if is_submitted and given is not None:
+            raise UsageError(f"{name}: agents run this job; give it to each `asyncpar agent`")
     record = make_record(options, environment)
     open_closed_streams()
     stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
@@ -75,7 +79,8 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             if view is not None and not view.is_for_one_job:
-                return runner.run(_Submission(record, where, credentials.rpc, display).run())
+                submission = _Submission(record, where, credentials.rpc, display, view)
+                return runner.run(submission.run(options.observers))
             return runner.run(
                 _be_an_agent(options, record, where, credentials, display, environment, founds=view is None)
             )
@@ -156,16 +161,39 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
 class _Submission:
     """A job that agents run, as its launcher follows it."""
 
-    def __init__(self, record: SubmittedJob, address: str, credentials: Credentials, display: Display) -> None:
+    def __init__(
+        self, record: SubmittedJob, address: str, credentials: Credentials, display: Display, view: GroupView
+    ) -> None:
         self._record = record
+        self._view = view
         self._addresses = [address]
         self._credentials = credentials
         self._display = display
         self._said = ""
         self._signals: list[int] = []
+        self._message = ""
+        self._talking: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> int:
-        """Submit the job, and return its exit code."""
+    async def run(self, observers: ObserverOptions) -> int:
+        """Submit the job, show it, and return its exit code."""
+        base = JobSummary(job=self._record.name, pid=os.getpid(), time=time.time(), started=time.time())
+        watch = GroupWatch(base, self._know, self._credentials)
+        watch.changed(command=(self._record.program, *self._record.arguments))
+        logs = self._record.log_directory
+        directory = None if logs is None else Path(logs)
+        async with observe_job(observers, watch, own=tuple, directory=directory, say=self._say_later) as shown:
+            try:
+                exit_code = await self._run()
+                await shown.finish(JobOutcome(exit_code, self._message))
+            finally:
+                if self._talking:
+                    await asyncio.wait(self._talking)
+            return exit_code
+
+    async def _know(self) -> GroupNow:
+        return group_of_view(self._view)
+
+    async def _run(self) -> int:
         submitted = await self._client().submit(SubmitRequest(record=self._record))
         await self._say(f"job {submitted.number} runs on the agents of {self._addresses[0]}")
         loop = asyncio.get_running_loop()
@@ -197,6 +225,7 @@ class _Submission:
                 hosts = sum(any(rank.rank is not None for rank in host.ranks) for host in view.hosts)
                 await self._say(f"{view.change}; {view.world_size} members, on {hosts} hosts")
             if job.state == "over":
+                self._message = job.message
                 if job.message:
                     await self._say(job.message)
                 return job.exit_code or 0
@@ -214,7 +243,7 @@ class _Submission:
         deadline = loop.time() + _LOST_SECONDS
         while True:
             try:
-                view = await self._client().status()
+                view = await ControlClient(self._addresses[0], self._credentials, seconds=_STATUS_SECONDS).status()
             except NoAgent:
                 if loop.time() > deadline:
                     raise
@@ -223,7 +252,13 @@ class _Submission:
             else:
                 others = [host.address for host in view.hosts if host.address != self._addresses[0]]
                 self._addresses[1:] = others
+                self._view = view
                 return view
+
+    def _say_later(self, text: str) -> None:
+        task = asyncio.ensure_future(self._say(text))
+        self._talking.add(task)
+        task.add_done_callback(self._talking.discard)
 
     async def _say(self, text: str) -> None:
         lines = "".join(f"asyncpar launch: {line}\n" for line in text.splitlines())
@@ -254,6 +289,7 @@ async def _be_an_agent(
         name=options.host_name,
         grace=options.grace,
         post_mortem=options.post_mortem,
+        observers=options.observers if founds else options.observers.of_host,
     )
     process = AgentProcess(agent, credentials, display, environment, job=record)
     end = await process.run()

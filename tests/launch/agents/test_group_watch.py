@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from asyncpar.launch.agents.group_watch import GroupWatch, latest_ranks
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status, latest_ranks
 from asyncpar.launch.agents.requests import ObserveRequest
 from asyncpar.launch.host_watch import HostWatch
-from asyncpar.net.membership.world_messages import GroupHost, PlacedMember, WorldGroup, WorldStatus
+from asyncpar.net.membership.world_messages import GroupHost, PlacedMember, WorldStatus
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import HostSummary, JobSummary, RankReport, RankSummary, unpack
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
@@ -37,8 +37,16 @@ def test_of_processes_with_one_rank_that_of_the_latest_world_counts() -> None:
     assert [(host.host, [one.rank for one in host.ranks]) for host in found] == [("a", [0]), ("b", [1]), ("c", [2])]
 
 
+def test_ranks_that_ended_before_the_last_world_are_not_of_the_job_any_more() -> None:
+    hosts = [HostSummary(host="a", ranks=(report(0, "a", 3), report(1, "a", 2, "ended"), report(2, "a", 3, "ended")))]
+    assert [one.rank for one in latest_ranks(hosts, generation=3)[0].ranks] == [0, 2]
+
+
 class Group:
     """A group of two hosts, of which the other one cannot be reached."""
+
+    async def know(self) -> GroupNow:
+        return group_of_status(await self.status())
 
     async def status(self) -> WorldStatus:
         members = tuple(
@@ -56,7 +64,7 @@ class Group:
 @pytest.fixture
 def watch() -> GroupWatch:
     base = JobSummary(job="train", pid=1, time=0.0)
-    return GroupWatch(base, "one", cast(WorldGroup, Group()), HostWatch("one"), Credentials(bytes(32)))
+    return GroupWatch(base, Group().know, Credentials(bytes(32)), "one", HostWatch("one"))
 
 
 async def test_a_host_whose_agent_does_not_answer_is_named_with_its_ranks(watch: GroupWatch) -> None:

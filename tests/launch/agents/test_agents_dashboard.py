@@ -1,0 +1,172 @@
+"""The dashboard of jobs that agents run shows the ranks of all hosts, and outlives agents that stop or die."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import textwrap
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
+from tests.launch.test_launch_dashboard import pictures
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+FOREVER = "1000000"
+SPEAKING = "print('spoken by a rank', flush=True)\n"
+ELASTIC = ("--elastic", "ranks", "--last-call", "60")
+SHOWN = ("--dashboard=127.0.0.1:0",)
+Picture = dict[str, Any]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[AgentGroup]:
+    made = AgentGroup(tmp_path)
+    yield made
+    made.close()
+
+
+def url_of(group: AgentGroup, log: str) -> str:
+    """Return the address of the page that was said in a log."""
+    found: list[str] = []
+
+    def is_said() -> bool:
+        found[:] = re.findall(r"the dashboard is at (http://\S+)", group.said(log))
+        return bool(found)
+
+    eventually(is_said, "the address of the page")
+    return found[0]
+
+
+def see(url: str, is_so: Callable[[Picture], bool], what: str) -> Picture:
+    """Return the first picture for which ``is_so``."""
+    seen: Picture = {}
+    for number, picture in enumerate(pictures(url)):
+        if is_so(picture):
+            return picture
+        seen = picture
+        assert number < 120, f"{what} never became so: {seen['sentence']} {seen['alarms']}"
+    raise AssertionError(f"{what}: the page ended before: {seen.get('ended')}")
+
+
+def hosts_of(picture: Picture) -> dict[int, str]:
+    return {row["rank"]: row["host"] for row in picture["ranks"]}
+
+
+def shows_both(picture: Picture) -> bool:
+    return picture["world"] == 2 and set(hosts_of(picture).values()) == {"one", "two"} and len(picture["ranks"]) == 2
+
+
+def ask(url: str, path: str) -> Any:
+    address, _, token = url.partition("#token=")
+    request = urllib.request.Request(f"{address}{path}", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())
+
+
+def test_the_launcher_shows_what_agents_run_on_all_hosts(group: AgentGroup) -> None:
+    group.start_all("one", "two")
+    logs = group.folder / "logs"
+    options = ("--nnodes", "2:2", *ELASTIC, *SHOWN, "--log-dir", str(logs))
+    launcher = group.launch(TRAINING, FOREVER, options=options)
+    url = url_of(group, "launch")
+    picture = see(url, shows_both, "both hosts on the page")
+    assert (picture["job"], picture["command"].split()[0]) == ("job.py", str(group.folder / "job.py"))
+    assert picture["phase"] == "running"
+    flight = ask(url, "flight")
+    assert (flight["ranks"], flight["problems"]) == (2, [])
+
+    group.agents["two"].send_signal(signal.SIGSTOP)
+    silent = re.compile(r"The agent of rank \d on two \(127\.0\.0\.1:\d+\) does not answer; look on that host")
+    see(url, lambda one: any(silent.match(alarm) for alarm in one["alarms"]), "the silent agent's name")
+    group.agents["two"].send_signal(signal.SIGCONT)
+    see(url, lambda one: not one["alarms"] and shows_both(one), "the agent that answers again")
+
+    launcher.terminate()
+    ended = see(url, lambda one: bool(one["ended"]), "the end")
+    assert ended["ended"].startswith("The job has ended with exit code 143.")
+    assert launcher.wait(timeout=60) == 143
+    document = json.loads((logs / "run.json").read_text())
+    assert set(hosts_of(document["picture"]).values()) == {"one", "two"}
+
+
+def test_the_page_outlives_the_leader_of_the_group(group: AgentGroup) -> None:
+    group.start_all("one", "two", "three")
+    launcher = group.launch(TRAINING, FOREVER, options=("--nnodes", "1:3", *ELASTIC, *SHOWN))
+    url = url_of(group, "launch")
+    see(url, lambda one: one["world"] == 3 and len(one["ranks"]) == 3, "three hosts on the page")
+    lost = group.leader()
+    group.agents[lost].kill()
+    others = {"one", "two", "three"} - {lost}
+    after = see(url, lambda one: one["world"] == 2 and set(hosts_of(one).values()) == others, "the two that are left")
+    assert not after["ended"]
+    launcher.terminate()
+    assert launcher.wait(timeout=60) == 143
+
+
+def test_an_agent_shows_jobs_and_the_metrics_of_its_ranks(group: AgentGroup) -> None:
+    group.start("one", *SHOWN, "--metrics=127.0.0.1:0")
+    eventually(lambda: group.host("one") is not None, "the agent")
+    group.start("two")
+    eventually(lambda: group.host("two") is not None, "the other agent")
+    url = url_of(group, "one")
+    found = re.search(r"metrics are at (http://\S+)", group.said("one"))
+    assert found is not None
+    assert see(url, lambda one: True, "a page without a job")["sentence"] == "No rank has started yet."
+    launcher = group.launch(SPEAKING + textwrap.dedent(TRAINING), FOREVER, options=("--nnodes", "2:2", *ELASTIC))
+    see(url, shows_both, "both hosts on the page")
+    with urllib.request.urlopen(found[1]) as answer:
+        metrics = answer.read().decode()
+    assert 'asyncpar_up{host="one"' in metrics
+    assert 'host="two"' not in metrics
+    eventually(lambda: "spoken by a rank" in [line["text"] for line in ask(url, "lines")], "the output on the page")
+    launcher.terminate()
+    assert launcher.wait(timeout=60) == 143
+
+
+def test_launchers_that_run_a_job_as_agents_show_it(group: AgentGroup) -> None:
+    address = f"127.0.0.1:{group.free_port()}"
+    script = group.script(TRAINING)
+    common = ("--nnodes", "2:2", *ELASTIC, "--rdzv-endpoint", address, "--secret-file", str(group.secret), *SHOWN)
+    first = group.command("launch", "--host-name", "one", *common, script, FOREVER, log="first.log")
+    url = url_of(group, "first")
+    second = group.command("launch", "--host-name", "two", *common, script, FOREVER, log="second.log")
+    see(url, shows_both, "both hosts on the page")
+    assert "the dashboard is at" not in group.said("second")
+    first.send_signal(signal.SIGINT)
+    ended = see(url, lambda one: bool(one["ended"]), "the end")
+    assert ended["ended"].startswith("The job has ended with exit code 130.")
+    assert first.wait(timeout=60) == 130
+    second.wait(timeout=60)
+
+
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_a_page_that_cannot_be_served_is_said_before_the_job_runs(group: AgentGroup, is_submitted: bool) -> None:
+    endpoint = f"127.0.0.1:{group.free_port()}"
+    if is_submitted:
+        group.start_all("one")
+        endpoint = group.addresses["one"]
+    launcher = group.command(
+        *("launch", "--nnodes", "1:1", "--elastic", "ranks", "--rdzv-endpoint", endpoint),
+        *("--secret-file", str(group.secret), "--dashboard=192.0.2.1:80"),
+        group.script("open('started', 'w').close()"),
+        log="launch.log",
+    )
+    assert launcher.wait(timeout=60) == 2
+    assert "--dashboard: 192.0.2.1:80 cannot be bound" in group.said("launch")
+    assert "Traceback" not in group.said("launch")
+    assert not (group.folder / "started").exists()
+
+
+def test_metrics_are_asked_of_agents_where_they_run_the_job(group: AgentGroup) -> None:
+    group.start_all("one")
+    launcher = group.launch("pass", options=("--nnodes", "1:1", "--elastic", "ranks", "--metrics"))
+    assert launcher.wait(timeout=60) == 2
+    assert "--metrics: agents run this job; give it to each `asyncpar agent`" in group.said("launch")
