@@ -118,10 +118,12 @@ class HostWatch:
     async def collect(self, kind: str, ranks: Iterable[int] | None = None) -> list[RankAnswer]:
         """Return what each of the ``ranks`` (None: all that live) has to tell of ``kind``; none is waited for long."""
         wanted = None if ranks is None else set(ranks)
+        living = {known.rank for known in self._living()}
         asked = [
             known
             for known in self._ranks.values()
-            if (wanted is None or known.rank in wanted) and (kind in known.told or not known.ending)
+            if (wanted is None or known.rank in wanted)
+            and (not known.ending or (kind in known.told and known.rank not in living))
         ]
         return list(await asyncio.gather(*(self._collect_from(known, kind) for known in asked)))
 

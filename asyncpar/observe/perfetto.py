@@ -1,7 +1,7 @@
 """Write a timeline in Perfetto's own format (protobuf), and as Chrome's JSON.  Pure.
 
-Only the few fields that are needed are encoded, by hand.  A trace is a sequence of packets: files may be put one behind
-another, and a torn tail loses one packet.
+Only the few fields that are needed are encoded, by hand.  A trace is a sequence of packets in the order of time: a file
+that is cut off has what came before.
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ def encode_perfetto(timeline: Timeline) -> bytes:
 
 
 def _packets(timeline: Timeline) -> Iterator[bytes]:
-    start = min((one.begun for one in timeline.slices), default=0.0)
-    flows: dict[int, list[tuple[float, bytes]]] = {}
-    for arrow in timeline.arrows:
-        flows.setdefault(id(arrow.source), []).append((arrow.begun, _fixed64(_FLOW, arrow.number)))
-        flows.setdefault(id(arrow.sink), []).append((arrow.ended, _fixed64(_FLOW_END, arrow.number)))
     for rank, name in sorted(timeline.ranks.items()):
         offset = timeline.offsets[rank]
         said = f"{name}, clock +-{1e6 * offset.uncertainty:.0f} us" if offset.uncertainty else name
@@ -70,15 +65,25 @@ def _packets(timeline: Timeline) -> Iterator[bytes]:
         yield _descriptor(
             _number(_UUID, _thread(rank, track, lane)) + _number(_PARENT, _process(rank)) + _bytes(_THREAD, thread)
         )
+    for _, _, packet in sorted(_events(timeline), key=lambda event: event[:2]):
+        yield packet
+
+
+def _events(timeline: Timeline) -> Iterator[tuple[int, bool, bytes]]:
+    """Yield the packets of slices and arrows with their times; those at the end of an arrow come after its begin."""
+    start = min((one.begun for one in timeline.slices), default=0.0)
     for one in timeline.slices:
         where = _number(_EVENT_TRACK, _thread(one.rank, one.track, one.lane))
         notes = b"".join(_annotation(name, fact) for name, fact in one.facts.items())
         about = _text(_CATEGORY, one.track) + _text(_EVENT_NAME, one.name) + notes
         yield _event(one.begun - start, _number(_EVENT_TYPE, _BEGIN) + where + about)
-        for at, flow in flows.get(id(one), ()):
-            yield _event(at - start, _number(_EVENT_TYPE, _INSTANT) + where + _text(_EVENT_NAME, "message") + flow)
         if not one.is_open:
             yield _event(one.ended - start, _number(_EVENT_TYPE, _END) + where)
+    for arrow in timeline.arrows:
+        for one, at, field in ((arrow.source, arrow.begun, _FLOW), (arrow.sink, arrow.ended, _FLOW_END)):
+            where = _number(_EVENT_TRACK, _thread(one.rank, one.track, one.lane))
+            mark = _number(_EVENT_TYPE, _INSTANT) + where + _text(_EVENT_NAME, "message")
+            yield _event(at - start, mark + _fixed64(field, arrow.number), is_last=field == _FLOW_END)
 
 
 def _place(where: tuple[int, str, int]) -> tuple[int, int, int]:
@@ -102,8 +107,9 @@ def _descriptor(content: bytes) -> bytes:
     return _number(_SEQUENCE, 1) + _bytes(_DESCRIPTOR, content)
 
 
-def _event(seconds: float, content: bytes) -> bytes:
-    return _number(_TIMESTAMP, max(0, round(1e9 * seconds))) + _number(_SEQUENCE, 1) + _bytes(_EVENT, content)
+def _event(seconds: float, content: bytes, *, is_last: bool = False) -> tuple[int, bool, bytes]:
+    at = max(0, round(1e9 * seconds))
+    return at, is_last, _number(_TIMESTAMP, at) + _number(_SEQUENCE, 1) + _bytes(_EVENT, content)
 
 
 def _annotation(name: str, fact: str | int) -> bytes:

@@ -155,6 +155,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
             job=_job_view(status, reports),
             generation=None if world is None else world.generation,
             world_size=0 if world is None else len(world.members),
+            world_hosts=0 if world is None else len({member.host for member in world.members}),
             change="" if world is None else str(world.change),
             parked=status.parked,
             is_for_one_job=self._is_for_one_job,

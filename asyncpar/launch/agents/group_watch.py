@@ -16,7 +16,7 @@ import msgspec
 
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.agents.control_client import ControlClient
-from asyncpar.launch.agents.job_record import decode_record
+from asyncpar.launch.agents.job_record import ElasticMode, decode_record
 from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.coordinator_machine import JobPhase
@@ -55,13 +55,14 @@ def group_of_status(status: WorldStatus) -> GroupNow:
     record = None if status.job is None else decode_record(status.job.record)
     number = 0 if status.job is None else status.job.number
     is_closed = status.closed is not None and status.closed.number == number
+    slots = 1 if record is None or record.mode is ElasticMode.RANKS else record.slots  # else a member is a host
     ranks: dict[str, tuple[int, ...]] = {}
-    for rank, member in enumerate(() if status.world is None else status.world.members):
-        ranks[member.host] = (*ranks.get(member.host, ()), rank)
+    for place, member in enumerate(() if status.world is None else status.world.members):
+        ranks[member.host] = (*ranks.get(member.host, ()), *range(place * slots, (place + 1) * slots))
     return GroupNow(
         hosts={host.name: host.address for host in status.hosts if not host.is_witness},
         ranks=ranks,
-        world_size=0 if status.world is None else len(status.world.members),
+        world_size=sum(map(len, ranks.values())),
         generation=0 if status.world is None else status.world.generation,
         number=number,
         job="" if record is None else record.name,
@@ -79,10 +80,11 @@ def group_of_view(view: GroupView) -> GroupNow:
     }
     number = 0 if view.job is None else view.job.number
     is_running = view.job is not None and view.job.state == "running"
+    is_restarted = view.job is not None and view.job.mode == ElasticMode.RESTART
     return GroupNow(
         hosts={host.name: host.address for host in view.hosts if host.state != "witness"},
         ranks=ranks,
-        world_size=view.world_size,
+        world_size=sum(map(len, ranks.values())) if is_restarted else view.world_size,
         generation=view.generation or 0,
         number=number,
         job="" if view.job is None else view.job.name,
@@ -154,7 +156,16 @@ class GroupWatch:
             else:
                 lost = (rank for rank in self._ranks_of(host, known) if wanted is None or rank in wanted)
                 collected += [RankAnswer(rank=rank, host=host, error=_NO_ANSWER) for rank in lost]
-        return sorted(collected, key=lambda answer: answer.rank)
+        holders = {rank: host for host, held in known.ranks.items() for rank in held}
+        seen = {(answer.rank, answer.host) for answer in collected}
+        return sorted(
+            (  # of processes with one rank that of the last world counts
+                answer
+                for answer in collected
+                if (holder := holders.get(answer.rank, answer.host)) == answer.host or (answer.rank, holder) not in seen
+            ),
+            key=lambda answer: answer.rank,
+        )
 
     def _started(self, known: GroupNow) -> float:
         """Return when the job began, as far as it was seen here."""

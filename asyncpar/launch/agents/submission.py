@@ -222,8 +222,8 @@ class _Submission:
                 raise LaunchError(f"job {number}: the agents know nothing of it any more")
             if view.change and view.change != self._said:
                 self._said = view.change
-                hosts = sum(any(rank.rank is not None for rank in host.ranks) for host in view.hosts)
-                await self._say(f"{view.change}; {view.world_size} members, on {hosts} hosts")
+                hosts = "1 host" if view.world_hosts == 1 else f"{view.world_hosts} hosts"
+                await self._say(f"{view.change}; {view.world_size} members, on {hosts}")
             if job.state == "over":
                 self._message = job.message
                 if job.message:

@@ -59,6 +59,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     job: JobView | None = None
     generation: int | None = None
     world_size: int = 0
+    world_hosts: int = 0
+    """The hosts that have members of the world."""
     change: str = ""
     parked: str = ""
     is_for_one_job: bool = False

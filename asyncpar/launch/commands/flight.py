@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from asyncpar.core.system_errors import os_reason
-from asyncpar.errors import LaunchError
+from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
 from asyncpar.launch.commands.job_choice import ask_job
 from asyncpar.launch.commands.trace import ask_rings
@@ -50,27 +50,30 @@ def _dump(job: str | None, folder: Path, *, for_torch: bool) -> int:
 
 
 @flight.command(cls=OneLineCommand)
+@option("--job", metavar="JOB", default=None, help="Look at this job, where several run here.")
 @click.argument("folder", required=False, default=None)
-def explain(folder: str | None) -> None:
+def explain(folder: str | None, job: str | None) -> None:
     """Name the rank that holds a job up, and the cause.
 
     FOLDER is one that `asyncpar flight dump` wrote; without it, the job that
     runs on this host is looked at.
     """
-    exit_with("flight explain", lambda: _explain(folder))
+    exit_with("flight explain", lambda: _explain(folder, job))
 
 
-def _explain(folder: str | None) -> int:
+def _explain(folder: str | None, job: str | None) -> int:
     from asyncpar.observe.dump_folder import describe_findings, explain_dumps
     from asyncpar.observe.image import read_image
 
+    if folder is not None and job is not None:
+        raise UsageError(f"FOLDER: expected without --job, got {folder!r}; a folder has one job")
     if folder is not None:
         click.echo(explain_dumps(Path(folder)))
         return 0
-    images, silent = ask_rings(None)
+    images, silent = ask_rings(job)
     found = {rank: read_image(image) for rank, image in images.items()}
     problems = [f"rank {rank}: {why}" for rank, why in sorted(silent.items())]
-    click.echo(describe_findings(found, ask_facts(None), problems))
+    click.echo(describe_findings(found, ask_facts(job), problems))
     return 0
 
 

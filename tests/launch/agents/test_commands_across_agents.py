@@ -1,0 +1,144 @@
+"""`trace`, `flight`, `stacks`, `report` and post-mortems of a job whose ranks agents of two hosts run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.agents.agent_groups import AgentGroup, eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+PROGRAM = """
+    import asyncio, os, sys
+    import numpy as np
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            x, other = np.ones(1000, np.float32), (node.rank + 2) % 4  # a rank of the other host
+            for step in range(40):
+                with ap.span("load", step=step):
+                    await asyncio.sleep(0.001)
+                await node.world.all_reduce(x)
+                await asyncio.gather(node.world.send(x, other), node.world.recv(other))
+            open(f"there-{node.rank}-{os.getpid()}", "w").close()
+            if node.rank == 3:
+                print("rank 3 sleeps", flush=True)
+                await asyncio.sleep(3600)
+            await node.world.barrier()
+
+    asyncio.run(main())
+"""
+RANKS = 4
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[AgentGroup]:
+    made = AgentGroup(tmp_path)
+    yield made
+    made.close()
+
+
+def run(group: AgentGroup, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on this machine, which both agents are on."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "XDG_RUNTIME"))}
+    return subprocess.run(
+        [sys.executable, "-m", "asyncpar", *arguments],
+        cwd=group.folder,
+        env=clean | {"TMPDIR": str(group.folder / "tmp"), "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def there(group: AgentGroup) -> dict[int, int]:
+    """Return the processes of the ranks that have done their steps."""
+    return {int(path.name.split("-")[1]): int(path.name.split("-")[2]) for path in group.folder.glob("there-*")}
+
+
+def start(group: AgentGroup, *more: str, agent: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    """Run two ranks on each of two hosts, to where rank 3 sleeps and the others wait for it."""
+    for name in ("one", "two"):
+        group.start(name, *agent)
+        eventually(lambda name=name: group.host(name) is not None, name)  # type: ignore[misc]
+    launcher = group.launch(
+        PROGRAM,
+        options=("--nnodes", "2:2", "--nproc-per-node", "2", "--last-call", "60", "--silent-after", "off", *more),
+    )
+    eventually(lambda: len(there(group)) == RANKS, "the ranks of both hosts")
+    return launcher
+
+
+def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(group: AgentGroup) -> None:
+    launcher = start(group, "--log-dir", str(group.folder / "logs"))
+    one, two = (str(group.agents[name].pid) for name in ("one", "two"))
+
+    done = run(group, "trace", "--seconds", "1", "--json", "-o", "t.json", one)
+    assert done.returncode == 0, done.stderr
+    assert "events of 4 ranks" in done.stdout
+    events = json.loads((group.folder / "t.json").read_bytes())["traceEvents"]
+    flows = {phase: {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"}
+    assert flows["s"].keys() == flows["f"].keys()
+    assert len(flows["s"]) == 40 * RANKS
+    assert all(flows["f"][flow]["ts"] >= begun["ts"] for flow, begun in flows["s"].items()), "an arrow goes back"
+    crossed = Counter((begun["pid"], flows["f"][flow]["pid"]) for flow, begun in flows["s"].items())
+    assert len(crossed) == RANKS
+    assert set(crossed.values()) == {40}
+
+    done = run(group, "flight", "dump", "--torch", "-o", "dump", two)
+    assert done.returncode == 0, done.stderr
+    files = {file.name for file in (group.folder / "dump").iterdir()}
+    assert files >= {
+        f"{prefix}{rank}{suffix}"
+        for rank in range(RANKS)
+        for prefix, suffix in (("rank_", ".ring"), ("torch_rank_", ""))
+    }
+    for found in (run(group, "flight", "explain", "dump"), run(group, "flight", "explain", "--job", one)):
+        assert found.stdout.startswith("rank 3: sleeping\n"), found
+        assert "ranks 0, 1, 2 wait for rank 3 in barrier()" in found.stdout, found
+
+    stopped = there(group)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    stacks = json.loads(run(group, "stacks", "--json", two).stdout)
+    assert sorted(stacks["ranks"]) == ["1", "2", "3"]
+    assert "stopped" in stacks["silent"]["0"], stacks["silent"]
+    found = run(group, "flight", "explain", "--job", two)
+    assert "rank 0: stopped\n" in found.stdout, found
+    os.kill(stopped, signal.SIGCONT)
+
+    launcher.terminate()
+    assert launcher.wait(timeout=60) == 143
+    made = run(group, "report", "logs", "-o", "page.html")
+    assert made.returncode == 0, made.stderr
+    inside = (group.folder / "page.html").read_text().partition('id="document">')[2].partition("</script>")[0]
+    picture = json.loads(inside)["picture"]
+    assert {row["rank"]: row["host"] for row in picture["ranks"]} == {0: "one", 1: "one", 2: "two", 3: "two"}
+    assert picture["ended"].startswith("The job has ended with exit code 143.")
+
+
+def test_a_killed_rank_leaves_a_post_mortem_on_each_host(group: AgentGroup) -> None:
+    remains = group.folder / "remains"
+    launcher = start(group, "--max-restarts", "0", agent=("--post-mortem", str(remains)))
+    os.kill(there(group)[3], signal.SIGKILL)
+    assert launcher.wait(timeout=60) != 0
+    summaries = {}
+    for host, ranks in (("one", (0, 1)), ("two", (2, 3))):
+        [folder] = remains.glob(f"job.py.1-{host}-*")
+        eventually((folder / "summary.txt").exists, f"the summary of {host}")
+        summaries[host] = (folder / "summary.txt").read_text()
+        assert {path.name.partition("-")[2] for path in (folder / "rings").iterdir()} == {
+            f"{rank}.ring" for rank in ranks
+        }
+    assert "rank 3: was killed by SIGKILL" in summaries["two"]
+    assert "last operation: barrier #41 of world, called at job.py:" in summaries["one"]
