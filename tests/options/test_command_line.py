@@ -131,6 +131,7 @@ TOP: dict[str, str] = {"--every": "5", "--json": ""}
 LOGS: dict[str, str] = {"--ranks": "0,2", "--lines": "5", "--json": ""}
 TRACE: dict[str, str] = {"--seconds": "1", "--output": "file", "--ranks": "0,2", "--json": ""}
 FLIGHT: dict[str, str] = {"--output": "folder", "--torch": ""}
+EXPLAIN: dict[str, str] = {"--job": "job"}
 DOCTOR: dict[str, str] = {
     "--slurm": "",
     "--dask": "tcp://host:8786",
@@ -215,6 +216,7 @@ TABLES = {
     "logs": LOGS,
     "trace": TRACE,
     "flight dump": FLIGHT,
+    "flight explain": EXPLAIN,
     "doctor": DOCTOR,
     "slurm": SLURM,
     "k8s": KUBERNETES,
@@ -260,7 +262,19 @@ def test_other_values_are_refused(command: str, name: str, value: str) -> None:
     assert REFUSED[command, name, value] in result.output
 
 
-_LOOKS = ("status", "top", "report", "stacks", "logs", "trace", "flight dump", "doctor", "slurm", "k8s")
+_LOOKS = (
+    "status",
+    "top",
+    "report",
+    "stacks",
+    "logs",
+    "trace",
+    "flight dump",
+    "flight explain",
+    "doctor",
+    "slurm",
+    "k8s",
+)
 """Commands with a module of their own, which have one function that does it, of the command's name."""
 
 

@@ -7,19 +7,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status, latest_ranks
-from asyncpar.launch.agents.requests import ObserveRequest
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status, group_of_view, latest_ranks
+from asyncpar.launch.agents.job_record import ElasticMode, encode_record
+from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
+from asyncpar.launch.agents.views import GroupView, HostView, JobView, RankView
 from asyncpar.launch.host_watch import HostWatch
-from asyncpar.net.membership.world_messages import GroupHost, PlacedMember, WorldStatus
+from asyncpar.net.membership.world_messages import GroupHost, JobOpened, PlacedMember, WorldStatus
 from asyncpar.net.transport.rpc import Credentials
-from asyncpar.observe.summary import HostSummary, JobSummary, RankReport, RankSummary, unpack
+from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, RankSummary, pack, unpack
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
+from tests.launch.agents.test_slot_machines import record as made
 
 
 def report(rank: int, host: str, generation: int | None, condition: str = "well") -> RankReport:
@@ -77,6 +82,79 @@ async def test_a_host_whose_agent_does_not_answer_is_named_with_its_ranks(watch:
         (2, "two", "the agent of its host does not answer"),
     ]
     assert [one.rank for one in await watch.collect("stacks", [2, 0])] == [2]
+
+
+async def test_what_a_silent_host_told_last_is_shown_with_its_age_until_the_group_goes_on_without_it(
+    watch: GroupWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = HostObserved(summary=pack(HostSummary(host="two", ranks=(report(1, "two", 4), report(2, "two", 4)))))
+    answers: list[HostObserved | None] = [told, None, None]
+
+    async def ask(self: GroupWatch, host: str, address: str, request: ObserveRequest) -> HostObserved | None:
+        return await request.answer(HostWatch("one")) if host == "one" else answers.pop(0)
+
+    monkeypatch.setattr(GroupWatch, "_ask_host", ask)
+    first = await watch.status()
+    assert ([one.rank for one in first.ranks], first.alarms) == ([1, 2], ())
+    second = await watch.status()
+    assert [one.rank for one in second.ranks] == [1, 2]
+    assert all(one.age > 0.0 for one in second.ranks)
+    assert second.alarms == ("the agent of ranks 1, 2 on two (127.0.0.1:1) does not answer; look on that host",)
+
+    async def know() -> GroupNow:
+        return GroupNow(hosts={"one": "127.0.0.1:2"}, ranks={"one": (0,)}, world_size=1, generation=5)
+
+    watch.know = know
+    third = await watch.status()
+    assert (third.ranks, third.alarms, third.world_size) == ([], (), 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks"), [("ranks", {"a": (0, 1), "b": (2,)}), ("restart", {"a": (0, 1), "b": (2, 3)})]
+)
+def test_a_launcher_and_a_member_of_the_group_know_the_same_of_it(mode: str, ranks: dict[str, tuple[int, ...]]) -> None:
+    record = msgspec.structs.replace(made(ElasticMode(mode), slots=2), program="/train.py", arguments=("3",))
+    is_elastic = mode == "ranks"
+    names = ("a/0", "a/1", "b/0") if is_elastic else ("a/all", "b/all")
+    world: Any = SimpleNamespace(members=[PlacedMember(name=name, host=name[0]) for name in names], generation=7)
+    hosts = tuple(GroupHost(name=name, address=f"{name}:1") for name in "ab")
+    opened = JobOpened(number=3, terms=record.terms, record=encode_record(record))
+    inside = group_of_status(WorldStatus(leader="a", hosts=hosts, world=world, job=opened))
+    views = tuple(
+        HostView(
+            name=host.name,
+            address=host.address,
+            state="up",
+            is_leader=False,
+            is_voter=True,
+            ranks=tuple(RankView(slot=n, rank=rank, pid=1, restarts=0) for n, rank in enumerate(ranks[host.name])),
+        )
+        for host in hosts
+    )
+    job = JobView(number=3, name=record.name, mode=mode, nnodes="1:2", state="running")
+    view = GroupView(leader="a", hosts=views, job=job, generation=7, world_size=len(names))
+    outside = group_of_view(view)
+    assert inside.command == ("/train.py", "3")
+    assert replace(inside, command=()) == outside
+    assert (outside.ranks, outside.world_size) == (ranks, sum(map(len, ranks.values())))
+
+
+async def test_of_processes_with_one_rank_the_one_in_the_world_answers(
+    watch: GroupWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(self: GroupWatch, host: str, address: str, request: ObserveRequest) -> HostObserved:
+        return HostObserved(ranks=tuple(RankAnswer(rank=rank, host=host, content=host.encode()) for rank in (0, 1, 7)))
+
+    monkeypatch.setattr(GroupWatch, "_ask_host", ask)
+    found = [(answer.rank, answer.host) for answer in await watch.collect("image", None)]
+    assert found == [(0, "one"), (1, "two"), (7, "one"), (7, "two")]
+
+
+def test_answers_that_do_not_fit_into_a_message_are_asked_for_again() -> None:
+    large = HostObserved(ranks=tuple(RankAnswer(rank=rank, host="a", content=bytes(3 << 20)) for rank in range(3)))
+    assert ([one.rank for one in large.bounded.ranks], large.bounded.rest) == ([0], (1, 2))
+    small = HostObserved(ranks=tuple(RankAnswer(rank=rank, host="a", content=bytes(1 << 20)) for rank in range(3)))
+    assert small.bounded == small
 
 
 async def test_what_a_host_tells_travels() -> None:
