@@ -23,7 +23,7 @@ from asyncpar.net.transport.rpc import Credentials
 from tests.launch.test_launch_hosts import free_port
 from tests.net.security.parties import make_homes
 
-LIMIT = 40.0
+LIMIT = 90.0
 
 TRAINING = """
     import os, sys, time
