@@ -46,6 +46,7 @@ ORDER = (
     "actors",
     "serve",
     "strangers",
+    "observability",
 )
 """The cases in the order of the page."""
 
