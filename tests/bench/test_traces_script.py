@@ -1,4 +1,4 @@
-"""What the script that checks traces finds in a good one, and in one that lacks an arrow."""
+"""The check of traces: it finds all of a good one, and counts an arrow that is missing or points backwards."""
 
 from __future__ import annotations
 
