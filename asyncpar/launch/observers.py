@@ -115,8 +115,8 @@ async def observe_job(
     """Show the job of ``view`` inside the block, and the ranks of this host, ``own()``, in metrics.
 
     The run is kept for a report in ``directory`` (None: it is not).  One that neither shows the job to others nor
-    ``says_alarms`` does not look at it.  Raises ``UsageError`` when an address cannot be bound, or what an option needs
-    is not installed.
+    ``says_alarms`` (the launcher of the whole job, which takes sinks of the environment, too) does not look at it.
+    Raises ``UsageError`` when an address cannot be bound, or what an option needs is not installed.
     """
     observers = Observers(view, say, directory)
     observers.looks = says_alarms or options.shows_job or directory is not None
