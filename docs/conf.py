@@ -32,6 +32,7 @@ add_module_names = False
 html_theme = "furo"
 html_title = "asyncpar"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["asyncpar.css"]
 html_show_sphinx = False
 html_copy_source = False

@@ -148,7 +148,7 @@ asyncio.run(main())
 """,
         {"until=1000": "until=3"},
     ),
-    ("docs/elastic.md", "async def train(job, parameters, optimizer):"): Surroundings(
+    ("docs/elastic.md", "async def train(job: ap.ElasticJob, parameters, optimizer):"): Surroundings(
         f"""{_MODEL}
 BLOCK
 

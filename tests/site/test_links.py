@@ -1,0 +1,71 @@
+"""Every link of the site leads somewhere, and every public name is two clicks away."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+
+from tests.site.pages import ROOT, SITE, pages, read
+
+sys.path.insert(0, str(ROOT / "docs"))
+counts = importlib.import_module("coverage_of_names").counts
+PACKAGES = importlib.import_module("public_names").PACKAGES
+public_names = importlib.import_module("public_names").public_names
+
+MOST_UNDOCUMENTED = 113
+"""Options that no docstring names so far; there may be fewer, never more."""
+
+
+def test_every_link_leads_to_a_page_and_a_place_in_it() -> None:
+    broken = []
+    for page in pages():
+        for path, place in read(page).targets():
+            if path.is_dir():
+                path = path / "index.html"
+            if not path.is_file() or (place and path.suffix == ".html" and place not in read(path).anchors):
+                broken.append(f"{page.relative_to(SITE)}: {path}#{place}")
+    assert sorted(set(broken)) == []
+
+
+def test_links_to_other_sites_are_encrypted() -> None:
+    plain = [link for page in pages() for link in read(page).links if link.startswith("http://")]
+    assert [link for link in plain if "127.0.0.1" not in link] == []
+
+
+def test_a_reader_finds_any_public_name_in_two_clicks() -> None:
+    reference = (SITE / "reference" / "index.html").resolve()
+    for page in pages():
+        assert (reference, "") in read(page).targets(), f"{page}: the first click"
+    second = set(read(reference).targets())
+    names = [
+        (page, f"{package}.{name}") for page in PACKAGES for package in PACKAGES[page] for name in public_names(package)
+    ]
+    assert len(names) > 350
+    for page, name in names:
+        path = SITE / "reference" / f"{page}.html"
+        assert (path, name) in second, f"{name}: the second click"
+        assert name in read(path).anchors
+
+
+def test_the_search_index_has_every_public_name() -> None:
+    text = (SITE / "searchindex.js").read_text()
+    index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)", text, re.DOTALL)[1])  # type: ignore[index]
+    known = {f"{prefix}.{entry[4]}" for prefix, entries in index["objects"].items() for entry in entries}
+    missing = [
+        f"{package}.{name}"
+        for packages in PACKAGES.values()
+        for package in packages
+        for name in public_names(package)
+        if f"{package}.{name}" not in known
+    ]
+    assert missing == []
+
+
+def test_names_are_shown_in_programs_and_options_are_documented() -> None:
+    """See ``docs/coverage_of_names.py``; ``scripts/docs`` prints the counts."""
+    level, everything, options = counts()
+    assert level.missing == []
+    assert len(options.missing) <= MOST_UNDOCUMENTED
+    assert len(everything.missing) < 0.75 * len(everything.names)
