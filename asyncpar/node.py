@@ -348,6 +348,8 @@ async def init(*, transport: str | None = None) -> AsyncIterator[Node]:
     """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
 
     ``async with asyncpar.init() as node:``.  Raises as ``Node.start`` does.
+
+    ``transport`` pins the lane kind, as in ``Node.start``.
     """
     node = await Node.start(transport=transport)
     try:

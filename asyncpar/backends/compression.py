@@ -25,7 +25,10 @@ class CompressionKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionAlgorithm:
-    """A compression with its number; by default none.  Make one with ``top_k(k)``, ``quantization(bits)`` and so on."""
+    """A compression with its number; by default none.  Make one with ``top_k(k)``, ``quantization(bits)`` and so on.
+
+    ``kind`` says which of ``k``, ``ratio``, ``bits`` and ``codec`` counts.
+    """
 
     kind: CompressionKind = CompressionKind.NONE
     k: int = 0

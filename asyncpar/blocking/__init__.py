@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 
 def run_coroutine(make: Callable[[], Coroutine[Any, Any, T]], *, timeout: float | None = None) -> T:
-    """Run the coroutine that ``make`` returns on the process's background loop, and return its result."""
+    """Run the coroutine that ``make`` returns on the process's background loop, and return its result.
+
+    After ``timeout`` seconds (None: never) it is cancelled.
+    """
     return background().call(make, timeout=timeout)
 
 

@@ -206,6 +206,8 @@ def init(*, transport: str | None = None) -> Iterator[Node]:
 
     ``with asyncpar.blocking.init() as node:``.  SIGTERM leaves the block like an exception and ends the program with
     status 143.  Raises as ``Node.start`` does.
+
+    ``transport`` pins the lane kind, as in ``Node.start``.
     """
     with ended_in_order(), Node.start(transport=transport) as node:
         yield node

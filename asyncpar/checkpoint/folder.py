@@ -105,6 +105,8 @@ def latest(folder: Path | str, *, files: FileSystem | None = None) -> Found | No
 
     What is later and not complete is skipped, and the log says so.  Reads markers only.  Raises ``CheckpointError`` if
     there is no such folder, or it cannot be read.
+
+    ``files`` is the file system (None: that of this machine).
     """
     seen = survey(Path(folder), files or LocalFiles())
     log_skipped(seen)

@@ -29,7 +29,10 @@ from asyncpar.errors import NonFiniteValue, UsageError
 
 
 class PowerSgd(RoundCodec):
-    """Sends matrices at ``rank`` and other arrays as they are.  Meant for error feedback: single steps are biased."""
+    """Sends matrices at ``rank`` and other arrays as they are.  Meant for error feedback: single steps are biased.
+
+    ``seed`` decides the first guess of each factor.
+    """
 
     def __init__(self, rank: int, seed: int = 0) -> None:
         if type(rank) is not int or rank < 1:

@@ -27,6 +27,8 @@ class RandomK(Codec):
     Values are sent as they are, not divided by ``ratio``: that would make single steps right in the mean, but is no
     contraction, and with error feedback nothing stays unsent anyway (Stich et al. 2018).  Without error feedback, what
     arrives is ``ratio`` times the gradient in the mean.  Used without ``at``, it never sends the other positions.
+
+    ``seed`` decides which values are drawn; it is equal on all ranks.
     """
 
     def __init__(self, ratio: float, seed: int = 0, values: Codec | None = None) -> None:

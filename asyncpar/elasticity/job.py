@@ -59,6 +59,8 @@ class ElasticJob:
     """One process of an elastic job.  Made by ``asyncpar.elastic``; use as ``async with``.
 
     ``portions`` is the number of parts of every global batch, whatever the world; with ``seed`` it decides all numbers.
+
+    ``source`` says where worlds come from, for tests; by default it is the launcher's.
     """
 
     def __init__(self, *, portions: int, seed: int = 0, source: WorldSource | None = None) -> None:

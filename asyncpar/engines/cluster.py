@@ -21,6 +21,8 @@ class Cluster:
 
     As a block, ``mesh`` has nodes in ``ranks`` new processes, on which actors can be started; the caller is one more
     node of their world, the last.  Functions and classes go by name, or, with ``pickle=True``, as code.
+
+    ``console`` gets output and progress of the ranks (None: this process's streams).
     """
 
     def __init__(

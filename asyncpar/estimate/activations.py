@@ -22,6 +22,8 @@ class ActivationModel:
     """The activations of a micro-batch of ``micro_batch_size`` sequences on one of ``tp_size`` tensor-parallel ranks.
 
     With ``sequence_parallel`` norms and dropouts are cut along the sequence, so nothing is kept whole.
+
+    ``value_bytes`` is the size of each value.
     """
 
     shape: ModelShape
@@ -99,6 +101,8 @@ def kept_layers(strategy: MemoryOptimizationStrategy, layers: int, *, recompute_
     """Return how many of ``layers`` consecutive layers are not computed again.
 
     BASIC: all; STANDARD: every second; AGGRESSIVE and EXTREME: every fourth.
+
+    With ``recompute_all`` it is none, whatever the strategy says.
     """
     if recompute_all:
         return 0

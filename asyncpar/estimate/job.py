@@ -209,6 +209,9 @@ class Job:
 
     ``optimizer_states`` are what the optimizer keeps of each parameter.  ``recompute``: every layer is computed again
     in the backward pass, whatever ``memory_strategy`` says.  ``order`` lays ranks out along the axes, fastest first.
+
+    ``micro_batch_size`` counts sequences, ``precision`` is that of parameters and activations, and with
+    ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.
     """
 
     model: ModelShape

@@ -65,6 +65,8 @@ def data_parallel_bytes(
     Stages 0 to 2 send as much as an all-reduce, stage 3 half as much again, as it gathers values for the forward pass
     and for the backward pass.  Source: Rajbhandari et al., "ZeRO" (2020), section 7.  Where each replica runs several
     micro-batches, gradients are added up and reduced once, but stage 3 gathers for each of them.
+
+    ``micro_batches`` is how many each replica runs per step.
     """
     number = zero_stage_number(stage)
     check_count("micro_batches", micro_batches)

@@ -51,6 +51,8 @@ def bytes_per_parameter(
     With Adam, for stages 0 to 3 and N replicas: in single precision 16; 8 + 8/N; 4 + 12/N; 16/N; in mixed precision 16;
     4 + 12/N; 2 + 14/N; 16/N.  Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
     Parameter Models" (2020), figure 1, where K = 12.
+
+    ``optimizer_states`` are what the optimizer keeps of each.
     """
     number = zero_stage_number(stage)
     check_count("replicas", replicas)
@@ -173,6 +175,9 @@ def memory_requirements(
     ``rough``: the rule of thumb that needs no ``model``, ``config.memory_requirements()``.  ``micro_batches`` is how
     many each replica runs per step, by default twice as many as there are stages, from where on most schedules have no
     more of them in flight.  Precision, memory strategy and recomputation are those of ``config``.
+
+    ``stage`` is that of ZeRO, ``optimizer_states`` what the optimizer keeps of each parameter; with
+    ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.
     """
     if rough:
         return config.memory_requirements(rough=True)

@@ -38,6 +38,8 @@ class Search:
 
     ``memory`` is what a rank has, in bytes.  ``chunks`` is the number of pieces that each stage of an interleaved
     schedule holds.  ``is_uneven``: stages may have different numbers of layers.
+
+    ``schedules`` and ``zero_stages`` are those that are tried.
     """
 
     world: int

@@ -69,6 +69,8 @@ class GradientSynchronizer:
     ``hosts`` are groups of replicas for the hierarchical strategy, of equal size, where it is not to go by the hosts
     that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
     handed out inside.
+
+    ``bucketing`` and ``compression`` are the settings of buckets and of the codec.
     """
 
     def __init__(

@@ -21,6 +21,8 @@ class MultiNodeConfig:
     (MiB) travel as soon as their gradients are final; of the bucket sizes and overlaps of ``zero_config`` and of this
     configuration the smaller one and the stricter one count.  With ``zero_config.gradient_compression`` gradients are
     compressed on one node, too.  ``zero_config.average`` says whether they become the mean or the sum over all ranks.
+
+    ``node_rank`` is the machine of this rank, ``local_rank`` its place there, ``global_rank`` its place among all.
     """
 
     num_nodes: int = 1

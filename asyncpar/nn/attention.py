@@ -23,6 +23,8 @@ class CausalSelfAttention(Sequential):
 
     Queries, keys and values have no bias: a key bias shifts all scores of a row alike, so softmax cancels it, its true
     gradient is zero, and an adaptive optimizer would feed on rounding noise.
+
+    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
     """
 
     def __init__(

@@ -25,6 +25,8 @@ class BlockOptions:
 
     ``hidden`` is the width of the perceptron, by default four times the features.  ``gain`` scales the first values of
     weights, ``output_gain`` those of weights whose result is added to the residual stream.
+
+    ``make_dropout`` makes the dropout layer of a name (None: there is none).
     """
 
     hidden: int | None = None
@@ -45,6 +47,8 @@ class Block(Sequential):
     """``h = x + attention(norm(x)); y = h + mlp(norm(h))``: normalization first (Xiong et al. 2020).
 
     Dropout is applied to each term before it is added.
+
+    ``options`` are the width of the perceptron, the scale of first values, and dropout.
     """
 
     def __init__(

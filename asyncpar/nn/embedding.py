@@ -18,6 +18,8 @@ class Embedding(Stage[Tokens]):
     """``y[b, t] = tokens[x[b, t]] + positions[t]`` for token numbers ``x`` of shape (batch, length).
 
     ``length`` may be anything up to ``max_length``.  The input has no gradient: ``backward`` returns None.
+
+    ``std`` is the standard deviation of the first values.
     """
 
     def __init__(

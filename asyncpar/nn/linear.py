@@ -51,6 +51,8 @@ class Linear(Projection):
     Weights start with standard deviation ``gain / sqrt(inputs)`` (LeCun et al. 1998), biases at zero.  With ``part``
     the layer holds that slice of the weight, and of the bias where columns are cut; ``inputs`` and ``outputs`` are then
     those of the slice.
+
+    Without ``has_bias`` there is no bias.
     """
 
     def __init__(

@@ -20,7 +20,10 @@ GeluSaved = tuple[Array, Array]
 
 
 class Mlp(Sequential):
-    """Linear, GELU, linear."""
+    """Linear, GELU, linear.
+
+    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
+    """
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ class LayerNorm(Stage[LayerNormSaved]):
     """Normalize the last dimension to mean 0 and variance 1, then scale and shift each feature.
 
     The variance is the biased one, with ``epsilon`` added to it.
+
+    ``placement`` says on which ranks its parameters are the same.
     """
 
     def __init__(

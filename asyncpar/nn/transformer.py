@@ -36,6 +36,9 @@ class TransformerConfig:
     With ``tied_embeddings`` the head is the token table, transposed.  ``dropout`` is the share of values that are
     dropped from the embedding and from what each half of a block adds.  ``mlp_hidden`` is the width of the perceptrons,
     by default four times the features.
+
+    ``vocabulary`` is the number of tokens, ``length`` the longest sequence, ``layers`` the number of blocks, ``heads``
+    that of the attention in each, and ``dtype`` that of parameters and activations.
     """
 
     vocabulary: int = 256

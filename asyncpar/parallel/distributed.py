@@ -79,6 +79,8 @@ class DistributedDataParallel:
     which are final; a model whose ``backward`` takes no ``on_gradient`` is told so once, in the log.
 
     ``name`` tells apart replicas of several models in one group: it belongs to one that runs at a time.
+
+    With ``owns_runtime`` closing it finalizes ``runtime``.
     """
 
     def __init__(

@@ -42,7 +42,10 @@ async def init_process_group(
 def create_data_parallel(
     model: Model, devices: Sequence[str], *, runtime: CommunicationRuntime | None = None
 ) -> DataParallel:
-    """Return a replica of ``model`` on each of ``devices`` of this process."""
+    """Return a replica of ``model`` on each of ``devices`` of this process.
+
+    ``runtime`` is what the replicas talk over (None: a new one).
+    """
     return DataParallel(model, devices, runtime)
 
 
@@ -64,6 +67,9 @@ async def create_distributed_data_parallel(
     Without ``runtime`` it opens ``backend`` (None: native) as ``init_process_group`` does, and closing finalizes that;
     with one, it is a replica of the group ``ddp_main`` of that runtime, and ``backend``, ``rank`` and ``world_size``
     must be what that is, if they are given.
+
+    ``device`` is where the model lives; ``config``, ``mode``, ``bucket_size`` (bytes) and ``compression`` are those of
+    ``DistributedDataParallel``.
     """
     owns_runtime = runtime is None
     if runtime is None:

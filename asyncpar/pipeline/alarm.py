@@ -40,6 +40,8 @@ class StepAlarm:
     """Ends what the ranks of ``communicator`` do together on all of them as soon as one fails in it.
 
     Make one on every rank, in the same order as other groups are made, and ``close`` it.
+
+    For ``grace`` seconds a rank waits to hear of the failure from which another one comes.
     """
 
     def __init__(self, communicator: Communicator, *, grace: float = GRACE) -> None:

@@ -57,6 +57,8 @@ class PipelineExecutor:
 
     ``name`` tells apart executors on one communicator, and belongs to one until it is closed; ranks compare it in each
     run.  Raises ``InvalidSchedule`` for a schedule that cannot be run.
+
+    ``receive_ahead`` is how many receives are posted before their operations begin.
     """
 
     def __init__(

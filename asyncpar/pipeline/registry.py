@@ -53,6 +53,8 @@ def make_schedule(name: str, *, num_stages: int, num_microbatches: int, num_mode
     """Return the schedule called ``name`` for these numbers of ranks, micro-batches, and model chunks per rank.
 
     Raises ``UsageError`` for an unknown name and for numbers that the schedule cannot have.
+
+    ``num_model_chunks`` is the number of stages that each rank has.
     """
     record = schedule_record(name)
     if isinstance(record, ScheduleKind):

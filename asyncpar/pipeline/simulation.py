@@ -34,6 +34,8 @@ class Costs:
     """Time of each kind of operation; a whole ``backward`` takes what both halves do, unless said otherwise.
 
     ``stage_factors``, if given, says for each virtual stage how much longer it takes.
+
+    ``forward``, ``backward_input`` and ``backward_weight`` are the times of one micro-batch in one stage, in any unit.
     """
 
     forward: float = 1.0
@@ -157,6 +159,8 @@ def simulate(schedule: Schedule, costs: CostModel = UNIT_COSTS, latency: float =
     """Return what ``schedule`` takes if each hop between ranks takes ``latency``.
 
     Raises InvalidSchedule, before anything is simulated, if it cannot be run (``check_schedule``).
+
+    ``costs`` are the times of operations.
     """
     check_schedule(schedule)
     _check_costs(schedule, costs, latency)

@@ -61,6 +61,8 @@ class LayerShard:
     ``replication`` says what the copies on tensor-parallel ranks get as the gradients of a tensor that is replicated:
     WHOLE normally, PARTIAL where each rank saw a part of the sequence.  ``is_tied`` marks a weight that the first and
     the last stage share.
+
+    ``bias`` is this rank's part of what is added to the outputs, if anything is.
     """
 
     layer_id: int

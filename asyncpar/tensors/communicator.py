@@ -165,6 +165,8 @@ async def create_communicator(
     ``runtime`` knows backends of other names, and closing the communicator finalizes it; by default there is a new one.
     Raises ``BackendNotRegistered`` for an unknown name, ``BackendUnavailable`` that says which extra to
     install where a library is missing, and what the backend raises.
+
+    ``config`` has the settings of the backend.
     """
     runtime = runtime or CommunicationRuntime()
     group = await runtime.initialize(backend, config)

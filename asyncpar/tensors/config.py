@@ -36,6 +36,8 @@ class ModelParallelConfig:
     root on; TENSOR has no stages.  ``tensor_split_dim`` is the dimension along which tensors are split where a call
     names none (default 0).  ``gradient_checkpointing`` recomputes activations, see ``parallelism``.  ``comm_backend``
     is what the ranks communicate through: one of ``CommunicationBackend``, or the registered name of another.
+
+    ``strategy`` cuts the model along its layers, inside its layers, or both.
     """
 
     num_devices: int = 1

@@ -26,6 +26,8 @@ def blocking_world(
     """Yield the nodes of a world of ``size`` ranks in this process, all on the background loop, and close them all.
 
     Collectives need a thread for each rank; see ``run_ranks``.  Arguments are those of ``local_world``.
+
+    These are ``transport``, ``hosts``, ``pin`` and ``arena``.
     """
     thread = background()
     context = local_world(size, transport=transport, hosts=hosts, pin=pin, arena=arena)

@@ -393,6 +393,8 @@ def elastic(
     one.
 
     Model and optimizers stay in the CPU's memory.  Raises ``UsageError`` for what cannot be the state of a job.
+
+    ``seed`` decides what is drawn at random, whatever the world.
     """
     codecs = {"codec": codec, "residual_codec": residual_codec}
     return ElasticTraining(model, optimizer, portions=portions, seed=seed, source=source, codecs=codecs, extra=extra)

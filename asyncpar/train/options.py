@@ -29,7 +29,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options.  Raises ``UsageError`` for a wrong one."""
+    """Return the options.  Raises ``UsageError`` for a wrong one.
+
+    ``arguments`` are those of the command line (None: this process's).
+    """
     parser = Parser(description="Train a byte-level transformer on text, data, tensor and pipeline parallel.")
     parser.add_argument(
         "--text", nargs="+", type=Path, metavar="PATH", help="files or folders (default: the standard library's source)"

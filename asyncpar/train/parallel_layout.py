@@ -39,6 +39,10 @@ class ParallelLayout:
 
     ``dp`` None: as many replicas as there are ranks for.  ``micro_batches`` None: 1 without a pipeline, else 4.
     ``schedule`` is the name of a schedule, or a file with one, see ``load_schedule``.
+
+    ``tp`` and ``pp`` are the ranks that share each layer, and the stages; ``chunks`` the pieces of the model on each
+    rank, ``zero`` the stage of ZeRO (0: none), ``recompute`` which activations are computed again in the backward pass,
+    ``precision`` the numbers that layers compute with.
     """
 
     dp: int | None = None

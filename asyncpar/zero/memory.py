@@ -106,6 +106,8 @@ def memory_reduction(
     """Return which part of the memory is saved by sharding over ``size`` ranks, given how the whole is divided.
 
     Equal parts over 4 ranks: 0.25, 0.5 and 0.75 for stages 1 to 3.
+
+    ``parameters``, ``gradients`` and ``states`` are the bytes of each, in any unit.
     """
     if size < 1:
         raise UsageError(f"size: expected 1 or more, got {size}")

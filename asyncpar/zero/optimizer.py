@@ -24,6 +24,9 @@ class ZeROOptimizer:
 
     All ranks call the same methods in the same order.  Gradients are this rank's own: ``optimizer_step`` reduces,
     clips their global norm to ``clip_norm``, and updates.  After a failure all ranks await ``engine.resume()``.
+
+    ``learning_rate`` is that of steps that are given none; ``bridge`` reaches the event loop from the thread that
+    computes; ``name`` tells apart optimizers of one communicator.
     """
 
     def __init__(

@@ -249,6 +249,8 @@ def endpoint(function: Any = None, /, *, concurrency: int | None = None) -> Any:
     With ``concurrency`` up to that many calls of this endpoint run at once, beside whatever else the actor does.
 
     Raises ``UsageError`` for what cannot be an endpoint.
+
+    ``function`` is what the decorator marks.
     """
     mark = EndpointMark(concurrency)
     return (lambda function: mark_endpoint(function, mark)) if function is None else mark_endpoint(function, mark)

@@ -42,6 +42,10 @@ class ThreeDParallelismConfig:
     ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
     rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is not given, and the
     ``timeout`` of the world that the coordinator is made in was set, the world's is used.
+
+    ``num_layers`` is that of the whole model, ``pipeline_schedule`` the order of micro-batches.  ``memory_strategy``
+    and ``enable_gradient_checkpointing`` trade memory for time, ``comm_strategy`` says how gradients are exchanged, and
+    ``enable_mixed_precision`` computes in 16 bits.
     """
 
     dp_size: int = 1

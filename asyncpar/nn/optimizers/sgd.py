@@ -16,6 +16,8 @@ class SGD(Rule):
 
     The momentum is ``m = momentum * m + gradient`` and is not multiplied by the learning rate.  ``weight_decay`` times
     the value is added to the gradient.
+
+    With ``nesterov`` it looks ahead.
     """
 
     momentum: float = 0.0

@@ -19,6 +19,8 @@ class ParallelAttention(Sequential):
 
     The projection is cut by columns, queries, keys and values each by heads, and the output by rows, so that all that
     is between stays on a rank.
+
+    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
     """
 
     def __init__(

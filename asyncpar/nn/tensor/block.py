@@ -16,6 +16,8 @@ class ParallelBlock(Sequential):
 
     Forward and backward cost two all-reduces of the activations each.  Normalization and dropout are done by every
     rank, or, with sequence parallelism, by each on its part of the sequence (Korthikanti et al. 2022).
+
+    ``options`` are those of ``Block``.
     """
 
     def __init__(

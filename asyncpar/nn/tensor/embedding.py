@@ -17,6 +17,9 @@ class VocabParallelEmbedding(Stage[Tokens]):
 
     Every rank takes the same tokens, looks up those it has, and takes zero for others; the sum over ranks is the
     embedding.  Output and its gradient are as the region holds activations outside.
+
+    ``std`` is the standard deviation of the first values; ``table_placement`` says on which ranks the table is the
+    same.
     """
 
     def __init__(

@@ -98,6 +98,8 @@ class BridgedGroup(TensorGroup):
     """The ranks of a communicator, reached through a bridge to its event loop.
 
     ``look`` is called with what this rank gives to each collective, before it begins.
+
+    ``clock`` returns seconds, by which waiting is measured.
     """
 
     def __init__(

@@ -66,6 +66,8 @@ class ColumnParallelLinear(Stage[Any]):
     """``y = x @ weight + bias``, with some columns of ``weight`` and ``bias`` on every rank.
 
     ``outputs`` are cut by ``split_bounds``.  The output is this rank's part, or everything with ``gather_output``.
+
+    ``gain`` scales the first values; without ``has_bias`` there is no bias.
     """
 
     def __init__(
@@ -112,6 +114,8 @@ class RowParallelLinear(Stage[RowSaved]):
     ``inputs`` are cut by ``split_bounds``.  The input is this rank's part, such as the output of a layer cut by
     columns; or everything, if ``input_is_parallel`` is false.  Products are summed over ranks, then ``bias`` is added,
     once.
+
+    ``gain`` scales the first values; without ``has_bias`` there is no bias.
     """
 
     def __init__(

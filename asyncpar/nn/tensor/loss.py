@@ -24,6 +24,8 @@ def vocab_parallel_cross_entropy(
     ``logits`` are this rank's, and so is the gradient; ``targets`` are the same on every rank, and so is the loss, to
     the last bit.  Ranks exchange three values for each position (the largest logit, the sum, the target's), never the
     logits.
+
+    Positions whose target is ``ignore_index`` count nothing.
     """
     start, stop = group.bounds(vocabulary)
     if logits.ndim < 1 or logits.shape[-1] != stop - start:

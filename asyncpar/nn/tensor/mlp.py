@@ -10,7 +10,10 @@ from asyncpar.nn.tensor.region import TensorRegion
 
 
 class ParallelMlp(Sequential):
-    """``Mlp`` with ``hidden`` cut by ``split_bounds``: the first layer by columns, the second by rows."""
+    """``Mlp`` with ``hidden`` cut by ``split_bounds``: the first layer by columns, the second by rows.
+
+    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,10 @@ SEQUENCE = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRegion:
-    """The ranks that share layers, and how activations are held outside of these."""
+    """The ranks that share layers, and how activations are held outside of these.
+
+    With ``sequence_parallel`` each rank holds a part of every sequence there, else all hold everything.
+    """
 
     group: TensorGroup
     sequence_parallel: bool = False

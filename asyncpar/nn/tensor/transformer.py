@@ -96,6 +96,8 @@ def build_stage(
     each layer as soon as it is made.  ``replica`` (the data-parallel rank) sets dropout apart.  ``table`` is for a rank
     that has both the first and the last stage of tied embeddings, as two: the first one's table, which the last one
     then shares.  ``initializer``, a new one of the configuration's seed, makes other parameters (``nn.half``).
+
+    With ``sequence_parallel`` each rank holds a part of every sequence between layers.
     """
     check_stage(config, layers=layers, is_first=is_first, is_last=is_last, size=group.size)
     if replica < 0:

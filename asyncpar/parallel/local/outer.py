@@ -39,7 +39,10 @@ class HasValue(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """Rate and momentum of the outer optimizer; the defaults are those of DiLoCo."""
+    """Rate and momentum of the outer optimizer; the defaults are those of DiLoCo.
+
+    ``learning_rate`` is the length of the outer step in units of the mean difference.
+    """
 
     learning_rate: float = 0.7
     momentum: float = 0.9

@@ -84,6 +84,9 @@ class DiLoCo:
 
     The defaults are the paper's, for rounds of hundreds of steps.  Short rounds want less momentum: with 20 steps 0.7
     does better than both 0.9 and 0.5, see ``scripts/bench/convergence.py``.
+
+    ``outer_learning_rate`` and ``outer_momentum`` are those of the step from the old common point along the mean of
+    what the ranks have done.
     """
 
     def __init__(

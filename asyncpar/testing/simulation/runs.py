@@ -88,6 +88,8 @@ def simulate(
     ``pin`` pins algorithms; ``record`` keeps the trace as text.
 
     Raises ``SimulationFailed``, with ``shrinks`` for as few faults as are needed; ``UsageError`` for bad arguments.
+
+    ``conditions`` are those of the network.
     """
     if core is not None and not 1 <= core <= size:
         raise UsageError(f"core: expected 1..{size} nodes, got {core}")
@@ -120,6 +122,8 @@ def explore(
 
     ``settings`` and errors are those of ``simulate``: the first seed that fails raises.  How long the program needs
     without faults is seen with the first seed.
+
+    Faults are drawn of ``kinds``.
     """
     results: list[SimulationResult] = []
     within = settings.pop("within", None)

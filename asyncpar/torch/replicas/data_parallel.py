@@ -44,6 +44,9 @@ class DistributedDataParallel(torch.nn.Module):
     Whether a backward reduces is decided by the last forward before it: inside ``no_sync()`` it does not.  What goes
     wrong on one rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others;
     parameters and optimizer are as before then, and gradients undefined: zero them.
+
+    ``process_group`` is the default one if it is None; with ``init_sync`` all ranks begin with the parameters of the
+    first one.
     """
 
     def __init__(

@@ -138,6 +138,8 @@ class ModuleStage(Stage[ModuleSaved]):
     there were before, so they can be repeated (``Recomputed``); passes of one process take turns for it.  Modules
     without randomness may do without: ``seed=None``.  A split backward pass gives the same bits as a whole one.
     What ``module`` draws from elsewhere than torch's generator is not repeated.
+
+    ``shared`` are parameters of the module that belong to another stage, which reports them.
     """
 
     def __init__(
@@ -299,6 +301,8 @@ def module_stages(parts: Mapping[str, torch.nn.Module], *, seed: int | None = 0)
 
     A parameter that several of them use is one parameter, of the first one, which reports it.  Its gradient is final
     when that stage's backward pass is the last one of them, as in all schedules that do not split backward passes.
+
+    ``seed`` is that of each stage.
     """
     stages: list[ModuleStage] = []
     for name, module in parts.items():
