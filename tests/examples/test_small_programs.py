@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts" / "examples"
-NAMES = ("word_count", "stream_service", "ring_suite", "two_hosts", "torch_hook")
+NAMES = ("word_count", "stream_service", "ring_suite", "two_hosts", "torch_hook", "train_resume")
 LIMIT = 50.0
 LAUNCH = ("-m", "asyncpar", "launch", "--nproc-per-node")
 
