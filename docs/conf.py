@@ -68,8 +68,9 @@ def take_in(_app: Any, page: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    from directives import PublicIndex, PublicNames
+    from directives import PublicIndex, PublicNames, SchedulePicture
 
     app.add_directive("public-names", PublicNames)
     app.add_directive("public-index", PublicIndex)
+    app.add_directive("schedule-picture", SchedulePicture)
     app.connect("source-read", take_in)
