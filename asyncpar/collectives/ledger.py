@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from asyncpar.core.tables import html_table, text_table
 from asyncpar.errors import UsageError
 
 KEYED = 1 << 63
@@ -264,19 +265,19 @@ class Traffic:
 
     def __str__(self) -> str:
         """Return a table: operations by algorithm, with calls, payload, messages and mean times."""
-        rows = [("operation", "algorithm", "calls", "payload", "messages", "mean time")]
+        return text_table(self._rows(), left=2)
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("operation", "algorithm", "calls", "payload", "messages", "mean time")]
         for one in self.operations:
             mean = f"{one.seconds / one.calls * 1e6:.3g} us" if one.calls else "-"
             payload = f"{one.payload_bytes / 1e6:.3g} MB"
             rows.append((one.operation, one.algorithm, f"{one.calls:,}", payload, f"{one.messages:,}", mean))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(
-                text.ljust(width) if column < 2 else text.rjust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        return rows
 
     @property
     def payload_bytes(self) -> int:

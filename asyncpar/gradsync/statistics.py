@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,31 @@ class SyncStatistics:
         if self.total_sync_time <= 0.0:
             return 0.0
         return min(1.0, max(0.0, 1.0 - self.total_exposed_time / self.total_sync_time))
+
+    def __str__(self) -> str:
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("gradients", "so far"),
+            ("steps", f"{self.total_sync_operations:,}"),
+            ("skipped steps", f"{self.total_skipped_steps:,}"),
+            ("buckets", f"{self.total_buckets_synced:,}"),
+            ("time of a step", seconds_text(self.average_sync_time_ms / 1e3)),
+            ("hidden behind computation", f"{self.overlap_fraction:.0%}"),
+            ("sent", bytes_text(self.bytes_on_wire)),
+            ("compression", f"{self.compression_ratio_achieved:.3g} x"),
+            ("messages", f"{self.messages_sent:,}"),
+            ("bandwidth", f"{bytes_text(self.measured_bandwidth)}/s"),
+            ("efficiency", f"{self.communication_efficiency:.0%}"),
+            ("residual norm", f"{self.residual_norm:.3g}"),
+            ("memory", bytes_text(self.memory_bytes)),
+        ]
 
     def update_average_sync_time(self) -> None:
         """Bring ``average_sync_time_ms`` up to date with the totals."""
