@@ -6,14 +6,16 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from asyncpar.engines.blocking_run import run_in_thread
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.local import LOOPBACK, LocalEngine
-from asyncpar.engines.mesh import ClusterMesh, open_mesh, serve_actors
 from asyncpar.engines.output import Console
+
+if TYPE_CHECKING:
+    from asyncpar.engines.mesh import ClusterMesh
 
 
 class Cluster:
@@ -28,12 +30,17 @@ class Cluster:
     def __init__(
         self, ranks: int, *, pickle: bool = False, console: Console | None = None, **options: Unpack[JobOptions]
     ) -> None:
+        from asyncpar.engines.mesh import refuse_bounds, serve_actors  # as much to import as all the rest
+
+        refuse_bounds(ranks)
         self._spec = make_spec(serve_actors, (), ranks=ranks, pickle=False, **options)
         self._pickle = pickle
         self._console = console
         self._opened: AbstractAsyncContextManager[ClusterMesh] | None = None
 
     async def __aenter__(self) -> ClusterMesh:
+        from asyncpar.engines.mesh import open_mesh, serve_actors
+
         spec = self._spec
 
         async def run(rendezvous: str) -> None:
@@ -61,7 +68,7 @@ class Cluster:
     async def launch(
         function: Callable[..., Any],
         *arguments: Any,
-        ranks: int,
+        ranks: int | tuple[int, int],
         pickle: bool = False,
         console: Console | None = None,
         **options: Unpack[JobOptions],
@@ -71,6 +78,9 @@ class Cluster:
         In it, ``asyncpar.init()`` joins the world of these ranks; a coroutine function is run with ``asyncpar.run``.
         It goes by its name, and arguments and results as plain data and arrays; with ``pickle=True`` it goes as code,
         by cloudpickle, as functions of notebooks must.  ``console`` takes output and progress (None: printed).
+
+        ``ranks=(2, 4)`` is an elastic job, of a program with ``asyncpar.elastic``: it goes on when ranks die, as long
+        as 2 are left, and ``max_restarts`` of each start again.  Then the results are those of the ranks at the end.
 
         Raises ``UsageError`` for what cannot travel, and an ``ExceptionGroup``, the first failure first, if ranks fail.
         Cancelled, it ends the ranks in order; cancelled again, it kills them.
@@ -82,7 +92,7 @@ class Cluster:
     def run(
         function: Callable[..., Any],
         *arguments: Any,
-        ranks: int,
+        ranks: int | tuple[int, int],
         pickle: bool = False,
         console: Console | None = None,
         **options: Unpack[JobOptions],

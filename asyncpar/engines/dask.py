@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,18 +22,17 @@ from asyncpar.engines import dask_scheduler, dask_worker
 from asyncpar.engines.blocking_run import run_in_thread
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.interface import (
+    GrowingEngine,
     Handle,
     JobSpec,
     Place,
     PlaceCommand,
     PlaceEvent,
     PlaceLost,
-    PlacementEngine,
     PlaceOrder,
     encode,
 )
 from asyncpar.engines.job import JobOptions, make_spec, run_job
-from asyncpar.engines.mesh import ClusterMesh, open_mesh, serve_actors
 from asyncpar.engines.output import Console
 from asyncpar.engines.polled_place import check_process, pass_events_on
 from asyncpar.errors import LaunchError, UsageError
@@ -43,6 +42,8 @@ from asyncpar.net.transport.rpc import is_loopback
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from asyncpar.engines.mesh import ClusterMesh
 
 T = TypeVar("T")
 ASK_SECONDS: Final = 0.1
@@ -59,7 +60,7 @@ _BUSY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-class DaskEngine(PlacementEngine):
+class DaskEngine(GrowingEngine):
     """Workers of the cluster that ``client`` is connected to, ``workers`` or any.  Used on the client's event loop.
 
     ``on_loop``: nodes live on the event loops of workers, one each, instead of in processes.
@@ -77,6 +78,7 @@ class DaskEngine(PlacementEngine):
         self._holds: list[Any] = []
         self._gone: set[int] = set()
         self._misses = 0
+        self._refused: set[str] = set()
 
     async def allocate(self, spec: JobSpec) -> Sequence[Place]:
         loop = asyncio.get_running_loop()
@@ -100,6 +102,37 @@ class DaskEngine(PlacementEngine):
                     f"of Dask, got {spec.ranks}; wait=SECONDS waits for more workers, per_worker= puts more on each"
                 )
             await asyncio.sleep(ASK_SECONDS)
+
+    @property
+    def caller_address(self) -> str:
+        return _own_address(self._client)
+
+    async def grow(self, spec: JobSpec, count: int) -> Sequence[Place]:
+        """Return places on free workers; one that died and is there again, at its own address, counts as another."""
+        known = self._living() | self._refused
+        wanted = [worker for worker in await self._list_workers(may_miss=True) if worker not in known]
+        if not wanted:
+            return []
+        found = await self._on_scheduler(dask_scheduler.ask_for_more, spec.name, wanted, count)
+        described = [(address, await self._describe_worker(address)) for address in found]
+        places = []
+        for address, worker in described:
+            try:
+                if not isinstance(worker, OSError):
+                    _check_worker(address, worker)
+            except UsageError as error:  # the job goes on without it
+                self._refused.add(address)
+                _log.warning("job %s: %s", spec.name, error)
+            if isinstance(worker, OSError) or address in self._refused:  # one that does not answer is asked again
+                await self._on_scheduler(dask_scheduler.give_back, spec.name, address)
+                continue
+            self._addresses = (*self._addresses, address)
+            places.append(_place(address, worker, spec.per_place or 1))
+        return places
+
+    def _living(self) -> set[str]:
+        """Return the workers with a place that is not lost."""
+        return {address for number, address in enumerate(self._addresses) if number not in self._gone}
 
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
         address, number = self._addresses[order.number], order.number
@@ -162,10 +195,12 @@ class DaskEngine(PlacementEngine):
         """Have the agent on a worker obey."""
         await self._on_worker(address, dask_worker.tell_place, self._job, number, encode(command))
 
-    async def _list_workers(self) -> list[str]:
+    async def _list_workers(self, *, may_miss: bool = False) -> list[str]:
         found: list[str] = await self._on_scheduler(dask_scheduler.list_workers)
         if self._wanted is None:
             return found
+        if may_miss:
+            return [worker for worker in self._wanted if worker in found]
         missing = [worker for worker in self._wanted if worker not in found]
         if missing:
             raise UsageError(
@@ -189,15 +224,7 @@ class DaskEngine(PlacementEngine):
                     raise LaunchError(f"Dask's worker {address} cannot start ranks: {cause}; {_LOOK_AT_ALL}")
                 return []
             _check_worker(address, worker)
-        return [
-            Place(
-                name=f"Dask's worker {address}",
-                host=described[address]["host"],
-                address=described[address]["address"],
-                slots=per_place,
-            )
-            for address in self._addresses
-        ]
+        return [_place(address, described[address], per_place) for address in self._addresses]
 
     async def _describe_worker(self, address: str) -> Any:
         """Return the description of a worker, or its exception."""
@@ -238,6 +265,10 @@ class DaskEngine(PlacementEngine):
     async def _on_worker(self, address: str, function: Callable[..., Any], *arguments: Any) -> Any:
         answers = await self._client._run(function, *arguments, workers=[address])
         return answers[address]
+
+
+def _place(address: str, worker: Mapping[str, str], slots: int) -> Place:
+    return Place(name=f"Dask's worker {address}", host=worker["host"], address=worker["address"], slots=slots)
 
 
 class DaskHandle(Handle):
@@ -281,7 +312,7 @@ async def launch(
     client: Client,
     function: Callable[..., Any],
     *arguments: Any,
-    ranks: int | None = None,
+    ranks: int | tuple[int, int] | None = None,
     per_worker: int = 1,
     workers: Sequence[str] | None = None,
     console: Console | None = None,
@@ -290,7 +321,9 @@ async def launch(
     """Run ``function(*arguments)`` in ``ranks`` processes on Dask's workers; return their results in order of ranks.
 
     ``per_worker`` of them share a worker.  In ``function``, ``asyncpar.init()`` joins the world of these ranks, by
-    default as many as there are places.
+    default as many as there are places.  ``ranks=(2, 4)`` is an elastic job, of a program with ``asyncpar.elastic``: it
+    begins with 2 at least, goes on when workers die, and gets a rank on each worker that comes, up to 4.  Its workers
+    must reach the caller, and the results are those of the ranks at the end.
     Jobs whose workers others hold wait for them.  The client may be blocking or asynchronous, of this loop or another.
     Raises as ``ap.cluster.launch`` does; a worker that dies is a ``PeerLost`` for each of its ranks.
     """
@@ -302,7 +335,7 @@ def run(
     client: Client,
     function: Callable[..., Any],
     *arguments: Any,
-    ranks: int | None = None,
+    ranks: int | tuple[int, int] | None = None,
     per_worker: int = 1,
     workers: Sequence[str] | None = None,
     console: Console | None = None,
@@ -325,7 +358,7 @@ def run(
     )
 
 
-class DaskWorld(AbstractAsyncContextManager[ClusterMesh]):
+class DaskWorld(AbstractAsyncContextManager["ClusterMesh"]):
     """Nodes on the event loops of Dask's workers, one each: ``async with ap.dask.world(client) as mesh``.
 
     They start within milliseconds, and actors on them reach what the worker holds.  The caller is the last node.
@@ -348,8 +381,11 @@ class DaskWorld(AbstractAsyncContextManager[ClusterMesh]):
         self._opened: AbstractAsyncContextManager[ClusterMesh] | None = None
 
     async def __aenter__(self) -> ClusterMesh:
+        from asyncpar.engines.mesh import open_mesh, refuse_bounds, serve_actors  # as much to import as all the rest
+
         client, workers = self._client, self._workers
-        spec = await _spec(client, serve_actors, (), self._ranks, 1, workers, self._options)
+        refuse_bounds(self._ranks)
+        spec = await _spec(client, serve_actors, (), self._ranks, 1, workers, self._options, pickle=False)
 
         async def serve(rendezvous: str) -> None:
             program = encode_call(serve_actors, (rendezvous, spec.ranks + 1, True), pickle=False)
@@ -379,10 +415,12 @@ async def _spec(
     client: Client,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
-    ranks: int | None,
+    ranks: int | tuple[int, int] | None,
     per_worker: int,
     workers: Sequence[str] | None,
     options: JobOptions,
+    *,
+    pickle: bool = True,
 ) -> JobSpec:
     """Return the job; ``ranks`` None: as many as there are places."""
     if ranks is None:
@@ -390,7 +428,6 @@ async def _spec(
         if workers is None:
             found = await _on_loop_of(client, lambda: _on_scheduler(client, dask_scheduler.list_workers))
         ranks = max(1, len(found)) * per_worker
-    pickle = function is not serve_actors
     options.setdefault("per_place", per_worker)
     return make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
 

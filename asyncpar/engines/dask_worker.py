@@ -52,6 +52,13 @@ async def end_place(job: str, number: int, dask_worker: Any = None) -> None:
         await place.end()
 
 
+async def end_job(job: str, dask_worker: Any = None) -> None:
+    """End all places of a job here, whose caller is gone."""
+    for name, number in list(_places(dask_worker)):
+        if name == job:
+            await end_place(job, number, dask_worker)
+
+
 async def hold_worker(job: str, number: int) -> None:
     """Wait for the job's end here, as the task that shows Dask that its worker is busy."""
     from distributed import get_worker

@@ -56,6 +56,29 @@ class GangLedger:
             gang.workers, gang.since = tuple(free[:size]), now
         return gang.workers
 
+    def extend(
+        self, job: str, wanted: Sequence[str], count: int, *, owners: Collection[str], now: float
+    ) -> tuple[str, ...]:
+        """Return ``count`` at most of the workers ``wanted`` that are free and no gang waits for; ``job`` holds them.
+
+        A worker that ``job`` holds already, and has lost, is given again.
+        """
+        self._forget(owners, now)
+        gang = self.gangs.get(job)
+        if gang is None or not gang.workers:
+            return ()
+        others = [other for other in self.gangs.values() if other is not gang]
+        taken = {worker for other in others for worker in (other.workers or other.wanted)}
+        found = tuple([worker for worker in wanted if worker not in taken][:count])
+        gang.workers = (*gang.workers, *(worker for worker in found if worker not in gang.workers))
+        return found
+
+    def give_back(self, job: str, worker: str) -> None:
+        """Give back one worker that ``job`` holds."""
+        gang = self.gangs.get(job)
+        if gang is not None:
+            gang.workers = tuple(held for held in gang.workers if held != worker)
+
     def release(self, job: str) -> None:
         """Give back what ``job`` holds, or its turn."""
         self.gangs.pop(job, None)

@@ -31,11 +31,15 @@ class JobSpec:
     other, ``grace`` what they have to end in, all in seconds.  After a failure the job starts again ``max_restarts``
     times.  ``environment`` is added to that of the places; ``transport`` pins the lane (None: negotiated).  All ranks
     prove that they hold ``secret``, which is made up for each job.
+
+    With ``least`` the job is elastic: its program is one with ``ap.elastic``, it runs on ``least`` to ``ranks`` ranks,
+    goes on when places are lost, and gets more when the engine has them.
     """
 
     program: bytes
     ranks: int
     name: str = "job"
+    least: int | None = None
     per_place: int | None = None
     wait: float = 0.0
     timeout: float = 60.0
@@ -49,9 +53,18 @@ class JobSpec:
         check_count("ranks", self.ranks)
         if self.per_place is not None:
             check_count("per_place", self.per_place)
+        if self.least is not None:
+            self._check_least(self.least)
         check_count("max_restarts", self.max_restarts, least=0)
         check_positive("timeout", self.timeout, "seconds")
         check_transport(self.transport)
+
+    def _check_least(self, least: int) -> None:
+        check_count("ranks", least)
+        per_place = self.per_place or 1
+        if least > self.ranks or least % per_place or self.ranks % per_place:
+            multiples = "" if per_place == 1 else f", both multiples of the {per_place} ranks of a place"
+            raise UsageError(f"ranks: expected (least, most){multiples}, got ({least}, {self.ranks})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +82,10 @@ class Place:
 
 
 class PlaceOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an agent has to know: it is number ``number`` of ``places``, and the first serves the coordinator."""
+    """All that an agent has to know: it is number ``number`` of ``places``, and the first serves the coordinator.
+
+    ``group`` is the address of the caller's agent of an elastic job, which this one joins; "" for other jobs.
+    """
 
     job: str
     number: int
@@ -83,6 +99,7 @@ class PlaceOrder(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     environment: dict[str, str]
     transport: str | None
+    group: str = ""
 
     def __repr__(self) -> str:
         return f"PlaceOrder({self.job!r}, place {self.number} of {self.places}, <secret>)"
@@ -206,6 +223,22 @@ class PlacementEngine(ABC):
     @abstractmethod
     async def release(self) -> None:
         """Give the places back, whatever runs there.  Idempotent."""
+
+
+class GrowingEngine(PlacementEngine):
+    """An engine that can give a job more places while it runs, as elastic jobs need."""
+
+    @property
+    @abstractmethod
+    def caller_address(self) -> str:
+        """The IP address of this host that all places reach."""
+
+    @abstractmethod
+    async def grow(self, spec: JobSpec, count: int) -> Sequence[Place]:
+        """Return ``count`` more places at most, which are free now, in the order in which they will be started.
+
+        Never waits for a place, and never takes one for which another job waits.
+        """
 
 
 def spread(ranks: int, slots: Sequence[int]) -> list[int]:

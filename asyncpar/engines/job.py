@@ -7,10 +7,11 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from asyncpar.engines.function_call import decode_error, decode_value, encode_call, name_of
 from asyncpar.engines.interface import (
+    GrowingEngine,
     Handle,
     JobSpec,
     Place,
@@ -27,7 +28,10 @@ from asyncpar.engines.interface import (
 from asyncpar.engines.machine import CallerInterrupted, JobEvent, PlaceReported, PlacesMachine, PlaceTick, TellPlace
 from asyncpar.engines.output import Console, StreamConsole
 from asyncpar.engines.result import settle
-from asyncpar.errors import LaunchError
+from asyncpar.errors import LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from asyncpar.engines.elastic_job import ElasticEngineJob
 
 
 class JobOptions(TypedDict, total=False):
@@ -46,26 +50,31 @@ def make_spec(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     *,
-    ranks: int,
+    ranks: int | tuple[int, int],
     pickle: bool,
     **options: Unpack[JobOptions],
 ) -> JobSpec:
-    """Return what runs ``function(*arguments)`` on ``ranks`` ranks.
+    """Return what runs ``function(*arguments)`` on ``ranks`` ranks, or, if it is elastic, on (least, most) of them.
 
     Raises ``UsageError`` before anything is started.
     """
+    least = None
+    if isinstance(ranks, tuple):
+        if len(ranks) != 2:
+            raise UsageError(f"ranks: expected a number, or (least, most) for an elastic job, got {ranks!r}")
+        least, ranks = ranks
     program = encode_call(function, arguments, pickle=pickle)
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name_of(program)).strip("-") or "fn"
-    return JobSpec(program=program, ranks=ranks, name=f"{plain}-{secrets.token_hex(4)}", **options)
+    return JobSpec(program=program, ranks=ranks, least=least, name=f"{plain}-{secrets.token_hex(4)}", **options)
 
 
 async def run_job(engine: PlacementEngine, spec: JobSpec, console: Console | None = None) -> list[Any]:
     """Run ``spec`` on ``engine`` and return what its ranks have returned, in their order.
 
     Raises what ``settle`` does.  Cancelled, it interrupts the ranks and waits for their end; cancelled again, it kills
-    them.  Nothing that it started is left when it returns.
+    them.  Nothing that it started is left when it returns.  For an elastic job see ``settle_elastic``.
     """
-    job = _EngineJob(engine, spec, console or StreamConsole())
+    job = _make_job(engine, spec, console or StreamConsole())
     running = asyncio.create_task(job.run(), name=f"asyncpar job {spec.name}")
     was_cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -79,6 +88,19 @@ async def run_job(engine: PlacementEngine, spec: JobSpec, console: Console | Non
             running.result()
         raise was_cancelled
     return running.result()
+
+
+def _make_job(engine: PlacementEngine, spec: JobSpec, console: Console) -> _EngineJob | ElasticEngineJob:
+    if spec.least is None:
+        return _EngineJob(engine, spec, console)
+    if not isinstance(engine, GrowingEngine):
+        raise UsageError(
+            f"ranks: expected a number, as this engine's places are fixed, got ({spec.least}, {spec.ranks}); elastic "
+            "jobs run on this machine, on Dask, and on agents"
+        )
+    from asyncpar.engines.elastic_job import ElasticEngineJob  # it imports what agents need: half as much again
+
+    return ElasticEngineJob(engine, spec, console)
 
 
 class _EngineJob:

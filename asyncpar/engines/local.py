@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from asyncpar.engines.elastic_place import ElasticPlace, make_agent
 from asyncpar.engines.interface import (
+    GrowingEngine,
     Handle,
     JobSpec,
     Place,
     PlaceCommand,
     PlaceEvent,
     PlaceLost,
-    PlacementEngine,
     PlaceOrder,
 )
 from asyncpar.engines.place_agent import PlaceAgent
@@ -22,13 +23,28 @@ from asyncpar.net.membership.host import host_name
 LOOPBACK = "127.0.0.1"
 
 
-class LocalEngine(PlacementEngine):
-    """As many ranks as are asked for, on this machine; processes are spawned, never forked."""
+class LocalEngine(GrowingEngine):
+    """As many ranks as are asked for, on this machine; processes are spawned, never forked.
+
+    They share a place, whose agent is the launcher; those of an elastic job have one each.
+    """
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
+        self._given = 0
+
+    @property
+    def caller_address(self) -> str:
+        return LOOPBACK
+
+    async def grow(self, spec: JobSpec, count: int) -> Sequence[Place]:  # noqa: ARG002
+        self._given += count
+        numbers = range(self._given - count, self._given)
+        return [Place(name=f"place {n} here", host=host_name(), address=LOOPBACK, slots=1) for n in numbers]
 
     async def allocate(self, spec: JobSpec) -> Sequence[Place]:
+        if spec.least is not None:
+            return await self.grow(spec, spec.least)
         if spec.per_place is not None and spec.per_place < spec.ranks:
             raise UsageError(
                 f"per_place: expected at least {spec.ranks}, as this machine is the only place, got {spec.per_place}"
@@ -36,7 +52,7 @@ class LocalEngine(PlacementEngine):
         return [Place(name="this machine", host=host_name(), address=LOOPBACK, slots=spec.ranks)]
 
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:  # noqa: ARG002
-        agent = PlaceAgent(order, take)
+        agent = make_agent(order, take)
         task = asyncio.create_task(agent.run(), name="asyncpar local place")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -59,7 +75,7 @@ class LocalEngine(PlacementEngine):
 class LocalHandle(Handle):
     """An agent in this process."""
 
-    def __init__(self, agent: PlaceAgent) -> None:
+    def __init__(self, agent: PlaceAgent | ElasticPlace) -> None:
         self._agent = agent
 
     async def tell(self, command: PlaceCommand) -> None:

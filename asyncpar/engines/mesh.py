@@ -9,14 +9,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
-from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.actors.meshes.mesh_ref import MeshRef
 from asyncpar.actors.meshes.nodes import Nodes
 from asyncpar.actors.meshes.values import MeshError
@@ -24,11 +20,8 @@ from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.registry import class_path
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.engines.function_call import FunctionCall, describe_object, find_object
+from asyncpar.engines.rendezvous import make_environment, serve_rendezvous
 from asyncpar.errors import LaunchError, PeerError, UsageError
-from asyncpar.net.membership.credentials import write_secret
-from asyncpar.net.membership.host import host_id, host_name
-from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
 from asyncpar.node import Node
 
 A = TypeVar("A", bound=Actor)
@@ -78,6 +71,12 @@ async def serve_actors_at(environment: LaunchEnvironment, may_pickle: bool) -> N
                 break
     finally:
         await node.stop()
+
+
+def refuse_bounds(ranks: object) -> None:
+    """Raise ``UsageError`` if ``ranks`` are those of an elastic job: the world of a mesh keeps its size."""
+    if isinstance(ranks, tuple):
+        raise UsageError(f"ranks: expected a number, as the world of a mesh keeps its size, got {ranks}")
 
 
 class ClusterMesh:
@@ -150,7 +149,16 @@ async def open_mesh(
         rendezvous = await serve_rendezvous(stack, job=job, size=ranks + 1, secret=secret, address=address)
         running = asyncio.ensure_future(run(rendezvous))
         stack.push_async_callback(_end, running)
-        environment = _own_environment(stack, rendezvous, job, ranks, secret, address, timeout)
+        environment = make_environment(
+            stack,
+            rank=ranks,
+            size=ranks + 1,
+            rendezvous=rendezvous,
+            job=job,
+            secret=secret,
+            address=address,
+            timeout=timeout,
+        )
         node = await _start(environment, running)
         try:
             await node.world.barrier()
@@ -162,46 +170,6 @@ async def open_mesh(
         finally:
             await node.stop()
         await running
-
-
-async def serve_rendezvous(stack: AsyncExitStack, *, job: str, size: int, secret: bytes, address: str) -> str:
-    """Serve the rendezvous of a world at a free port of ``address``, until ``stack`` closes; return where."""
-    server = RpcServer(Credentials(secret), bind=address, port=0)
-    service = RendezvousService(job=job, world_size=size)
-    membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-        service, server.server
-    )
-    await server.start()
-    stack.push_async_callback(server.stop, grace=0.2)
-    return server.address
-
-
-def _own_environment(
-    stack: AsyncExitStack, rendezvous: str, job: str, ranks: int, secret: bytes, address: str, timeout: float
-) -> LaunchEnvironment:
-    directory = Path(tempfile.mkdtemp(prefix="asyncpar-mesh-"))  # mode 0700
-    stack.callback(shutil.rmtree, directory, ignore_errors=True)
-    write_secret(directory / "secret", secret)
-    host = host_name()
-    return LaunchEnvironment(
-        rank=ranks,
-        local_rank=0,
-        world_size=ranks + 1,
-        local_world_size=1,
-        group_rank=0,
-        group_world_size=1,
-        master_addr=address,
-        master_port=split_address(rendezvous)[1],
-        rendezvous=rendezvous,
-        secret_file=str(directory / "secret"),
-        job=job,
-        generation=0,
-        restart_count=0,
-        host=host,
-        host_id=host_id(host),
-        bind=address,
-        timeout=timeout,
-    )
 
 
 async def _start(environment: LaunchEnvironment, running: asyncio.Future[object]) -> Node:

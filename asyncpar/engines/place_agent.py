@@ -46,7 +46,7 @@ from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.transport.rpc import join_address
 
 RECONNECT_SECONDS = 1.0
-_SECRET_FILE = "secret"
+SECRET_FILE = "secret"
 _PROGRESS_SECONDS = 0.5
 _KILL_PATIENCE = 3.0
 _log = logging.getLogger(__name__)
@@ -134,9 +134,7 @@ class PlaceAgent:
 
     async def _run_ranks(self, directory: Path) -> JobOutcome:
         order = self._order
-        write_secret(directory / _SECRET_FILE, Secret(order.secret))
-        (directory / CALL_FILE).write_bytes(order.program)
-        (directory / PATHS_FILE).write_text(json.dumps([path or os.getcwd() for path in sys.path]))
+        write_order(order, directory)
         coordinator = "" if order.number == 0 else await self._coordinator
         self._embedding = AgentEmbedding(
             on_address=self._served, on_end=lambda ends: self._collect(directory, ends), paths=(directory,)
@@ -145,8 +143,8 @@ class PlaceAgent:
 
     def _collect(self, directory: Path, failures: tuple[RankEnd, ...]) -> None:
         self._report = PlaceReport(
-            values=_read_all(directory, value_file),
-            errors=_read_all(directory, error_file),
+            values=read_all(directory, value_file),
+            errors=read_all(directory, error_file),
             failures=list(failures),
         )
 
@@ -169,7 +167,7 @@ class PlaceAgent:
             grace=order.grace,
             reconnect=RECONNECT_SECONDS,
             transport=order.transport,
-            secret_file=str(directory / _SECRET_FILE),
+            secret_file=str(directory / SECRET_FILE),
             full_traceback=True,
         )
         placement = HostPlacement(
@@ -197,7 +195,14 @@ def report_of(error: BaseException) -> PlaceReport:
     return PlaceReport(exit_code=1, message=f"{type(error).__name__}: {error}")
 
 
-def _read_all(directory: Path, name: Callable[[int], str]) -> dict[int, bytes]:
+def write_order(order: PlaceOrder, directory: Path) -> None:
+    """Write what ranks read into the private ``directory`` of their place."""
+    write_secret(directory / SECRET_FILE, Secret(order.secret))
+    (directory / CALL_FILE).write_bytes(order.program)
+    (directory / PATHS_FILE).write_text(json.dumps([path or os.getcwd() for path in sys.path]))
+
+
+def read_all(directory: Path, name: Callable[[int], str]) -> dict[int, bytes]:
     """Return what the ranks here have left, by rank."""
     beginning = name(0)[:-1]
     found = {}

@@ -8,13 +8,24 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from asyncpar import __version__
-from asyncpar.engines.interface import PlaceEvent, PlaceReport, decode_command, decode_event, decode_order, encode
-from asyncpar.engines.place_agent import PlaceAgent
-from asyncpar.engines.place_node import PlaceNode
+from asyncpar.engines.elastic_place import make_agent
+from asyncpar.engines.interface import (
+    PlaceEvent,
+    PlaceOrder,
+    PlaceReport,
+    decode_command,
+    decode_event,
+    decode_order,
+    encode,
+)
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.host import host_name
+
+if TYPE_CHECKING:
+    from asyncpar.engines.place_node import PlaceNode
 
 POLL_SECONDS = 5.0
 """Seconds that a question for events waits for one."""
@@ -29,7 +40,7 @@ class PolledPlace:
         self._events: list[bytes] = []
         self._has_news = asyncio.Event()
         decoded = decode_order(order)
-        self._agent = PlaceNode(decoded, self._take) if on_loop else PlaceAgent(decoded, self._take)
+        self._agent = _make_node(decoded, self._take) if on_loop else make_agent(decoded, self._take)
         self._running = asyncio.create_task(self._agent.run(), name=f"asyncpar place of {decoded.job}")
         self._lease = asyncio.get_running_loop().call_later(LEASE_SECONDS, self._running.cancel)
 
@@ -66,6 +77,12 @@ class PolledPlace:
     def _renew(self) -> None:
         self._lease.cancel()
         self._lease = asyncio.get_running_loop().call_later(LEASE_SECONDS, self._running.cancel)
+
+
+def _make_node(order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> PlaceNode:
+    from asyncpar.engines.place_node import PlaceNode  # actors, which take long to import
+
+    return PlaceNode(order, take)
 
 
 async def pass_events_on(

@@ -1,6 +1,7 @@
-"""The program of a rank that an engine has placed: ``python -m asyncpar.engines.rank_program DIRECTORY``.
+"""The program of a rank that an engine has placed: ``python -m asyncpar.engines.rank_program [DIRECTORY]``.
 
-The directory is private to the user; it has the call, and gets what this rank returns.
+The directory is private to the user; it has the call, and gets what this rank returns.  By default it is the one with
+the secret: the ranks of an elastic job have one command line on all places.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PATHS_FILE = "paths"
 
 
 def value_file(rank: int) -> str:
-    """Return the name of the file with what ``rank`` has returned."""
+    """Return the name of the file with what ``rank`` has returned; for elastic ranks, the number of the slot."""
     return f"value-{rank}"
 
 
@@ -37,7 +38,7 @@ def main(directory: Path) -> None:
     sys.path[:] = json.loads((directory / PATHS_FILE).read_bytes())
     from asyncpar.core.observe.reporting import Reporter, record_failures
 
-    rank = int(os.environ["RANK"])
+    rank = int(os.environ.get("RANK") or os.environ["LOCAL_RANK"])  # that of an elastic one changes
     reporter = Reporter.from_environment(os.environ)
     record_failures(reporter)
     _forget(directory, rank)
@@ -71,4 +72,4 @@ def _forget(directory: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(os.environ["ASYNCPAR_SECRET_FILE"]).parent)

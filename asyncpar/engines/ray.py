@@ -1,4 +1,7 @@
-"""``ap.ray``: ranks in the placement groups of a Ray cluster: ``launch`` and ``run``, and a backend of Ray Train."""
+"""``ap.ray``: ranks in the placement groups of a Ray cluster: ``launch`` and ``run``, and backends for Ray's own.
+
+Ray Train's is ``AsyncparConfig``, that of ``ray.util.collective`` comes with ``register_collective_backend``.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,22 @@ def run(
     return run_in_thread(lambda: run_job(engine, spec, console))
 
 
+def register_collective_backend() -> None:
+    """Make the backend ``"asyncpar"`` known to ``ray.util.collective`` in this process; again: without effect.
+
+    Ray wants that in the driver and in every actor of a group: call it in both, or let Ray call it in all workers, by
+    ``ray.init(runtime_env={"worker_process_setup_hook": ap.ray.register_collective_backend})``.  Then
+    ``create_collective_group(actors, ..., backend="asyncpar")`` and ``init_collective_group`` know it.  Actors of a
+    group reach each other on any port.  Raises ``UsageError`` where ray is not installed, or lacks the registration
+    (before 2.55).
+    """
+    try:
+        from asyncpar.engines.ray_collective import register
+    except ImportError as error:
+        raise _missing(error) from error
+    register()
+
+
 def __getattr__(name: str) -> Any:
     """Return the configuration of the backend of Ray Train, which imports ray."""
     if name == "AsyncparConfig":
@@ -63,5 +82,9 @@ def _engine(placement: str, resources: Mapping[str, float] | None) -> RayEngine:
     try:
         from asyncpar.engines.ray_engine import RayEngine
     except ImportError as error:
-        raise UsageError(f"ray: it cannot be imported ({error}); pip install 'asyncpar[ray]'") from error
+        raise _missing(error) from error
     return RayEngine(placement=placement, resources=resources)
+
+
+def _missing(error: ImportError) -> UsageError:
+    return UsageError(f"ray: it cannot be imported ({error}); pip install 'asyncpar[ray]'")

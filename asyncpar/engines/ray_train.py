@@ -24,7 +24,7 @@ from ray.train.backend import Backend, BackendConfig
 from asyncpar.blocking.thread import LoopThread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
-from asyncpar.engines.mesh import serve_rendezvous
+from asyncpar.engines.rendezvous import serve_rendezvous
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id, host_name

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from asyncpar.engines.interface import Place
+from asyncpar.engines.interface import Place, PlaceReport
 from asyncpar.engines.machine import PlacesMachine
 from asyncpar.errors import AsyncparError, LaunchError, PeerLost, RemoteError
 from asyncpar.launch.failure import RankEnd
+
+if TYPE_CHECKING:
+    from asyncpar.launch.agents.job_record import JobEnd
 
 
 def settle(
@@ -35,6 +39,51 @@ def settle(
         texts = f"rank {missing[0]} ended without a result: its function left by os._exit or sys.exit"
         raise ExceptionGroup(texts, [LaunchError(texts)])
     return [decode(encoded[rank]) for rank in range(sum(counts))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceEnd:
+    """The end of a place of an elastic job: its report, or the ``cause`` by which it was lost.
+
+    ``host`` is what the agents call it.
+    """
+
+    place: Place
+    host: str
+    report: PlaceReport | None = None
+    cause: str = ""
+
+
+def settle_elastic(
+    ends: Mapping[int, PlaceEnd],
+    end: JobEnd,
+    *,
+    decode: Callable[[bytes], Any],
+    decode_error: Callable[[bytes], BaseException | None],
+) -> list[Any]:
+    """Return what the ranks have returned that were there at the end, in the order in which their places came.
+
+    Raises an ``ExceptionGroup`` if the job did not complete: of ``RemoteError`` and ``PeerLost`` for ranks that
+    crashed, ``PeerLost`` for places that were lost, ``LaunchError`` where nothing else explains it.
+    """
+    reports = [(number, found.report) for number, found in sorted(ends.items()) if found.report is not None]
+    message = end.message
+    if end.is_complete:
+        values = [report.values[slot] for _, report in reports for slot in sorted(report.values)]
+        if values:
+            return [decode(value) for value in values]
+        message = "no rank has a result: their function left by os._exit or sys.exit"
+    errors: list[Exception] = []
+    for _, report in reports:
+        for crash in report.failures:
+            pickled = report.errors.get(crash.local_rank)
+            errors.append(_error(crash, None if pickled is None else decode_error(pickled)))
+    for _, found in sorted(ends.items()):
+        if found.cause:
+            text = f"{found.place.name} {found.cause}"
+            errors.append(PeerLost(text, host=found.place.host, cause=found.cause))
+    errors = errors or [LaunchError(message or f"the job ended with code {end.exit_code}")]
+    raise ExceptionGroup(_first_line(errors[0]), errors)
 
 
 def _losses(machine: PlacesMachine, places: Sequence[Place], counts: Sequence[int]) -> list[Exception]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.core.observe.reporting import Reporter
+from asyncpar.elasticity.job import elastic
 from asyncpar.node import init
 
 
@@ -99,3 +100,41 @@ def fail_once() -> int:
     if attempt == 0:
         raise RuntimeError("the first attempt fails")
     return attempt
+
+
+async def count_elastically(folder: str) -> list[int]:
+    """Count committed steps until there is a file ``end``; return how many there were, and how many were counted.
+
+    Each rank writes ``STEP SIZE`` into a file of ``folder`` named by its process.
+    """
+    mine = Path(folder, str(os.getpid()))
+    async with elastic(portions=8) as job:
+        state = job.state({}, count=0, is_over=False)
+        async for step in job.steps(state, until=1_000_000):
+            async with step:
+                for portion in step.portions:
+                    step.add(portion, {"ones": np.ones(1), "ends": np.full(1, float(Path(folder, "end").exists()))})
+                sums = await step.reduce()
+                state["count"] += int(sums["ones"][0])
+                state["is_over"] = bool(sums["ends"][0])
+                if not step.is_replay:
+                    _write_place(mine, step.number, step.world.size)
+                    await asyncio.sleep(0.02)
+            if step.is_committed and state["is_over"]:
+                return [step.number + 1, state["count"]]
+    raise AssertionError("the last step was not the last")
+
+
+def _write_place(path: Path, number: int, size: int) -> None:
+    """Write a file that others see whole or not at all."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(f"{number} {size}")
+    draft.replace(path)
+
+
+async def raise_elastically() -> None:
+    """Raise in the first step, on all ranks."""
+    async with elastic(portions=8) as job:
+        async for step in job.steps(job.state({}, count=0), until=3):
+            async with step:
+                raise ZeroDivisionError("every rank divides by zero")

@@ -6,6 +6,8 @@ Subclass ``EngineConformance`` in a test module, say how to launch, and pytest r
         async def launch(self, function, *arguments, ranks, output=None, **options):
             return await my_engine.launch(function, *arguments, ranks=ranks, **options)
 
+``ElasticConformance`` and ``GrowingConformance`` are for engines that run elastic jobs.
+
 The suite needs pytest for nothing but collecting it.  Its functions are those of ``asyncpar.testing.engine_programs``,
 which ranks import by name.
 """
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,9 +29,9 @@ from typing import Any, Final
 from asyncpar.errors import PeerLost, RemoteError, UsageError
 from asyncpar.testing import engine_programs as programs
 
-__all__ = ["EngineConformance", "EngineOutput"]
+__all__ = ["ElasticConformance", "EngineConformance", "EngineOutput", "GrowingConformance"]
 
-PATIENCE: Final = 30.0
+PATIENCE: Final = 60.0
 
 
 @dataclass
@@ -179,6 +183,124 @@ class EngineConformance(ABC):
                 assert not launching.done(), launching
                 await asyncio.sleep(0.05)
         return [int(name) for name in found]
+
+
+class ElasticConformance(ABC):
+    """The suite for engines that run elastic jobs: ``ranks=(least, most)``, with a rank in each place."""
+
+    @abstractmethod
+    async def launch(
+        self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
+    ) -> list[Any]:
+        """Run ``function`` on ``ranks`` ranks, 3 at most; ``options`` are those of all engines."""
+
+    async def test_an_elastic_job_goes_on_when_a_rank_is_killed(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            launching = asyncio.ensure_future(self.launch(programs.count_elastically, folder, ranks=(2, 3)))
+            pids = await ranks_of_world(folder, 3, launching)
+            os.kill(pids[-1], signal.SIGKILL)
+            await ranks_of_world(folder, 2, launching)
+            await finish_counting(folder, launching, results=2)
+
+    async def test_a_rank_that_may_starts_again_and_joins_the_others(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            launching = asyncio.ensure_future(
+                self.launch(programs.count_elastically, folder, ranks=(1, 2), max_restarts=1)
+            )
+            pids = await ranks_of_world(folder, 2, launching)
+            os.kill(pids[0], signal.SIGKILL)
+            await ranks_of_world(folder, 1, launching)
+            await ranks_of_world(folder, 2, launching)
+            await finish_counting(folder, launching, results=2)
+
+    async def test_an_elastic_job_that_fails_everywhere_says_why(self) -> None:
+        try:
+            async with asyncio.timeout(2 * PATIENCE):
+                values = await self.launch(programs.raise_elastically, ranks=(1, 2))
+        except ExceptionGroup as failed:
+            said = str(failed.exceptions[0])
+        else:
+            raise AssertionError(f"expected an ExceptionGroup, got {values}")
+        assert "divides by zero" in said, said
+
+    async def test_cancelling_an_elastic_job_ends_all_ranks(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            launching = asyncio.ensure_future(self.launch(programs.count_elastically, folder, ranks=(1, 2), grace=2.0))
+            pids = await ranks_of_world(folder, 2, launching)
+            launching.cancel()
+            with suppress(asyncio.CancelledError):
+                async with asyncio.timeout(PATIENCE):
+                    await launching
+            assert launching.cancelled()
+            assert not [pid for pid in pids if _is_running(pid)]
+
+    async def test_bounds_that_make_no_sense_are_refused(self) -> None:
+        for ranks in ((0, 2), (3, 2), (2, 3, 4)):
+            try:
+                values = await self.launch(programs.count_elastically, "", ranks=ranks)  # type: ignore[arg-type]
+            except UsageError as error:
+                said = str(error)
+            else:
+                raise AssertionError(f"expected a UsageError, got {values}")
+            assert "ranks" in said, said
+
+
+class GrowingConformance(ABC):
+    """The suite for engines whose places go and come while a job runs.  Before each test there are two places."""
+
+    @abstractmethod
+    async def launch(
+        self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
+    ) -> list[Any]:
+        """Run ``function`` on ``ranks`` ranks, one in each place."""
+
+    @abstractmethod
+    async def add_place(self) -> None:
+        """Give the engine one more place."""
+
+    @abstractmethod
+    async def lose_place(self, pid: int) -> None:
+        """Kill the place of the rank whose process is ``pid``; the engine replaces it by another one."""
+
+    async def test_an_elastic_job_gets_a_rank_on_a_place_that_comes(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            launching = asyncio.ensure_future(self.launch(programs.count_elastically, folder, ranks=(1, 3)))
+            await ranks_of_world(folder, 2, launching)
+            await self.add_place()
+            await ranks_of_world(folder, 3, launching)
+            await finish_counting(folder, launching, results=3)
+
+    async def test_an_elastic_job_outlives_the_loss_of_a_place_and_gets_another(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            launching = asyncio.ensure_future(self.launch(programs.count_elastically, folder, ranks=(1, 2)))
+            pids = await ranks_of_world(folder, 2, launching)
+            await self.lose_place(pids[0])
+            await ranks_of_world(folder, 1, launching)
+            await ranks_of_world(folder, 2, launching)
+            await finish_counting(folder, launching, results=2)
+
+
+async def finish_counting(folder: str, launching: asyncio.Future[list[Any]], *, results: int) -> None:
+    """Let ``count_elastically`` end; no step was lost, and none was counted twice."""
+    Path(folder, "end").touch()
+    async with asyncio.timeout(PATIENCE):
+        values = await launching
+    assert len(values) == results, values
+    for steps, counted in values:
+        assert counted == 8 * steps
+
+
+async def ranks_of_world(folder: str, size: int, launching: asyncio.Future[Any]) -> list[int]:
+    """Wait until ``size`` ranks have seen a world of that size, newly, and return their processes."""
+    now = time.time()
+    async with asyncio.timeout(2 * PATIENCE):
+        while True:
+            assert not launching.done(), launching
+            found = [path for path in Path(folder).iterdir() if path.name.isdecimal() and path.stat().st_mtime > now]
+            ranks = [int(path.name) for path in found if path.read_text().split()[1:] == [str(size)]]
+            if len(ranks) == size and all(map(_is_running, ranks)):
+                return sorted(ranks)
+            await asyncio.sleep(0.05)
 
 
 def _is_running(pid: int) -> bool:

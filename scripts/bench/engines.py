@@ -56,7 +56,7 @@ def main() -> None:
     print(json.dumps({"engine": "local", "load": os.getloadavg()[0], "cpu_of_ranks": cpu, **local}), flush=True)
     from distributed import Client
 
-    with Client(n_workers=RANKS, threads_per_worker=1, dashboard_address=None) as client:
+    with Client(n_workers=RANKS, threads_per_worker=1, dashboard_address="127.0.0.1:0") as client:
         dask = measure(lambda: ap.dask.run(client, meet, ranks=RANKS), rounds)
         print(json.dumps({"engine": "dask", "load": os.getloadavg()[0], **dask}), flush=True)
         world = measure(lambda: asyncio.run(open_world(client)), rounds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -188,6 +190,29 @@ def test_the_death_of_a_worker_reaches_the_caller_soon(client: Any, tmp_path: Pa
     first = failed.value.exceptions[0]
     assert isinstance(first, ap.PeerLost)
     assert victim in str(first)
+
+
+CLIENT = """
+import sys
+from distributed import Client
+import asyncpar as ap
+from asyncpar.testing import engine_programs as programs
+
+ap.dask.run(Client(sys.argv[1]), programs.linger, sys.argv[2], ranks=2, wait=60.0)
+"""
+
+
+def test_ranks_end_with_a_client_that_is_killed(client: Any, tmp_path: Path) -> None:
+    """Long before the lease is over: the scheduler tells the workers."""
+    command = [sys.executable, "-c", CLIENT, client.scheduler.address, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as caller:
+        _wait_for_file(tmp_path)
+        found = [int(name) for name in os.listdir(tmp_path)]
+        caller.kill()
+    deadline = time.monotonic() + polled_place.LEASE_SECONDS / 2
+    while any(os.path.exists(f"/proc/{pid}") for pid in found) or any(client.run(dask_programs.count_places).values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 async def test_a_place_whose_caller_is_gone_ends(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,3 +57,24 @@ def test_a_hundred_pairs_all_run_in_any_order_of_asking() -> None:
         if running and draw.random() < 0.3:
             ledger.release(running.pop(draw.randrange(len(running))))
     raise AssertionError(f"{len(waiting)} jobs still wait")
+
+
+def test_a_gang_that_runs_gets_more_workers_but_none_that_others_hold_or_wait_for() -> None:
+    ledger = GangLedger()
+    ledger.ask("one", "me", ["a"], 1, owners=["me"], now=0.0)
+    ledger.ask("two", "me", ["b"], 1, owners=["me"], now=0.0)
+    ledger.ask("three", "me", ["b", "c"], 2, owners=["me"], now=0.0)  # waits
+    assert ledger.extend("one", ["b", "c", "d", "e"], 1, owners=["me"], now=1.0) == ("d",)
+    assert list(ledger.gangs["one"].workers) == ["a", "d"]
+    assert ledger.extend("three", ["e"], 1, owners=["me"], now=1.0) == ()
+    assert ledger.extend("unknown", ["e"], 1, owners=["me"], now=1.0) == ()
+
+
+def test_a_worker_that_a_gang_has_lost_is_given_again_and_can_be_given_back() -> None:
+    ledger = GangLedger()
+    ledger.ask("one", "me", ["a", "b"], 2, owners=["me"], now=0.0)
+    assert ledger.extend("one", ["b", "c"], 2, owners=["me"], now=1.0) == ("b", "c")
+    assert list(ledger.gangs["one"].workers) == ["a", "b", "c"]
+    ledger.give_back("one", "c")
+    assert list(ledger.gangs["one"].workers) == ["a", "b"]
+    ledger.give_back("gone", "c")

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from asyncpar.engines import place_agent, place_node
+from asyncpar.engines import place_agent, rendezvous
+from asyncpar.engines.elastic_place import ElasticPlace
+from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.interface import (
     BeginRanks,
     Handle,
@@ -22,6 +24,7 @@ from asyncpar.engines.interface import (
     encode,
 )
 from asyncpar.engines.job import run_job
+from asyncpar.engines.mesh import serve_actors
 from asyncpar.engines.place_agent import PlaceAgent
 from asyncpar.engines.place_node import PlaceNode
 from asyncpar.engines.polled_place import pass_events_on
@@ -84,7 +87,7 @@ def order() -> PlaceOrder:
         slots=1,
         address="127.0.0.1",
         secret=b"s" * 32,
-        program=b"",
+        program=encode_call(serve_actors, ("127.0.0.1:1", 2, False), pickle=False),
         timeout=5.0,
         grace=1.0,
         max_restarts=0,
@@ -93,15 +96,15 @@ def order() -> PlaceOrder:
     )
 
 
-@pytest.mark.parametrize("kind", [PlaceAgent, PlaceNode])
+@pytest.mark.parametrize("kind", [PlaceAgent, PlaceNode, ElasticPlace])
 @pytest.mark.parametrize("step", ["tempfile.mkdtemp", "write_secret"])
 async def test_a_place_that_breaks_reports_why(
-    kind: type[PlaceAgent | PlaceNode], step: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[PlaceAgent | PlaceNode | ElasticPlace], step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for module in (place_agent, place_node):
+    for module in (place_agent, rendezvous):
         monkeypatch.setattr(f"{module.__name__}.{step}", fail)
     events: list[PlaceEvent] = []
     place = kind(order(), events.append)

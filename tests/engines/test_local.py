@@ -18,8 +18,9 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.testing import engine_programs as programs
-from asyncpar.testing.engines import EngineConformance, EngineOutput
+from asyncpar.testing.engines import ElasticConformance, EngineConformance, EngineOutput
 from tests.engines.consoles import RecordingConsole
+from tests.engines.kernels import interrupt_a_cell, start_kernel
 
 pytestmark = pytest.mark.process
 
@@ -34,6 +35,13 @@ class TestLocal(EngineConformance):
         **options: Any,
     ) -> list[Any]:
         return await ap.cluster.launch(function, *arguments, ranks=ranks, console=RecordingConsole(output), **options)
+
+
+class TestElasticLocal(ElasticConformance):
+    async def launch(
+        self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
+    ) -> list[Any]:
+        return await ap.cluster.launch(function, *arguments, ranks=ranks, console=RecordingConsole(), **options)
 
 
 class Counter(ap.Actor):
@@ -167,6 +175,13 @@ def test_an_interrupted_cell_leaves_nothing_and_can_be_run_again(tmp_path: Path,
     )
     assert done.stdout.split("\n")[:3] == ["interrupted", "[False]", "[3]"], done
     assert time.monotonic() - begun < 25.0
+
+
+@pytest.mark.timeout(240)
+def test_a_cell_of_a_kernel_is_interrupted_and_launches_again() -> None:
+    with start_kernel() as kernel:
+        for _ in range(3):
+            interrupt_a_cell(kernel)
 
 
 def test_ranks_die_with_a_caller_that_is_killed(tmp_path: Path) -> None:

@@ -113,6 +113,45 @@ def test_workers_of_ray_train_are_ranks(tmp_path: Path) -> None:
         assert not Path(seen["secret"]).parent.exists()
 
 
+def torch_loop(config: dict[str, str]) -> None:
+    import torch
+    import torch.distributed as dist
+    from ray.train.torch import prepare_model
+
+    x = torch.full((3,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    model = prepare_model(torch.nn.Linear(2, 1))
+    model(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
+    seen = {
+        "sum": x.tolist(),
+        "backend": dist.get_backend(),
+        "model": type(model).__name__,
+        "gradient": next(model.parameters()).grad.tolist(),
+    }
+    Path(config["out"], str(dist.get_rank())).write_text(json.dumps(seen))
+
+
+def test_torch_programs_of_ray_train_have_the_backend_by_its_name(tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    trainer = TorchTrainer(
+        torch_loop,
+        train_loop_config={"out": str(tmp_path)},
+        torch_config=TorchConfig(backend="asyncpar"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path / "results")),
+    )
+    trainer.fit()
+    for rank in range(2):
+        assert json.loads((tmp_path / str(rank)).read_text()) == {
+            "sum": [3.0, 3.0, 3.0],
+            "backend": "asyncpar",
+            "model": "DistributedDataParallel",
+            "gradient": [[1.5, 1.5]],
+        }
+
+
 def _wait_for_file(folder: Path) -> str:
     deadline = time.monotonic() + 60.0
     while not (found := os.listdir(folder)):

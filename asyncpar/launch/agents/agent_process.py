@@ -8,17 +8,17 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
-from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.system_errors import os_reason
-from asyncpar.errors import AuthenticationError, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
+from asyncpar.launch.agents.group_part import GROUP_JOB, take_part
 from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_record, encode_record
@@ -31,22 +31,16 @@ from asyncpar.launch.observers import Observers, observe_job
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.run import new_loop
-from asyncpar.net.membership.group_peers import RpcGroupNetwork
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
-from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
 from asyncpar.net.membership.world_service import WorldService
-from asyncpar.net.transport.refusals import Refusals
-from asyncpar.net.transport.rpc import RpcServer, is_loopback, join_address, split_address
+from asyncpar.net.transport.rpc import is_loopback, join_address, split_address
 from asyncpar.observe.summary import JobSummary
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_PATIENCE = 0.2
 _AGAIN_SECONDS = 1.0
 """Seconds until an agent that was held for lost comes again."""
-GROUP_JOB = "agents"
-"""What agents that outlive jobs are called where jobs are listed."""
 
 
 def run_agent_process(options: AgentOptions, environment: Mapping[str, str]) -> int:
@@ -184,45 +178,22 @@ class AgentProcess:
         self, stack: AsyncExitStack, join: tuple[str, ...], reaper: ReaperClient, directory: Path
     ) -> tuple[WorldService, HostAgent]:
         """Serve this host's part of the group; ``stack`` ends that.  Opens the job, if this agent is there for one."""
-        options, name = self._options, self._name
-        bind, port = split_address(self._listen)
-        credentials, certificates = self._credentials.rpc, self._credentials.certificates
-        server = RpcServer(credentials, bind=bind, port=port)
-        group = WorldService(
-            name=name,
-            network=RpcGroupNetwork(server, credentials),
+        part = await take_part(
+            stack,
+            self._place(split_address(self._listen)[0]),
+            listen=self._listen,
             join=join,
-            votes=VoteFile(directory / "votes", job="agents"),
-            is_witness=options.witness,
-            role=None if certificates is None else certificates.agent.identity.role,
-        )
-        rendezvous = RendezvousService(job=GROUP_JOB)
-        agent = HostAgent(
-            group,
-            self._place(bind),
-            rendezvous=rendezvous,
+            credentials=self._credentials.rpc,
+            votes=directory,
             display=self._display,
             reaper=reaper,
             only_job=self._job is not None,
+            is_for_one_job=self._is_for_job,
         )
-        control = ControlService(
-            name, group, agent, credentials, on_refused=server.refused, is_for_one_job=self._is_for_job
-        )
-        agents_pb2_grpc.add_AgentsServicer_to_server(control, server.server)  # type: ignore[no-untyped-call]
-        membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            rendezvous, server.server
-        )
-        server.on_refused = _tell_refused(agent.say)
-        await server.start()
-        stack.push_async_callback(server.stop, grace=0.2)
-        agent.address = control.address = server.address
-        stack.push_async_callback(group.stop)
-        await group.start()
-        self._agent, self._group = agent, group
-        agent.say(f"serves at {server.address}")
+        self._agent, self._group = part.agent, part.group
         if self._job is not None:
-            await self._open(group, control, self._job)
-        return group, agent
+            await self._open(part.group, part.control, self._job)
+        return part.group, part.agent
 
     def _place(self, bind: str) -> HostPlace:
         return HostPlace(
@@ -259,19 +230,6 @@ class AgentProcess:
                 if status.job is None:
                     raise
         compare_job(await group.status(), job)
-
-
-def _tell_refused(say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Return what says who was refused (as gRPC names it), and why, as often as makes sense."""
-    refusals, loop = Refusals(), asyncio.get_running_loop()
-
-    def tell(peer: str, why: str) -> None:
-        host = peer.partition(":")[2].rpartition(":")[0]
-        line = refusals.line(AuthenticationError(f"from {host}: {why}"), now=loop.time())
-        if line is not None:
-            say(line)
-
-    return tell
 
 
 def compare_job(status: WorldStatus, job: SubmittedJob) -> None:

@@ -122,6 +122,11 @@ class ElasticRanks:
         return {slot.number: self._budget.crashes(slot.number) for slot in self._slots}
 
     @property
+    def failures(self) -> tuple[RankEnd, ...]:
+        """The crashes, in the order of time."""
+        return tuple(self._failures)
+
+    @property
     def ranks(self) -> dict[int, int]:
         """The ranks of the slots that are in the world of now."""
         names = [] if self._world is None else [placed.name for placed in self._world.members]

@@ -34,6 +34,7 @@ from asyncpar.launch.agents.restarted_ranks import RestartedRanks
 from asyncpar.launch.agents.slot_processes import HostPlace, SlotProcesses
 from asyncpar.launch.agents.views import RankView
 from asyncpar.launch.display import Display
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_placement import free_port
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
@@ -80,7 +81,9 @@ class HostAgent:
         display: Display,
         reaper: ReaperClient,
         only_job: bool = False,
+        on_say: Callable[[str], None] | None = None,
     ) -> None:
+        """``on_say`` takes the agent's own lines (None: they are displayed)."""
         self._group = group
         self._place = place
         self.address = ""
@@ -89,6 +92,7 @@ class HostAgent:
         self._display = display
         self._reaper = reaper
         self._only_job = only_job
+        self._on_say = on_say
         self.watch = HostWatch(place.host)
         """What the ranks here tell of themselves."""
         self.on_output: Callable[[int, Streams, bytes], None] = lambda _rank, _stream, _chunk: None
@@ -169,6 +173,12 @@ class HostAgent:
     def failure(self) -> tuple[int, str]:
         """Exit code and text of ranks that failed here after the job was complete; 0 and "" if none did."""
         return (0, "") if self._job is None else (self._job.exit_code, self._job.failure)
+
+    @property
+    def crashes(self) -> tuple[RankEnd, ...]:
+        """The ranks that have crashed here in the last job, if it was one of ``--elastic ranks``; in time's order."""
+        machine = None if self._job is None else self._job.machine
+        return machine.failures if isinstance(machine, ElasticRanks) else ()
 
     def ranks(self) -> tuple[RankView, ...]:
         """Return what runs here."""
@@ -343,6 +353,9 @@ class HostAgent:
 
     def say(self, text: str) -> None:
         """Print a line of the agent's own."""
+        if self._on_say is not None:
+            self._on_say(text)
+            return
         self._talk(self._say(text))
 
     def _talk(self, work: Coroutine[Any, Any, None]) -> None:

@@ -36,6 +36,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...]
     kind: ProgramKind
     directory: str
+    """Where ranks are started; "": where each agent is."""
     environment: dict[str, str]
     """Variables that were set for this job alone; the others are those of each agent."""
     slots: int

@@ -208,7 +208,7 @@ class SlotProcesses:
             environment=elastic_environment(base, place) if is_elastic else rank_environment(base, place),
             place=place,
             director=pipe if is_elastic else None,
-            directory=record.directory,
+            directory=record.directory or None,
         )
 
     async def _hear(self, running: _Running, reader: asyncio.StreamReader) -> None:

@@ -108,6 +108,8 @@ class WorldService:
         self._silence = AgentSilence()
         self._is_parked = False
         self._is_leaving = False
+        self.is_last = False
+        """Are the other hosts about to end, so that nobody has to hear that this one leaves?"""
         self._is_dismissed = False
         self._trouble: Exception | None = None
         self._clock: asyncio.TimerHandle | None = None
@@ -168,7 +170,7 @@ class WorldService:
     async def stop(self) -> None:
         """See ``WorldGroup``."""
         self._is_leaving = True
-        if len(self._state.nodes) > 1 and not self._is_dismissed:
+        if len(self._state.nodes) > 1 and not self._is_dismissed and not self.is_last:
             self.tell(HostLeaving(self.name))
             try:
                 async with asyncio.timeout(_LEAVE_SECONDS):

@@ -15,6 +15,8 @@ import asyncpar as ap
 if __name__ == "__main__":
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     with (
-        Client(address) if address else Client(n_workers=RANKS, threads_per_worker=1, dashboard_address=None) as client
+        Client(address)
+        if address
+        else Client(n_workers=RANKS, threads_per_worker=1, dashboard_address="127.0.0.1:0") as client
     ):
         run_on("dask", lambda arguments: ap.dask.run(client, train_language_model, list(arguments), ranks=RANKS))

@@ -1,0 +1,99 @@
+"""The part of one host in a group of agents: its server, its vote, and the agent that runs its ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
+from asyncpar.errors import AuthenticationError
+from asyncpar.launch.agents.control_service import ControlService
+from asyncpar.launch.agents.host_agent import HostAgent
+from asyncpar.launch.agents.slot_processes import HostPlace
+from asyncpar.launch.display import Display
+from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.net.membership.group_peers import RpcGroupNetwork
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.membership.vote_file import VoteFile
+from asyncpar.net.membership.world_service import WorldService
+from asyncpar.net.transport.refusals import Refusals
+from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+
+GROUP_JOB = "agents"
+"""What agents that outlive jobs are called where jobs are listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPart:
+    """What a host has in the group: ``group`` decides, ``agent`` runs ranks, ``control`` answers people."""
+
+    group: WorldService
+    agent: HostAgent
+    control: ControlService
+
+
+async def take_part(
+    stack: AsyncExitStack,
+    place: HostPlace,
+    *,
+    listen: str,
+    join: tuple[str, ...],
+    credentials: Credentials,
+    votes: Path,
+    display: Display,
+    reaper: ReaperClient,
+    only_job: bool = False,
+    is_for_one_job: bool = False,
+    on_say: Callable[[str], None] | None = None,
+) -> GroupPart:
+    """Join the group of the agents at ``join``, or found one, and serve this host's part until ``stack`` closes.
+
+    ``listen`` is ``host:port`` (port 0: a free one), ``votes`` the directory of its votes.  See ``HostAgent`` for
+    ``only_job`` and ``on_say``.  Raises what joining raises: ``AuthenticationError``, ``LaunchError``, ``UsageError``.
+    """
+    bind, port = split_address(listen)
+    certificates = place.certificates
+    server = RpcServer(credentials, bind=bind, port=port)
+    group = WorldService(
+        name=place.host,
+        network=RpcGroupNetwork(server, credentials),
+        join=join,
+        votes=VoteFile(votes / "votes", job=GROUP_JOB),
+        is_witness=place.is_witness,
+        role=None if certificates is None else certificates.agent.identity.role,
+    )
+    rendezvous = RendezvousService(job=GROUP_JOB)
+    agent = HostAgent(
+        group, place, rendezvous=rendezvous, display=display, reaper=reaper, only_job=only_job, on_say=on_say
+    )
+    control = ControlService(
+        place.host, group, agent, credentials, on_refused=server.refused, is_for_one_job=is_for_one_job
+    )
+    agents_pb2_grpc.add_AgentsServicer_to_server(control, server.server)  # type: ignore[no-untyped-call]
+    membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        rendezvous, server.server
+    )
+    server.on_refused = _tell_refused(agent.say)
+    await server.start()
+    stack.push_async_callback(server.stop, grace=0.2)
+    agent.address = control.address = server.address
+    stack.push_async_callback(group.stop)
+    await group.start()
+    agent.say(f"serves at {server.address}")
+    return GroupPart(group=group, agent=agent, control=control)
+
+
+def _tell_refused(say: Callable[[str], None]) -> Callable[[str, str], None]:
+    """Return what says who was refused (as gRPC names it), and why, as often as makes sense."""
+    refusals, loop = Refusals(), asyncio.get_running_loop()
+
+    def tell(peer: str, why: str) -> None:
+        host = peer.partition(":")[2].rpartition(":")[0]
+        line = refusals.line(AuthenticationError(f"from {host}: {why}"), now=loop.time())
+        if line is not None:
+            say(line)
+
+    return tell

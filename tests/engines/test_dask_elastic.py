@@ -1,0 +1,78 @@
+"""Elastic jobs on a real Dask cluster, whose workers die and come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import asyncpar as ap
+from asyncpar.testing import engine_programs as programs
+from asyncpar.testing.engines import ElasticConformance, GrowingConformance
+from tests.engines.consoles import RecordingConsole
+
+distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+
+def make_cluster(workers: int) -> Any:
+    return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with make_cluster(3) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+class TestElasticDask(ElasticConformance):
+    @pytest.fixture(autouse=True)
+    def _use(self, client: Any) -> None:
+        self.client = client
+
+    async def launch(
+        self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
+    ) -> list[Any]:
+        return await ap.dask.launch(
+            self.client, function, *arguments, ranks=ranks, console=RecordingConsole(), **options
+        )
+
+
+class TestGrowingDask(GrowingConformance):
+    @pytest.fixture(autouse=True)
+    def _use(self) -> Iterator[None]:
+        with make_cluster(2) as self.cluster, distributed.Client(self.cluster, set_as_default=False) as self.client:
+            yield
+
+    async def launch(
+        self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
+    ) -> list[Any]:
+        return await ap.dask.launch(
+            self.client, function, *arguments, ranks=ranks, console=RecordingConsole(), **options
+        )
+
+    async def add_place(self) -> None:
+        self.cluster.scale(3)
+
+    async def lose_place(self, pid: int) -> None:
+        workers = await asyncio.to_thread(self.client.run, os.getpid)
+        parents = {parent.pid for parent in psutil.Process(pid).parents()}
+        (worker,) = parents & set(workers.values())
+        os.kill(worker, signal.SIGKILL)  # its nanny starts another one
+
+
+async def test_a_world_of_nodes_on_workers_has_a_fixed_size(client: Any) -> None:
+    with pytest.raises(ap.UsageError, match=r"ranks: expected a number"):
+        async with ap.dask.world(client, ranks=(1, 2)):  # type: ignore[arg-type]
+            pass
+
+
+async def test_several_ranks_of_a_worker_go_and_come_together(client: Any) -> None:
+    with pytest.raises(ap.UsageError, match=r"multiples of the 2 ranks of a place, got \(1, 4\)"):
+        await ap.dask.launch(client, programs.raise_elastically, ranks=(1, 4), per_worker=2)
