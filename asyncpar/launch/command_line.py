@@ -167,7 +167,7 @@ def as_typed(text: str) -> str:
     if context is None or found is None:
         return text
     by_name = {one.name: one for one in context.command.params if isinstance(one, click.Option)}
-    name = found[2].replace("-", "_").replace(" ", "_")
+    name = found[2].lower().replace("-", "_").replace(" ", "_")
     shown = [name, *_STAND_FOR.get(name, ())]
     given = [one for one in shown if one in by_name and context.get_parameter_source(one) in _TYPED]
     if not given:
@@ -192,7 +192,7 @@ def exit_with(command: str, run: Callable[[], int]) -> None:
         click.echo(f"asyncpar {command}: {as_typed(str(error))}", err=True)
         exit_code = USAGE_EXIT
     except AsyncparError as error:
-        click.echo(f"asyncpar {command}: {error}", err=True)
+        click.echo(f"asyncpar {command}: {as_typed(str(error))}", err=True)
         exit_code = 1
     except OSError as error:
         if error.errno not in FULL:

@@ -181,7 +181,7 @@ def test_the_launcher_pins_one_that_the_ranks_import(tmp_path: Path) -> None:
 def test_one_that_ranks_cannot_import_ends_the_job_with_a_reason(tmp_path: Path) -> None:
     done = launch("no_such_package.lanes:KIND", tmp_path)
     assert done.returncode == 1
-    assert "transport: no_such_package.lanes:KIND cannot be imported (No module named 'no_such_package')" in done.stderr
+    assert "TRANSPORT: no_such_package.lanes:KIND cannot be imported (No module named 'no_such_package')" in done.stderr
 
 
 @pytest.mark.usefixtures("registered")

@@ -166,7 +166,7 @@ def test_places_that_cannot_be_used_are_mistakes(tmp_path: Path) -> None:
     job.write_text("")
     for arguments, message in (
         (("--log-dir", str(job / "logs")), "--log-dir: "),
-        (("--secret-file", str(tmp_path / "none")), "secret file: "),
+        (("--secret-file", str(tmp_path / "none")), "--secret-file: "),
         (("--certs", str(tmp_path / "none")), "--certs: "),
         (("--local-addr", "203.0.113.7"), "203.0.113.7"),
         (("--nnodes", "2", "--rdzv-endpoint", "no such host:1"), "--rdzv-endpoint: the host name"),

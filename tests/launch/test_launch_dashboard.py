@@ -59,7 +59,7 @@ def urls(process: subprocess.Popen[str], *names: str) -> dict[str, str]:
 def pictures(url: str) -> Iterator[dict[str, Any]]:
     address, _, token = url.partition("#token=")
     request = urllib.request.Request(f"{address}events", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         for line in answer:
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])

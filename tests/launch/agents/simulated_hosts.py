@@ -380,8 +380,9 @@ class StrawProcesses:
         feed: Callable[[SlotEvent], None],
         watch: Any,
         remains: Any,
+        on_output: Any,
     ) -> None:
-        del record, display, reaper, watch, remains
+        del record, display, reaper, watch, remains, on_output
         self._host = place.host
         self._feed = feed
         self._running: dict[int, tuple[StrawRank, asyncio.Task[None]]] = {}
