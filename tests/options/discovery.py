@@ -35,6 +35,7 @@ def public_modules() -> list[Any]:
             (
                 "asyncpar.torch",
                 "asyncpar.device.codecs.torch_",
+                "asyncpar.engines.ray_collective",
                 "asyncpar.engines.ray_engine",
                 "asyncpar.engines.ray_train",
                 "asyncpar.launch.torchx.dist",
