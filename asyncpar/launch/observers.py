@@ -54,11 +54,20 @@ class Observers:
         self.tail.feed(chunk, rank=rank, error=stream is Streams.STDERR)
 
     async def run(self) -> None:
-        """Look until cancelled."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
+        """Look until cancelled.  A look that fails is said, once for each reason, and the next one is made."""
+        loop, own = asyncio.get_running_loop(), asyncio.current_task()
+        assert own is not None
+        due, said = loop.time(), set[str]()
         while self.looks:
-            await self.look()
+            try:
+                await self.look()
+            except (Exception, asyncio.CancelledError) as error:  # a call whose channel fails may end as cancelled
+                if own.cancelling():
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+                if reason not in said:
+                    said.add(reason)
+                    self._say(f"the job could not be looked at, and is again: {reason}")
             due = max(due + LOOK_SECONDS, loop.time())
             await asyncio.sleep(due - loop.time())
 

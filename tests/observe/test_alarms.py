@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 import msgspec
+import pytest
 
 from asyncpar.launch.commands.job_text import show_job
 from asyncpar.launch.observers import Observers
@@ -106,6 +108,29 @@ class Watch:
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         raise NotImplementedError
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("torn"), asyncio.CancelledError()])
+async def test_a_look_that_fails_is_said_once_and_the_next_ones_are_made(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncpar.launch.observers.LOOK_SECONDS", 0.001)
+    looks, said = [], list[str]()
+
+    class Torn(Watch):
+        async def status(self) -> JobSummary:
+            looks.append(failure)
+            if len(looks) in (2, 3):
+                raise failure
+            return await super().status()
+
+    running = asyncio.ensure_future(Observers(Torn(job(rank(0))), said.append, None).run())
+    while len(looks) < 6:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+    assert said == [f"the job could not be looked at, and is again: {type(failure).__name__}: {failure}"]
 
 
 async def test_the_launcher_says_alarms() -> None:
