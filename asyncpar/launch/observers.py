@@ -48,28 +48,35 @@ class Observers:
         self.dashboard: DashboardServer | None = None
         self._is_written = directory is not None
         self._written_at = 0.0
+        self._reasons: set[str] = set()
+        """Why looks have failed."""
 
     def add_output(self, rank: int, stream: Streams, chunk: bytes) -> None:
         """Take output of a rank; ``b""`` at its end."""
         self.tail.feed(chunk, rank=rank, error=stream is Streams.STDERR)
 
     async def run(self) -> None:
-        """Look until cancelled.  A look that fails is said, once for each reason, and the next one is made."""
-        loop, own = asyncio.get_running_loop(), asyncio.current_task()
-        assert own is not None
-        due, said = loop.time(), set[str]()
+        """Look until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
         while self.looks:
-            try:
-                await self.look()
-            except (Exception, asyncio.CancelledError) as error:  # a call whose channel fails may end as cancelled
-                if own.cancelling():
-                    raise
-                reason = f"{type(error).__name__}: {error}"
-                if reason not in said:
-                    said.add(reason)
-                    self._say(f"the job could not be looked at, and is again: {reason}")
+            await self._try_look()
             due = max(due + LOOK_SECONDS, loop.time())
             await asyncio.sleep(due - loop.time())
+
+    async def _try_look(self, *, ended: str = "", failed: bool = False) -> None:
+        """Look once; why that failed is said, once for each reason, and ends nothing."""
+        own = asyncio.current_task()
+        assert own is not None
+        try:
+            await self.look(ended=ended, failed=failed)
+        except (Exception, asyncio.CancelledError) as error:  # a call whose channel fails may end as cancelled
+            if own.cancelling():
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            if reason not in self._reasons:
+                self._reasons.add(reason)
+                self._say(f"the job could not be looked at: {reason}")
 
     async def look(self, *, ended: str = "", failed: bool = False) -> None:
         """Look once; ``ended`` says how the job ended."""
@@ -106,7 +113,7 @@ class Observers:
             return
         ended = f"The job has ended with exit code {outcome.exit_code}."
         first = next(iter(outcome.message.splitlines()), "")
-        await self.look(ended=f"{ended} {first}".strip(), failed=outcome.exit_code != 0)
+        await self._try_look(ended=f"{ended} {first}".strip(), failed=outcome.exit_code != 0)
         if self.sinks:
             await asyncio.gather(*(asyncio.to_thread(sink.close, ended) for sink in self.sinks))
 

@@ -10,6 +10,7 @@ import pytest
 
 from asyncpar.launch.commands.job_text import show_job
 from asyncpar.launch.observers import Observers
+from asyncpar.launch.protocol import JobOutcome
 from asyncpar.observe.alarms import AlarmBoard, count_missing_rounds, find_alarms
 from asyncpar.observe.stragglers import TOLD_ROUNDS
 from asyncpar.observe.summary import (
@@ -130,7 +131,17 @@ async def test_a_look_that_fails_is_said_once_and_the_next_ones_are_made(
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()
-    assert said == [f"the job could not be looked at, and is again: {type(failure).__name__}: {failure}"]
+    assert said == [f"the job could not be looked at: {type(failure).__name__}: {failure}"]
+
+
+async def test_a_last_look_that_fails_does_not_end_the_launcher() -> None:
+    class Torn(Watch):
+        async def status(self) -> JobSummary:
+            raise RuntimeError("torn")
+
+    said: list[str] = []
+    await Observers(Torn(job(rank(0))), said.append, None).finish(JobOutcome(0, ""))
+    assert said == ["the job could not be looked at: RuntimeError: torn"]
 
 
 async def test_the_launcher_says_alarms() -> None:
