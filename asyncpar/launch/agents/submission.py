@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
@@ -32,6 +33,8 @@ from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import resolve
 from asyncpar.net.transport.rpc import Credentials, split_address
 from asyncpar.observe.summary import JobSummary
+
+T = TypeVar("T")
 
 _PROBE_SECONDS = 5.0
 """How long an agent may take that a connection reaches; where nothing listens that shows at once."""
@@ -235,25 +238,28 @@ class _Submission:
         name = signal.Signals(signal_number).name
         await self._say(f"got {name}; ranks have {self._record.grace:g} s to end (again: leave them to it)")
         request = CancelRequest(number=number, exit_code=128 + signal_number, why=f"its launcher got {name}")
-        await self._client().cancel(request)
+        await self._ask_any(lambda client: client.cancel(request))
 
     async def _look(self) -> GroupView:
-        """Return what an agent of the group tells; the one that was asked before may be gone."""
+        """Return what an agent of the group tells."""
+        view = await self._ask_any(lambda client: client.status())
+        others = [host.address for host in view.hosts if host.address != self._addresses[0]]
+        self._addresses[1:] = others
+        self._view = view
+        return view
+
+    async def _ask_any(self, ask: Callable[[ControlClient], Awaitable[T]]) -> T:
+        """Return what an agent of the group answers; the one that was asked before may be gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _LOST_SECONDS
         while True:
             try:
-                view = await ControlClient(self._addresses[0], self._credentials, seconds=_STATUS_SECONDS).status()
+                return await ask(ControlClient(self._addresses[0], self._credentials, seconds=_STATUS_SECONDS))
             except NoAgent:
                 if loop.time() > deadline:
                     raise
                 self._addresses.append(self._addresses.pop(0))
                 await asyncio.sleep(_POLL_SECONDS)
-            else:
-                others = [host.address for host in view.hosts if host.address != self._addresses[0]]
-                self._addresses[1:] = others
-                self._view = view
-                return view
 
     def _say_later(self, text: str) -> None:
         task = asyncio.ensure_future(self._say(text))
