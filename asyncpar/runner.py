@@ -26,6 +26,8 @@ A launcher sends Ctrl-C to all ranks, but each gets it in its own time.
 """
 REASON_SECONDS = 0.1
 """Seconds that a launched program goes on after SIGTERM, so that errors that explain it come first."""
+READ_SECONDS = 0.001
+"""Seconds in which the loop reads a signal that came before an error: one look at the sockets may find both."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
@@ -105,7 +107,8 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
                 return await main
             except Exception as error:
                 if reporter.is_connected and is_left_behind(error):
-                    if task.cancelling():  # the signal is here, and the program met what it did to others on its way
+                    await asyncio.sleep(READ_SECONDS)
+                    if is_terminated or task.cancelling():  # it met what the signal did to others first
                         raise asyncio.CancelledError from error
                     reporter.failure(error)
                     await _listen(lambda: is_terminated)

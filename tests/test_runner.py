@@ -231,6 +231,38 @@ def test_what_ctrl_c_did_to_other_ranks_first_is_not_shown_as_an_error(
         assert "PeerLost: rank 1: it left the world" in ended.stderr
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_what_sigterm_did_to_other_ranks_first_is_not_shown_as_an_error(tmp_path: Path, seconds: float) -> None:
+    """A rank goes on for a moment after SIGTERM: it may lose ranks that had the signal before it and have left."""
+    program = tmp_path / "left.py"
+    program.write_text(f"""{_LEFT}
+import asyncio
+
+async def main():
+    os.kill(os.getpid(), signal.SIGTERM)
+    if {seconds}:
+        await asyncio.sleep({seconds})
+    raise left
+
+asyncpar.runner.REASON_SECONDS = 30
+ap.run(main)
+""")
+    reading, writing = os.pipe()
+    ended = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ASYNCPAR_REPORT_FD": str(writing)},
+        pass_fds=[writing],
+        check=False,
+    )
+    os.close(writing)
+    reported = os.read(reading, 1)
+    os.close(reading)
+    assert (ended.returncode, ended.stdout, ended.stderr, reported) == (143, "", "", b"")
+
+
 def test_what_ctrl_c_makes_of_operations_is_no_error_of_the_program() -> None:
     """Ranks are cancelled one after the other: one that cleans up may meet what the others did before."""
     read, write = os.pipe()
