@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,6 +18,8 @@ from asyncpar.collectives.ledger import Traffic
 from asyncpar.collectives.parts import Part
 from asyncpar.collectives.recovery import Agreed
 from asyncpar.core.config.device_lanes import DeviceLanes
+
+T = TypeVar("T")
 
 
 class AllReduce:
@@ -607,6 +609,16 @@ class Operations:
         """
         self._handle.wait("send_object", lambda: self.on_loop.send_object(value, dest, tag=tag), timeout)
 
+    @overload
+    def recv_object(
+        self, source: int | None = None, *, tag: int = 0, wanted: type[T], timeout: float | None = None
+    ) -> T: ...
+
+    @overload
+    def recv_object(
+        self, source: int | None = None, *, tag: int = 0, wanted: Any = Any, timeout: float | None = None
+    ) -> Any: ...
+
     def recv_object(
         self, source: int | None = None, *, tag: int = 0, wanted: Any = Any, timeout: float | None = None
     ) -> Any:
@@ -614,6 +626,28 @@ class Operations:
         return self._handle.wait(
             "recv_object", lambda: self.on_loop.recv_object(source, tag=tag, wanted=wanted), timeout
         )
+
+    @overload
+    def broadcast_object(
+        self,
+        value: object = None,
+        *,
+        root: int = 0,
+        key: str | None = None,
+        wanted: type[T],
+        timeout: float | None = None,
+    ) -> T: ...
+
+    @overload
+    def broadcast_object(
+        self,
+        value: object = None,
+        *,
+        root: int = 0,
+        key: str | None = None,
+        wanted: Any = Any,
+        timeout: float | None = None,
+    ) -> Any: ...
 
     def broadcast_object(
         self,
@@ -627,14 +661,24 @@ class Operations:
         """Return the ``value`` that ``root`` passes.
 
         Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
-        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make;
-        for ``Any``, dataclasses, structs, members of enumerations, named tuples and other types of your own are a
-        ``UsageError`` that names them and their place.  Arrays in values must not be changed before the operation has
-        ended.
+        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make,
+        and that of the result for type checkers; for ``Any``, dataclasses, structs, members of enumerations, named
+        tuples and other types of your own are a ``UsageError`` that names them and their place.  Arrays in values must
+        not be changed before the operation has ended.
         """
         return self._handle.wait(
             "broadcast_object", lambda: self.on_loop.broadcast_object(value, root=root, key=key, wanted=wanted), timeout
         )
+
+    @overload
+    def all_gather_object(
+        self, value: object, *, key: str | None = None, wanted: type[T], timeout: float | None = None
+    ) -> list[T]: ...
+
+    @overload
+    def all_gather_object(
+        self, value: object, *, key: str | None = None, wanted: Any = Any, timeout: float | None = None
+    ) -> list[Any]: ...
 
     def all_gather_object(
         self, value: object, *, key: str | None = None, wanted: Any = Any, timeout: float | None = None
@@ -644,6 +688,16 @@ class Operations:
             "all_gather_object", lambda: self.on_loop.all_gather_object(value, key=key, wanted=wanted), timeout
         )
 
+    @overload
+    def gather_object(
+        self, value: object, *, root: int = 0, key: str | None = None, wanted: type[T], timeout: float | None = None
+    ) -> list[T] | None: ...
+
+    @overload
+    def gather_object(
+        self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any, timeout: float | None = None
+    ) -> list[Any] | None: ...
+
     def gather_object(
         self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any, timeout: float | None = None
     ) -> list[Any] | None:
@@ -651,6 +705,28 @@ class Operations:
         return self._handle.wait(
             "gather_object", lambda: self.on_loop.gather_object(value, root=root, key=key, wanted=wanted), timeout
         )
+
+    @overload
+    def scatter_object(
+        self,
+        values: Sequence[object] | None = None,
+        *,
+        root: int = 0,
+        key: str | None = None,
+        wanted: type[T],
+        timeout: float | None = None,
+    ) -> T: ...
+
+    @overload
+    def scatter_object(
+        self,
+        values: Sequence[object] | None = None,
+        *,
+        root: int = 0,
+        key: str | None = None,
+        wanted: Any = Any,
+        timeout: float | None = None,
+    ) -> Any: ...
 
     def scatter_object(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -496,6 +496,14 @@ class Communicator(ArrayOperations):
         """
         return self._send(dest, tag, lambda: objects.encoded(value, "value"))
 
+    @overload
+    def recv_object(self, source: int | None = None, *, tag: int = 0, wanted: type[T]) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def recv_object(
+        self, source: int | None = None, *, tag: int = 0, wanted: Any = Any
+    ) -> Coroutine[Any, Any, Any]: ...
+
     def recv_object(self, source: int | None = None, *, tag: int = 0, wanted: Any = Any) -> Coroutine[Any, Any, Any]:
         """Return the next value that ``source`` (None: any rank) sends with ``tag``; it must be of type ``wanted``."""
 
@@ -506,22 +514,42 @@ class Communicator(ArrayOperations):
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
+    @overload
+    def broadcast_object(
+        self, value: object = None, *, root: int = 0, key: str | None = None, wanted: type[T]
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def broadcast_object(
+        self, value: object = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, Any]: ...
+
     def broadcast_object(
         self, value: object = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, Any]:
         """Return the ``value`` that ``root`` passes.
 
         Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
-        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make;
-        for ``Any``, dataclasses, structs, members of enumerations, named tuples and other types of your own are a
-        ``UsageError`` that names them and their place.  Arrays in values must not be changed before the operation has
-        ended.
+        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make,
+        and that of the result for type checkers; for ``Any``, dataclasses, structs, members of enumerations, named
+        tuples and other types of your own are a ``UsageError`` that names them and their place.  Arrays in values must
+        not be changed before the operation has ended.
         """
         return self._engine.checked(
             "broadcast_object",
             key,
             lambda: objects.broadcast_object(self._engine, value, root=root, wanted=wanted, key=key),
         )
+
+    @overload
+    def all_gather_object(
+        self, value: object, *, key: str | None = None, wanted: type[T]
+    ) -> Coroutine[Any, Any, list[T]]: ...
+
+    @overload
+    def all_gather_object(
+        self, value: object, *, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, list[Any]]: ...
 
     def all_gather_object(
         self, value: object, *, key: str | None = None, wanted: Any = Any
@@ -531,6 +559,16 @@ class Communicator(ArrayOperations):
             "all_gather_object", key, lambda: objects.all_gather_object(self._engine, value, wanted=wanted, key=key)
         )
 
+    @overload
+    def gather_object(
+        self, value: object, *, root: int = 0, key: str | None = None, wanted: type[T]
+    ) -> Coroutine[Any, Any, list[T] | None]: ...
+
+    @overload
+    def gather_object(
+        self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, list[Any] | None]: ...
+
     def gather_object(
         self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, list[Any] | None]:
@@ -538,6 +576,16 @@ class Communicator(ArrayOperations):
         return self._engine.checked(
             "gather_object", key, lambda: objects.gather_object(self._engine, value, root=root, wanted=wanted, key=key)
         )
+
+    @overload
+    def scatter_object(
+        self, values: Sequence[object] | None = None, *, root: int = 0, key: str | None = None, wanted: type[T]
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def scatter_object(
+        self, values: Sequence[object] | None = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, Any]: ...
 
     def scatter_object(
         self, values: Sequence[object] | None = None, *, root: int = 0, key: str | None = None, wanted: Any = Any

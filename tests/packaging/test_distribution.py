@@ -129,3 +129,10 @@ def test_type_checkers_find_no_error_in_the_examples() -> None:
     examples = [path for path in (ROOT / "scripts" / "examples").rglob("*.py") if "ray" not in path.name]
     said = run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, *examples, folder=ROOT)
     assert "0 errors, 0 warnings" in said
+
+
+def test_type_checkers_know_what_wanted_makes() -> None:
+    need("pyright", 'pip install "pyright[nodejs]"')
+    program = Path(__file__).parent / "typed_objects.py"
+    said = run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, program, folder=ROOT)
+    assert "0 errors, 0 warnings" in said

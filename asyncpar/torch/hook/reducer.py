@@ -180,7 +180,7 @@ class HookReducer:
         self,
         step: _Step,
         given: HookBucket,
-        exchange: Coroutine[Any, Any, list[Lines]],
+        exchange: Coroutine[Any, Any, Sequence[Lines]],
         state: BucketState | UsageError | None,
     ) -> None:
         """Reduce a new bucket once all ranks have described it equally."""

@@ -1,0 +1,61 @@
+"""Assertions about types of results: mypy reads them in ``scripts/check``, pyright in a test.  They are never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+import asyncpar as ap
+import asyncpar.blocking
+from asyncpar.blocking.pending import Pending
+
+
+@dataclass
+class Settings:
+    """A value that ranks send."""
+
+    rate: float
+
+
+class Store(ap.Actor):
+    """An actor whose references are typed by its class."""
+
+    @ap.endpoint
+    async def swap(self, settings: Settings) -> Settings:
+        return settings
+
+    @ap.endpoint
+    async def each(self) -> AsyncIterator[Settings]:
+        yield Settings(0.1)
+
+
+async def of_asks(node: ap.Node, settings: Settings) -> None:
+    store = node.ref("store", rank=1, actor_class=Store)
+    assert_type(await store.swap(settings), Settings)
+    assert_type(await (await node.spawn(Store)).swap(settings), Settings)
+    async for item in store.each.stream():
+        assert_type(item, Settings)
+
+
+async def of_coroutines(comm: ap.Communicator, settings: Settings) -> None:
+    assert_type(await comm.broadcast_object(settings, wanted=Settings), Settings)
+    assert_type(await comm.all_gather_object(settings, wanted=Settings), list[Settings])
+    assert_type(await comm.gather_object(settings, root=1, wanted=Settings), list[Settings] | None)
+    assert_type(await comm.scatter_object([settings], key="k", wanted=Settings), Settings)
+    assert_type(await comm.recv_object(0, tag=3, wanted=Settings), Settings)
+    assert_type(await comm.broadcast_object({"a": [1]}, wanted=dict[str, list[int]]), dict[str, list[int]])
+    assert_type(await comm.broadcast_object(), Any)
+    assert_type(await comm.all_gather_object(1, wanted=int | None), list[Any])
+
+
+def of_blocking_programs(comm: asyncpar.blocking.Communicator, settings: Settings) -> None:
+    assert_type(comm.broadcast_object(settings, wanted=Settings), Settings)
+    assert_type(comm.all_gather_object(settings, wanted=Settings, timeout=9), list[Settings])
+    assert_type(comm.gather_object(settings, wanted=Settings), list[Settings] | None)
+    assert_type(comm.scatter_object([settings], wanted=Settings), Settings)
+    assert_type(comm.recv_object(wanted=Settings), Settings)
+    assert_type(comm.broadcast_object(), Any)
+    assert_type(comm.start.broadcast_object(settings, wanted=Settings), Pending[Settings])
+    assert_type(comm.start.all_gather_object(settings, wanted=Settings).wait(), list[Settings])
+    assert_type(comm.start.broadcast_object({}), Pending[Any])
