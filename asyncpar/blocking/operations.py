@@ -18,6 +18,7 @@ from asyncpar.collectives.ledger import Traffic
 from asyncpar.collectives.parts import Part
 from asyncpar.collectives.recovery import Agreed
 from asyncpar.core.config.device_lanes import DeviceLanes
+from asyncpar.core.config.transport import LaneCosts
 
 T = TypeVar("T")
 
@@ -398,6 +399,7 @@ class Operations:
     def algorithm_table(self) -> str:
         """Return which algorithm is used for which operation and size, with the estimates behind it.
 
+        The line behind the table says what lanes are taken to cost, and whether that was measured: see ``calibrate``.
         Once device arrays were used, more lines say how operations on them last went, by size where a pin tells sizes
         apart, and why if not by NCCL, after a table like the first of what would be used and the estimates of all ways.
         """
@@ -411,15 +413,32 @@ class Operations:
         """
         return self.on_loop.predict(operation, payload, algorithm=algorithm, on_devices=on_devices)
 
-    def calibrate(self, *, device: int | None = None, timeout: float | None = None) -> None:
+    @property
+    def measured_lane(self) -> LaneCosts | None:
+        """What ``calibrate`` of this group has found of the lanes between its hosts, or of all where it has one host.
+
+        Equal on all ranks; None before that.
+        """
+        return self.on_loop.measured_lane
+
+    def calibrate(
+        self, *, device: int | None = None, from_operations: bool = False, timeout: float | None = None
+    ) -> None:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
+
+        With ``from_operations`` nothing is sent to measure: the figures are those of the latest operations by messages
+        of this group, of all ranks.  So a program that calls it every now and then chooses by what its links are like
+        now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
+        last bits (it is the same on all ranks as ever), and pinned algorithms stay.
 
         With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
         copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
         device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
         until it is over.
         """
-        self._handle.wait("calibrate", lambda: self.on_loop.calibrate(device=device), timeout)
+        self._handle.wait(
+            "calibrate", lambda: self.on_loop.calibrate(device=device, from_operations=from_operations), timeout
+        )
 
     @property
     def device_lanes(self) -> DeviceLanes:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.collectives import reductions
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
+from asyncpar.collectives.lane_estimate import UNKNOWN
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer
 from asyncpar.collectives.protocol import describe
@@ -81,6 +83,27 @@ def _reduction_speed(clock: Callable[[], float]) -> float:
     return 4 * _LARGE_BYTES / max(clock() - begun, 1e-9)
 
 
+def calibrate_from_operations(engine: Engine) -> Coroutine[Any, Any, None]:
+    """Choose by what finished operations of all ranks have taken, on all ranks alike; nothing is sent to measure.
+
+    The least latency and the most bandwidth of all ranks count: the rank that came last to an operation has waited for
+    nobody.  A figure that no rank has stays as it is.
+    """
+    told = reductions.all_reduce(engine, engine.lanes.figures(), op="max", out=None, algorithm=None, key=None)
+    return _adopt_told(engine, told)
+
+
+async def _adopt_told(engine: Engine, told: Coroutine[Any, Any, np.ndarray[Any, Any]]) -> None:
+    negative_latency, bandwidth = map(float, await told)
+    lane = engine.policy.model.lane
+    if negative_latency > UNKNOWN:
+        lane = replace(lane, latency=-negative_latency, is_measured=True)
+    if bandwidth > UNKNOWN:
+        lane = replace(lane, bandwidth=bandwidth, is_measured=True)
+    if lane is not engine.policy.model.lane:
+        _use(engine, lane, lane if len(engine.hosts) == 1 else engine.policy.model.local)
+
+
 def _adopt(engine: Engine, figures: np.ndarray[Any, np.dtype[np.float64]], *, has_near: bool, has_far: bool) -> None:
     model = engine.policy.model
     reduction = float(figures[4])
@@ -91,5 +114,11 @@ def _adopt(engine: Engine, figures: np.ndarray[Any, np.dtype[np.float64]], *, ha
         lane = LaneCosts(latency=float(figures[2]), bandwidth=float(figures[3]), reduction=reduction, is_measured=True)
     elif has_near:
         lane = local
-    engine.policy = replace(engine.policy, model=replace(model, lane=lane, local=local))
+    _use(engine, lane, local)
+
+
+def _use(engine: Engine, lane: LaneCosts, local: LaneCosts) -> None:
+    """Choose by these figures from now on; they are equal on all ranks."""
+    engine.measured_lane = lane if lane.is_measured else None
+    engine.policy = replace(engine.policy, model=replace(engine.policy.model, lane=lane, local=local))
     engine.forget_prepared()

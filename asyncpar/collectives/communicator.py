@@ -203,11 +203,13 @@ class Communicator(ArrayOperations):
     def algorithm_table(self) -> str:
         """Return which algorithm is used for which operation and size, with the estimates behind it.
 
+        The line behind the table says what lanes are taken to cost, and whether that was measured: see ``calibrate``.
         Once device arrays were used, more lines say how operations on them last went, by size where a pin tells sizes
         apart, and why if not by NCCL, after a table like the first of what would be used and the estimates of all ways.
         """
         policy, ways = self._engine.policy, self._engine.device_ways
-        return "\n".join(filter(None, [policy.table(), policy.device_table(ways.possible), *ways.lines()]))
+        tables = policy.table(), policy.model.describe_lanes(), policy.device_table(ways.possible)
+        return "\n".join(filter(None, [*tables, *ways.lines()]))
 
     def predict(self, operation: str, payload: int, *, algorithm: str | None = None, on_devices: bool = False) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
@@ -223,14 +225,33 @@ class Communicator(ArrayOperations):
         chosen = algorithm or policy.choose(operation, payload, arena=policy.has_arena)
         return policy.model.estimate(operation, chosen, payload)
 
-    def calibrate(self, *, device: int | None = None) -> Coroutine[Any, Any, None]:
+    @property
+    def measured_lane(self) -> LaneCosts | None:
+        """What ``calibrate`` of this group has found of the lanes between its hosts, or of all where it has one host.
+
+        Equal on all ranks; None before that.
+        """
+        return self._engine.measured_lane
+
+    def calibrate(self, *, device: int | None = None, from_operations: bool = False) -> Coroutine[Any, Any, None]:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
+
+        With ``from_operations`` nothing is sent to measure: the figures are those of the latest operations by messages
+        of this group, of all ranks.  So a program that calls it every now and then chooses by what its links are like
+        now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
+        last bits (it is the same on all ranks as ever), and pinned algorithms stay.
 
         With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
         copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
         device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
         until it is over.
         """
+        if from_operations:
+            if device is not None:
+                error = UsageError("device: devices are measured by themselves; leave it out, or from_operations")
+                self._engine.refuse("calibrate", error)
+                raise error
+            return calibration.calibrate_from_operations(self._engine)
         measured = calibration.calibrate(self._engine, clock=time.perf_counter)
         if device is None:
             return measured

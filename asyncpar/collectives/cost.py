@@ -48,6 +48,13 @@ class CostModel:
             return arena_seconds(operation, self.size, payload)
         return _seconds(self.lane, work_of(operation, algorithm, self.size, payload))
 
+    def describe_lanes(self) -> str:
+        """Return the figures that the estimates are from, and whether they were measured."""
+        if len(self.hosts) == 1:
+            return f"lanes: {_described(self.lane)}"
+        inside = "" if max(map(len, self.hosts)) == 1 else f"; inside {_described(self.local)}"
+        return f"lanes: between hosts {_described(self.lane)}{inside}"
+
     def _hierarchical(self, algorithm: str, payload: int) -> float:
         """Return the estimate of a hierarchical all-reduce; in arenas, what goes on inside overlaps with the rest."""
         size, parts = max(map(len, self.hosts)), leaders_of(algorithm, self.hosts)
@@ -96,6 +103,10 @@ def arena_seconds(operation: str, size: int, payload: float) -> float:
     touched = {"all_reduce": payload + 2 * share, "reduce_scatter": 2 * share, "all_to_all": 2 * share}
     chunks = 1 + payload // PIECE_BYTES
     return ARENA_LATENCY * (size - 1) * chunks + touched.get(operation, 2 * payload) / ARENA_BANDWIDTH
+
+
+def _described(lane: LaneCosts) -> str:
+    return str(lane) if lane.is_measured else f"{lane}, built in"
 
 
 def _seconds(lane: LaneCosts, work: AlgorithmWork) -> float:

@@ -24,6 +24,7 @@ from asyncpar.collectives.algorithms.steps import RankSchedule
 from asyncpar.collectives.arrays import Array, check_key
 from asyncpar.collectives.call import Call, MessageCall, refuse
 from asyncpar.collectives.device_ways import DeviceWays
+from asyncpar.collectives.lane_estimate import SYMMETRIC, LaneEstimate
 from asyncpar.collectives.ledger import (
     LARGE_CALL_BYTES,
     CollectiveStatistics,
@@ -43,6 +44,7 @@ from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.collectives.shared_memory.hierarchical import Route
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.concurrency.tasks import is_home_loop
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.core.observe.recorder import NO_TICKET, Recorder
 from asyncpar.core.observe.records import (
     NO_PEER,
@@ -114,6 +116,9 @@ class Engine:
             admit_early=_weakly(self),
             ancestors=ancestors,
         )
+        self.lanes = LaneEstimate()
+        self.measured_lane: LaneCosts | None = None
+        """What ``calibrate`` of this group has found of lanes between hosts, or of all where there is one host."""
         self.quick: dict[Hashable, QuickPlan] = {}
         """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
@@ -433,6 +438,9 @@ class Engine:
         tally = self.count_call(operation.name, operation.description.algorithm, operation.payload_sent, seconds)
         tally.messages += operation.messages_sent
         tally.steps += operation.steps
+        by_lanes = operation.messages_sent and operation.steps and operation.name in SYMMETRIC
+        if by_lanes and not is_hierarchical(operation.description.algorithm):  # those use two kinds of lanes
+            self.lanes.add(rounds=operation.steps, payload=operation.payload_sent, seconds=seconds)
 
     def count_call(self, name: str, algorithm: str, payload: int, seconds: float) -> Tally:
         """Count a finished call that has sent ``payload`` bytes, and return the sums that it belongs to."""

@@ -117,15 +117,17 @@ _LARGE_BYTES = 1 << 18
 _TRIPS = 3
 _VALUES = 1 << 18
 _LEAST_SECONDS = 1e-9
+_PAIR_OF_HOSTS = 2
 
 
 async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured:
     """Return what the replicas go by, the same on all of them; to be called on all of them, which are on two hosts
     or more.
 
-    The first ranks of all hosts pass a message of 256 KiB around their ring, three times after three that do not count:
-    so both directions of every link are busy, as they are in a step, and the slowest link counts.  Then rank 0 encodes
-    and decodes with each codec for some milliseconds, in a thread, and tells everyone.
+    Where there are two hosts, and the group was calibrated (``Communicator.calibrate``), its figures of the link count.
+    Else the first ranks of all hosts pass a message of 256 KiB around their ring, three times after three that do not
+    count: so both directions of every link are busy, as they are in a step, and the slowest link counts.  Then rank 0
+    encodes and decodes with each codec for some milliseconds, in a thread, and tells everyone.
     """
     firsts = tuple(host[0] for host in replicas.hosts)
     between = replicas.subgroup(firsts, key=_FIRSTS) if replicas.rank in firsts else None
@@ -134,7 +136,7 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
         lambda: replicas.broadcast_object(found[0] if found else None, key=f"{key}/measured", wanted=Measured)
     )
     try:
-        link = None if between is None else await measure_link(between, key=key, clock=clock)
+        link = None if between is None else _known_link(replicas) or await measure_link(between, key=key, clock=clock)
         if replicas.rank == 0:
             assert link is not None, "rank 0 is the first of its host"
             codecs = await asyncio.to_thread(
@@ -146,6 +148,14 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
         raise
     agreed: Measured = await told.run()
     return agreed
+
+
+def _known_link(replicas: Communicator) -> LinkSpeed | None:
+    """Return what the replicas were calibrated by, the same on all of them; None where they have several links."""
+    lane = replicas.measured_lane
+    if lane is None or len(replicas.hosts) != _PAIR_OF_HOSTS:
+        return None
+    return LinkSpeed(latency=lane.latency, bandwidth=lane.bandwidth)
 
 
 async def measure_link(between: Communicator, *, key: str, clock: Clock) -> LinkSpeed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,3 +162,14 @@ async def test_a_choice_for_several_hosts_is_none_inside_one(monkeypatch: pytest
             rank.synchronizer.restore(state)
         await draw_and_synchronize(ranks)
         assert codecs_of(ranks) == {Identity()}
+
+
+async def test_a_group_that_was_calibrated_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = pretend(monkeypatch, SLOW)
+    async with parallel_world(2, hosts=["a", "b"], compression=compressed("auto")) as ranks:
+        async with asyncio.timeout(30.0):
+            await asyncio.gather(*(rank.node.world.calibrate() for rank in ranks))
+        await draw_and_synchronize(ranks)
+        assert codecs_of(ranks) == {Identity()}, "lanes of one process are quick"
+        assert len({rank.synchronizer.codec_table() for rank in ranks}) == 1
+    assert measured == []

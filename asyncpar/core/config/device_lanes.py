@@ -42,12 +42,7 @@ class DeviceLanes:
         return self is BUILT_IN_LANES
 
     def __str__(self) -> str:
-        return "; ".join(f"{field.name} {_shown(getattr(self, field.name))}" for field in fields(self))
-
-
-def _shown(costs: LaneCosts) -> str:
-    source = ", measured" if costs.is_measured else ""
-    return f"{costs.bandwidth / 1e9:.3g} GB/s, {costs.latency * 1e6:.3g} us{source}"
+        return "; ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
 
 
 BUILT_IN_LANES = DeviceLanes()

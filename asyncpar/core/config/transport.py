@@ -40,6 +40,10 @@ class LaneCosts:
             if not (value > 0 and math.isfinite(value)):
                 raise UsageError(f"{name}: expected a positive number, got {value!r}")
 
+    def __str__(self) -> str:
+        source = ", measured" if self.is_measured else ""
+        return f"{self.bandwidth / 1e9:.3g} GB/s, {self.latency * 1e6:.3g} us{source}"
+
 
 INPROC_COSTS = LaneCosts(latency=20e-6, bandwidth=6e9)
 """Cost of passing frames inside a process."""

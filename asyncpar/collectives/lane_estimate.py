@@ -1,0 +1,74 @@
+"""Estimate what lanes cost from operations that are run anyway.  Pure.
+
+Theory of operation.  A rank takes part in an operation by ``rounds`` rounds of messages, in which it sends ``payload``
+bytes.  Of a small one the seconds per round are the latency of a lane; of a large one the payload over the seconds,
+less the latency of its rounds, is the bandwidth, with the work of combining in it.  What disturbs (a rank that comes
+late, a busy core) only ever delays, so the figure is the quickest quarter of the latest operations: a single lucky one
+does not count, and a link that has become slower shows after some.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.collectives.ledger import LARGE_CALL_BYTES
+
+_WINDOW: Final = 32
+"""Latest operations of each kind that count."""
+
+_SMALL_BYTES: Final = 4 << 10
+_QUICKEST: Final = 4
+_MOST_LATENCY: Final = 4.0
+"""At least a quarter of a large operation's time is due to its length: the latency was seen at another time."""
+
+SYMMETRIC: Final = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all"})
+"""Operations in which every rank sends and receives alike; where one only sends, its time is not that of a lane."""
+
+UNKNOWN: Final = -np.inf
+
+
+class LaneEstimate:
+    """Running figures of the lanes of one group on one rank; ``add`` takes finished operations by messages."""
+
+    __slots__ = ("_bandwidths", "_latencies")
+
+    def __init__(self) -> None:
+        self._latencies: deque[float] = deque(maxlen=_WINDOW)
+        """Seconds per round."""
+        self._bandwidths: deque[float] = deque(maxlen=_WINDOW)
+        """Bytes/s."""
+
+    def add(self, *, rounds: int, payload: int, seconds: float) -> None:
+        """Take in an operation of ``rounds`` rounds, from 1, in which this rank sent ``payload`` bytes."""
+        if seconds <= 0.0:
+            return
+        if payload <= _SMALL_BYTES:
+            self._latencies.append(seconds / rounds)
+        elif payload >= LARGE_CALL_BYTES:
+            waited = rounds * (self.latency or 0.0)
+            self._bandwidths.append(payload / max(seconds - waited, seconds / _MOST_LATENCY))
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds of a message; None before a small operation."""
+        return _quick(sorted(self._latencies))
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes/s; None before a large operation."""
+        return _quick(sorted(self._bandwidths, reverse=True))
+
+    def figures(self) -> NDArray[np.float64]:
+        """Return the negative latency and the bandwidth, -inf for what is unknown: of ranks the most counts."""
+        latency, bandwidth = self.latency, self.bandwidth
+        return np.array([UNKNOWN if latency is None else -latency, UNKNOWN if bandwidth is None else bandwidth])
+
+
+def _quick(quickest_first: Sequence[float]) -> float | None:
+    """Return the last of the quickest quarter."""
+    return quickest_first[(len(quickest_first) - 1) // _QUICKEST] if quickest_first else None
