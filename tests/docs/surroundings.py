@@ -311,4 +311,17 @@ dist.destroy_process_group()
 """,
         needs="torch",
     ),
+    ("docs/torch.md", 'model = asyncpar.torch.DistributedDataParallel(module, codec="int8")'): Surroundings(
+        f"""{_TORCH_WORLD}
+import torch.distributed as dist
+import asyncpar.torch
+
+dist.init_process_group("asyncpar")
+module, path = torch.nn.Linear(4, 4), "feedback.pt"
+BLOCK
+dist.destroy_process_group()
+""",
+        {"...\n": "model(torch.ones(2, 4)).sum().backward()\n"},
+        needs="torch",
+    ),
 }

@@ -141,9 +141,9 @@ def trained(**settings: Any) -> Any:
 class Parts(torch.nn.Module):
     """Two layers, of which it may leave one out, and a buffer that each rank changes in another way."""
 
-    def __init__(self, rank: int, *, leaves_out: bool) -> None:
+    def __init__(self, rank: int, *, leaves_out: bool, width: int) -> None:
         super().__init__()
-        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.first, self.last = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
         for each in self.parameters():  # threads share torch's random numbers
             each.data = torch.arange(float(each.numel())).sin().view(each.shape) + rank
         self.register_buffer("seen", torch.zeros(1))
@@ -156,7 +156,7 @@ class Parts(torch.nn.Module):
         return x if self._leaves_out else self.last(x)
 
 
-def replicated(*, leaves_out: bool = False, is_alone: bool = False, **settings: Any) -> Any:
+def replicated(*, leaves_out: bool = False, is_alone: bool = False, width: int = 4, **settings: Any) -> Any:
     """Return buckets, gradients, parameters and the buffer after two backward passes of three ranks, or that they fail.
 
     ``is_alone``: each rank is a group of its own.
@@ -165,11 +165,13 @@ def replicated(*, leaves_out: bool = False, is_alone: bool = False, **settings: 
     def steps(rank: int) -> Any:
         groups = [dist.new_group([one]) for one in range(RANKS)]
         model = DistributedDataParallel(
-            Parts(rank, leaves_out=leaves_out), process_group=groups[rank] if is_alone else None, **settings
+            Parts(rank, leaves_out=leaves_out, width=width),
+            process_group=groups[rank] if is_alone else None,
+            **settings,
         )
         try:
             for _ in range(2):
-                model(torch.full((2, 4), float(rank))).square().mean().backward()
+                model(torch.full((2, width), float(rank))).square().mean().backward()
         except UsageError:
             return "refused"
         gradients = [None if one.grad is None else one.grad.tolist() for one in model.parameters()]
@@ -199,6 +201,7 @@ def joined(*, is_given: bool = False) -> bool:
 EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "DistributedDataParallel.bucket_cap_mb": (replicated, {"bucket_cap_mb": 0.0001}),
     "DistributedDataParallel.broadcast_buffers": (replicated, {"broadcast_buffers": False}),
+    "DistributedDataParallel.codec": (partial(replicated, width=128), {"codec": "sign"}),
     "DistributedDataParallel.find_unused_parameters": (
         partial(replicated, leaves_out=True),
         {"find_unused_parameters": True},

@@ -25,13 +25,15 @@ from asyncpar.torch.arrays import array_of
 class HookBucket:
     """``buffer`` holds the gradients of ``parameters`` one after another, and is to hold their mean over ranks.
 
-    ``index`` counts the buckets of a backward pass from 0 up to the one that ``is_last``.
+    ``index`` counts the buckets of a backward pass from 0 up to the one that ``is_last``.  With a ``refusal`` this rank
+    does not reduce the bucket, and the others get the reason; ``buffer`` is not read then.
     """
 
     index: int
     is_last: bool
     buffer: torch.Tensor
     parameters: tuple[torch.Tensor, ...]
+    refusal: BaseException | None = None
 
     @classmethod
     def of(cls, bucket: dist.GradBucket) -> HookBucket:

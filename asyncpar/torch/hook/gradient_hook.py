@@ -10,7 +10,7 @@ print(state.statistics())
 # Without the annotations of the future: torch looks at those of hooks.
 
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -60,7 +60,7 @@ class GradientHook:
         hosts: Hosts = True,
         parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     ) -> None:
-        self._group = own_group(group, "GradientHook")
+        self.group = own_group(group, "GradientHook")
         self._settings = HookSettings(
             compression=GradientCompressionConfig(codec=codec, error_feedback=error_feedback),
             minimum_bytes=minimum_bytes,
@@ -68,10 +68,20 @@ class GradientHook:
             hosts=hosts,
         )
         self._memory = HookMemory(names=ParameterNames(parameters))
-        self._tally = HookTally(codec=self._settings.compression.codec_name, ranks=self._group.size())
+        self._tally = HookTally(codec=self._settings.compression.codec_name, ranks=self.group.size())
         self._reducer: HookReducer | None = None
         self._works: list[Work] = []
         self._backward = _OUTSIDE
+        self._await_failed: Callable[[], None] | None = None
+        """Waits for what passes that failed have left under way; there is one if a model alone has this hook."""
+
+    def __str__(self) -> str:
+        return str(self._settings)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Is no codec used in any bucket?"""
+        return self._settings.is_lossless
 
     def statistics(self) -> HookStatistics:
         """Return the figures of the steps so far.  Call it between steps."""
@@ -99,6 +109,7 @@ class GradientHook:
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to reduce ``bucket`` and return a future of its mean over ranks.  See ``gradient_hook``."""
+        self._check_not_owned()
         given, backward = HookBucket.of(bucket), torch._C._current_graph_task_id()
         if given.index == 0:
             if backward != _OUTSIDE and backward == self._backward:
@@ -108,18 +119,42 @@ class GradientHook:
                 )
             self._backward = backward
             self._works = []
-        work = self._group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)
+        work = self.start(given)
         self._works.append(work)
         if given.is_last and backward != _OUTSIDE:
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
         return cast("Future[torch.Tensor]", work.get_future().then(_only))
 
+    # -- for asyncpar.torch.DistributedDataParallel ------------------------------------------------------------------
+
+    def own(self, await_failed: Callable[[], None]) -> None:
+        """Let one model alone have this hook, which calls ``start`` and waits itself.
+
+        ``await_failed`` waits for buckets of passes that failed, whose errors were raised.
+        """
+        self._check_not_owned()
+        if self._reducer is not None:
+            raise UsageError("state: expected a GradientHook of its own for each model, got one that was used")
+        self._await_failed = await_failed
+
+    def start(self, given: HookBucket) -> Work:
+        """Begin to replace the gradients in ``given`` by their mean over ranks."""
+        return self.group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)
+
+    def add_wait(self, seconds: float) -> None:
+        """Count the time that a backward pass has waited at its end."""
+        self._tally.add_wait(seconds)
+
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_not_owned(self) -> None:
+        if self._await_failed is not None:
+            raise UsageError("state: expected a GradientHook of its own for each model, got one that a model has")
 
     def _begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
         """Begin to reduce a bucket; called on the loop."""
         if self._reducer is None:
-            self._reducer = HookReducer(self._group.communicator, self._settings, self._memory, self._tally)
+            self._reducer = HookReducer(self.group.communicator, self._settings, self._memory, self._tally)
         return self._reducer.begin(given)
 
     def _wait(self) -> None:
@@ -137,6 +172,8 @@ class GradientHook:
         self._tally.add_wait(time.perf_counter() - begun)
 
     def _check_idle(self, what: str) -> None:
+        if self._await_failed is not None:
+            self._await_failed()
         if self._reducer is not None and not self._reducer.is_idle:
             raise UsageError(f"{what}: buckets of a backward pass are under way; call it between steps")
 

@@ -19,13 +19,14 @@ from typing import Any, TypeAlias
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Lines, find_difference
 from asyncpar.codecs import Identity
+from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, HostGroups
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.groups import REPLICAS, Keys, SyncGroups
 from asyncpar.gradsync.layout import SchemeMaker, least_bytes
-from asyncpar.gradsync.schemes import Scheme
+from asyncpar.gradsync.schemes import ReductionStep, Scheme
 from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.gradsync.step import BucketRun, RunTimes, ThreadTurns
 from asyncpar.torch.hook.bucket import BucketTransfer, HookBucket, UncompressedSum
@@ -140,7 +141,10 @@ class HookReducer:
         return SyncTraffic.read(() if self._groups is None else self._groups.communicators)
 
     def begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
-        """Give the bucket its place in the order of operations; awaited, it replaces the gradients by their mean."""
+        """Give the bucket its place in the order of operations; awaited, it replaces the gradients by their mean.
+
+        One with a ``refusal`` is agreed on like any other; but then its reduction ends on all ranks.
+        """
         step = self._step_of(given)
         state = self._memory.find(given)
         if state is not None:
@@ -208,7 +212,12 @@ class HookReducer:
         groups, begun = self._groups, time.perf_counter()
         try:
             scheme = await self._scheme(groups, step, state, given)
-            times = await self._run_scheme(groups, step, state, scheme, given)
+            steps = self._reduction_steps(step, state, scheme)
+            if given.refusal is not None:
+                step.is_good = False
+                _close(steps, given.refusal)
+                return
+            times = await self._run_scheme(groups, state, scheme, steps, given)
         except BaseException:
             step.is_good = False
             raise
@@ -260,7 +269,11 @@ class HookReducer:
             failure = error
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
         key = f"{self._keys.bucket(state.bucket).replicas}/made"
-        texts: list[str] = await groups.own.all_gather_object(text, key=key, wanted=str)
+        try:
+            texts: list[str] = await groups.own.all_gather_object(text, key=key, wanted=str)
+        except BaseException:
+            step.is_forgotten = True  # some ranks may have the scheme and others not
+            raise
         step.is_forgotten |= any(texts)
         if failure is not None:
             raise failure
@@ -283,12 +296,19 @@ class HookReducer:
         found.set_result(resolved)
         return resolved
 
-    async def _run_scheme(
-        self, groups: _HookGroups, step: _Step, state: BucketState, scheme: Scheme, given: HookBucket
-    ) -> RunTimes:
-        """Reduce the bucket by ``scheme``; if that fails here, its collectives are cancelled on the other ranks too."""
+    def _reduction_steps(self, step: _Step, state: BucketState, scheme: Scheme) -> Sequence[ReductionStep]:
         key = self._keys.bucket(state.bucket).replicas
-        steps = scheme.reduction_steps(key, (step.number, zlib.crc32(state.bucket.shared_name.encode())))
+        return scheme.reduction_steps(key, (step.number, zlib.crc32(state.bucket.shared_name.encode())))
+
+    async def _run_scheme(
+        self,
+        groups: _HookGroups,
+        state: BucketState,
+        scheme: Scheme,
+        steps: Sequence[ReductionStep],
+        given: HookBucket,
+    ) -> RunTimes:
+        """Take ``steps`` of ``scheme``; if that fails here, its collectives are cancelled on the other ranks too."""
         transfer = BucketTransfer(scheme, given, is_lent=scheme.lend(given.array), ranks=groups.own.size)
         run = BucketRun(scheme=scheme, turns=self._turns, agreed=self._agreed)
         try:
@@ -296,8 +316,15 @@ class HookReducer:
                 await run.take(steps, before=lambda: transfer.divide(self._memory.waiting(state)))
             else:
                 await run.take(steps, before=transfer.read, after=transfer.write)
-        except BaseException:
-            for reduction in steps:
-                reduction.close()
+        except BaseException as error:
+            _close(steps, error)
             raise
         return run.times
+
+
+def _close(steps: Sequence[ReductionStep], error: BaseException) -> None:
+    """End the collectives that have not begun on the other ranks, which get ``error`` as the reason."""
+    with cancel_reason() as why:
+        why.take(error)
+        for reduction in steps:
+            reduction.close()

@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import ALL, find_difference
+from asyncpar.codecs import AnyCodec
 from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
 from asyncpar.torch.errors import as_torch
+from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.process_group import ProcessGroup, own_group
 from asyncpar.torch.replicas.buckets import Replicated
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
@@ -45,6 +47,9 @@ class DistributedDataParallel(torch.nn.Module):
     wrong on one rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others;
     parameters and optimizer are as before then, and gradients undefined: zero them.
 
+    ``codec`` compresses gradients with error feedback (``int8``, ``powersgd:4`` and the others of ``GradientHook``);
+    ``register_comm_hook`` sets more.  ``gradient_hook`` is what does it, with figures and a state dict of its own.
+
     ``process_group`` is the default one if it is None; with ``init_sync`` all ranks begin with the parameters of the
     first one.
     """
@@ -59,6 +64,7 @@ class DistributedDataParallel(torch.nn.Module):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         init_sync: bool = True,
+        codec: str | AnyCodec = "none",
     ) -> None:
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -75,7 +81,7 @@ class DistributedDataParallel(torch.nn.Module):
         settings = ReducerSettings(
             bucket_bytes=int(bucket_cap_mb * _MIB), finds_unused=find_unused_parameters, is_static=static_graph
         )
-        reducer = _agreed_reducer(module, group, settings)
+        reducer = _agreed_reducer(module, group, settings, codec)
         self._reducer = reducer
         self._replicated = reducer.replicated
         if init_sync:
@@ -114,6 +120,21 @@ class DistributedDataParallel(torch.nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        """Reduce gradients from now on through ``state``, a ``GradientHook`` of this model alone, on all ranks.
+
+        ``hook`` is ``gradient_hook``, for the call that torch's class of this name has; no other can be used.
+        """
+        try:
+            _register(self._reducer, state, hook)
+        except AsyncparError as error:
+            raise as_torch(error, "register_comm_hook") from None
+
+    @property
+    def gradient_hook(self) -> GradientHook | None:
+        """What compresses gradients: its ``statistics``, and the ``state_dict`` of error feedback on this rank."""
+        return self._reducer.hook
+
     @property
     def bucket_sizes(self) -> list[int]:
         """Bytes of the buckets, in the order in which they are reduced."""
@@ -135,7 +156,24 @@ class DistributedDataParallel(torch.nn.Module):
             )
 
 
-def _agreed_reducer(module: torch.nn.Module, group: ProcessGroup, settings: ReducerSettings) -> GradientReducer:
+def _register(reducer: GradientReducer, state: object, hook: object) -> None:
+    if hook is not gradient_hook:
+        name = getattr(hook, "__name__", type(hook).__name__)
+        raise UsageError(
+            f"hook: expected asyncpar.torch.gradient_hook, got {name}; use torch's DistributedDataParallel for others"
+        )
+    if not isinstance(state, GradientHook):
+        raise UsageError(f"state: expected a GradientHook, got {type(state).__name__}")
+    if state.group is not reducer.group:
+        raise UsageError("state: expected a GradientHook with the process group of the model, got one with another")
+    if reducer.hook is not None:
+        raise UsageError("state: expected one GradientHook for a model, got another; leave out codec=")
+    reducer.use(state)
+
+
+def _agreed_reducer(
+    module: torch.nn.Module, group: ProcessGroup, settings: ReducerSettings, codec: str | AnyCodec
+) -> GradientReducer:
     """Return the reducer of ``module``, once all ranks have said that they have an equal one.
 
     Raises ``SettingsDiffer`` on all ranks, which names the first difference, and on the others what one rank refuses.
@@ -144,7 +182,10 @@ def _agreed_reducer(module: torch.nn.Module, group: ProcessGroup, settings: Redu
     told: dict[str, list[str]] = {ALL: [], _ERROR: []}
     try:
         reducer = GradientReducer(group, _replicated(module), settings)
-        told[ALL] = [f"{settings}", *_lines(module)]
+        hook = GradientHook(codec=codec, group=group, parameters=module.named_parameters())
+        if not hook.is_lossless:
+            _register(reducer, hook, gradient_hook)
+        told[ALL] = [f"{settings}", f"{hook}", *_lines(module)]
     except Exception as error:  # noqa: BLE001  # raised below, when the others know
         failure, told[_ERROR] = error, [f"{type(error).__name__}: {error}"]
     everyone = _exchange(group, told)

@@ -10,7 +10,8 @@ with the reason (``fail``); they end on the other ranks, and the next step meets
 undefined, as some buckets may be reduced; parameters are not touched.
 
 ``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets are there, and ranks agree
-thrice per step, which costs what this saves.  Its plan of buckets is.
+thrice per step, which costs what this saves.  Its plan of buckets is.  With a ``GradientHook`` the buckets go through
+its codecs and error feedback instead of one all-reduce each; what a rank has not begun it begins as refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.torch.hook.bucket import HookBucket
+from asyncpar.torch.hook.gradient_hook import GradientHook
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.replicas.backward import PassEnd
 from asyncpar.torch.replicas.buckets import GradientBucket, Replicated, make_buckets, plan
@@ -69,11 +73,14 @@ class GradientReducer:
     """Averages the gradients of ``replicated`` over ``group``; the hooks live as long as this object."""
 
     def __init__(self, group: ProcessGroup, replicated: Sequence[Replicated], settings: ReducerSettings) -> None:
-        self._group = group
+        self.group = group
         self.replicated = tuple(replicated)
+        self._by_name = {each.name: each for each in replicated}
         self._settings = settings
         self._plan = plan(replicated, settings.bucket_bytes)
         self._adopt(self._make_buckets())
+        self.hook: GradientHook | None = None
+        """Reduces the buckets, if there is one, through a codec."""
         self.is_on = False
         """Do backward passes reduce gradients?  Else they accumulate on this rank."""
         self._used = np.zeros(len(self.replicated), np.bool_)
@@ -84,7 +91,7 @@ class GradientReducer:
         self._has_order = False
         self._pass: _GradientPass | None = None
         self._end: weakref.ref[PassEnd] | None = None
-        self._left: list[Work] = []
+        self._failed: list[Work] = []
         """Operations of passes that failed here, which may still be under way."""
         self._own = weakref.ref(self)
         handles = [
@@ -97,6 +104,12 @@ class GradientReducer:
     def bucket_sizes(self) -> list[int]:
         """Bytes of the buckets, in the order in which they are reduced."""
         return [bucket.array.nbytes for bucket in self._buckets]
+
+    def use(self, hook: GradientHook) -> None:
+        """Reduce the buckets through ``hook`` from now on."""
+        own = self._own
+        hook.own(lambda: _await_failed(own))
+        self.hook = hook
 
     def watch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Learn when a backward pass begins through ``tensors``, outputs of the module."""
@@ -113,7 +126,7 @@ class GradientReducer:
         self._plan = plan(self.replicated, self._settings.bucket_bytes, order)  # the others have it even if this raises
         if self._plan.buckets == tuple(bucket.bucket for bucket in self._buckets):
             return
-        self._await_left()
+        self.await_failed()
         self._next_order = order
         self._adopt(self._make_buckets())
         self._next_order = None
@@ -125,17 +138,21 @@ class GradientReducer:
         begun = 0
         if done is not None:
             begun = done.begun
-            self._left += done.works
+            self._failed += done.works
             done.works = []
         self._used[:] = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
-        communicator = self._group.communicator
+        communicator = self.group.communicator
+        if self.hook is None:
+            owed = len(self._plan.buckets) - begun + self._exchanges_words
+        else:
+            owed = int(self._exchanges_words)
+            self._refuse_buckets(self.hook, begun, error)
         if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
             error = UsageError(str(error))
-        owed = len(self._plan.buckets) - begun + self._exchanges_words
         for _ in range(owed):
-            self._group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
+            self.group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
 
     # -- in a backward pass ------------------------------------------------------------------------------------------
 
@@ -151,7 +168,7 @@ class GradientReducer:
         try:
             now = self._pass
             if now is None:
-                self._await_left()
+                self.await_failed()
                 self.adopt_order()
                 bucket = self._bucket_of[index]
                 now = self._pass = _GradientPass(len(self.replicated))
@@ -190,7 +207,10 @@ class GradientReducer:
         self._pass = None
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
+        waited = perf_counter()
         _wait(now.works)
+        if self.hook is not None:
+            self.hook.add_wait(perf_counter() - waited)
         used = self._used
         if words is not None:
             used = self._learn(words)
@@ -208,7 +228,7 @@ class GradientReducer:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _make_buckets(self) -> list[GradientBucket]:
-        return make_buckets(self._plan, self.replicated, self._group.communicator, self._group.thread)
+        return make_buckets(self._plan, self.replicated, self.group.communicator, self.group.thread)
 
     def _adopt(self, buckets: list[GradientBucket]) -> None:
         """Use ``buckets`` from now on."""
@@ -255,15 +275,40 @@ class GradientReducer:
         buckets = self._buckets
         while now.begun < len(buckets) and not buckets[now.begun].missing:
             bucket = buckets[now.begun]
-            now.works.append(self._begin(bucket.array, "mean", [bucket.flat]))
+            if self.hook is None:
+                now.works.append(self._begin(bucket.array, "mean", [bucket.flat]))
+            else:
+                now.works.append(self.hook.start(self._given(now.begun, bucket.flat)))
             now.begun += 1
         assert not is_last or now.begun == len(buckets), "all gradients are there"
 
     def _begin(self, array: NDArray[Any], op: str, tensors: Sequence[torch.Tensor]) -> Work:
-        communicator = self._group.communicator
-        return self._group.start(
+        communicator = self.group.communicator
+        return self.group.start(
             lambda: communicator.all_reduce(array, op), tensors, operation=_OPERATION, options=_AT_ONCE
         )
+
+    def _given(self, index: int, buffer: torch.Tensor, refusal: BaseException | None = None) -> HookBucket:
+        """Return bucket ``index`` of the plan, for the hook."""
+        return HookBucket(
+            index=index,
+            is_last=index == len(self._plan.buckets) - 1,
+            buffer=buffer,
+            parameters=tuple(each.parameter for each in self._members(index)),
+            refusal=refusal,
+        )
+
+    def _members(self, index: int) -> list[Replicated]:
+        return [self._by_name[slot.name] for slot in self._plan.buckets[index].slots]
+
+    def _refuse_buckets(self, hook: GradientHook, begun: int, error: BaseException) -> None:
+        """End the buckets on all ranks that this one has not begun; the ranks agree on them first, if they must."""
+        if not begun:
+            self.await_failed()
+        for index in range(begun, len(self._plan.buckets)):
+            buffer = torch.empty(self._plan.buckets[index].count, dtype=self._members(index)[0].dtype)
+            with suppress(UsageError):  # the group or the loop has ended: no rank waits for this one
+                self._failed.append(hook.start(self._given(index, buffer, error)))
 
     def _absent(self, now: _GradientPass) -> list[int]:
         """Return the parameters without a final gradient.  Raises ``UsageError`` where all must have one."""
@@ -293,7 +338,7 @@ class GradientReducer:
         words = np.zeros(count if self._has_order else 4 * count, np.int32)
         words[:count] = self._used
         if not self._has_order:
-            if self._group.communicator.rank == 0:
+            if self.group.communicator.rank == 0:
                 words[count : 2 * count] = [*now.order, *absent]
             words[2 * count : 3 * count] = now.calls
             words[3 * count :] = np.negative(now.calls)
@@ -317,9 +362,9 @@ class GradientReducer:
             self._next_order = [self.replicated[index].name for index in order]
         return words[:count]
 
-    def _await_left(self) -> None:
+    def await_failed(self) -> None:
         """Wait for operations of a pass that failed, whose errors were raised then."""
-        left, self._left = self._left, []
+        left, self._failed = self._failed, []
         for work in left:
             with suppress(Exception):
                 work.wait()
@@ -365,6 +410,12 @@ def _lose(own: weakref.ref[GradientReducer]) -> None:
     reducer = own()
     if reducer is not None:
         reducer.lose()
+
+
+def _await_failed(own: weakref.ref[GradientReducer]) -> None:
+    reducer = own()
+    if reducer is not None:
+        reducer.await_failed()
 
 
 def _remove(handles: Sequence[Any]) -> None:
