@@ -15,6 +15,7 @@ from asyncpar.checkpoint.piece import Piece, Wanted
 from asyncpar.checkpoint.saving import Saved, save_checkpoint
 from asyncpar.checkpoint.tree import PerRank
 from asyncpar.checkpoint.values import Checkpoint, load, save
+from asyncpar.core.config.slicing import TensorSlice
 
 __all__ = [
     "Checkpoint",
@@ -26,6 +27,7 @@ __all__ = [
     "PerRank",
     "Piece",
     "Saved",
+    "TensorSlice",
     "Wanted",
     "blocking",
     "latest",
