@@ -21,6 +21,7 @@ from asyncpar.torch.errors import as_torch
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.process_group import ProcessGroup, own_group
 from asyncpar.torch.replicas.buckets import Replicated
+from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
 
 _NAME = "DistributedDataParallel"
@@ -85,28 +86,28 @@ class DistributedDataParallel(torch.nn.Module):
         self._reducer = reducer
         self._replicated = reducer.replicated
         if init_sync:
-            _copy_from_first([*module.parameters(), *module.buffers()], group)
+            copy_from(0, [*module.parameters(), *module.buffers()], group)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
         reducer = self._reducer
         reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
         buffers = [*self.module.buffers()] if self._copies_buffers and self._is_copy_due else []
-        owed = len(buffers)
+        owed = buffers
         reducer.is_on = reduces
         try:
             self._check_parameters()
-            owed = 0
-            _copy_from_first(buffers, self.process_group)
+            owed = []
+            copy_from(0, buffers, self.process_group)
+            self._is_copy_due = reduces
             if reduces:
                 reducer.adopt_order()
             outputs = self.module(*inputs, **kwargs)
         except BaseException as error:
-            _refuse_copies(owed, self.process_group, error)
+            refuse_copies(owed, self.process_group, error)
             if reduces:
                 reducer.fail(error)
             raise
-        self._is_copy_due = reduces
         if reduces:
             reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
         return outputs
@@ -237,16 +238,3 @@ def _lines(module: torch.nn.Module) -> Iterator[str]:
         for name, tensor in tensors:
             grad = "" if kind == "buffer" or tensor.requires_grad else ", frozen"
             yield f"{kind} {name} {tensor.dtype}{list(tensor.shape)}{grad}"
-
-
-def _copy_from_first(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
-    """Overwrite ``tensors`` with those of the first rank."""
-    works = [dist.broadcast(tensor.detach(), group_src=0, group=group, async_op=True) for tensor in tensors]
-    for work in works:
-        work.wait()
-
-
-def _refuse_copies(count: int, group: ProcessGroup, error: BaseException) -> None:
-    """End ``count`` copies on the other ranks."""
-    for _ in range(count):
-        group.refuse("broadcast", error, lambda: group.communicator.refuse("broadcast", error))

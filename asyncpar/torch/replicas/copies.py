@@ -1,0 +1,73 @@
+"""Copies of one rank's tensors to all others: small ones travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from asyncpar.torch.process_group import ProcessGroup
+
+_SMALL_BYTES = 1 << 18
+"""Larger tensors travel alone: to copy them would take longer than a message of their own."""
+
+_PACKET_BYTES = 1 << 20
+
+_OPERATION = "broadcast"
+
+
+def copy_from(source: int, tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+    """Overwrite ``tensors`` with those of rank ``source`` of the group, where they have the same shapes and dtypes.
+
+    Autograd is not told, so that what an earlier forward has kept of them does not count as changed.
+    """
+    packets = [*_packets(tensors)]
+    flat = [_join(packet) for packet in packets]
+    works = [dist.broadcast(each, group_src=source, group=group, async_op=True) for each in flat]
+    for work in works:
+        work.wait()
+    if group.rank() != source:
+        for packet, each in zip(packets, flat, strict=True):
+            _split(each, packet)
+
+
+def refuse_copies(tensors: Sequence[torch.Tensor], group: ProcessGroup, error: BaseException) -> None:
+    """End ``copy_from`` on the other ranks."""
+    for _ in _packets(tensors):
+        group.refuse(_OPERATION, error, lambda: group.communicator.refuse(_OPERATION, error))
+
+
+def _packets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield what travels together: the same on all ranks, as it goes by dtypes and sizes alone."""
+    small = [each.data for each in tensors if _is_small(each)]
+    small.sort(key=lambda each: -each.element_size())  # so that each begins where its dtype may begin
+    packet: list[torch.Tensor] = []
+    size = 0
+    for each in small:
+        if packet and size + each.nbytes > _PACKET_BYTES:
+            yield packet
+            packet, size = [], 0
+        packet.append(each)
+        size += each.nbytes
+    if packet:
+        yield packet
+    yield from ([each.data] for each in tensors if not _is_small(each))
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.nbytes <= _SMALL_BYTES
+
+
+def _join(packet: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of ``packet`` one after another, or its only tensor as it is."""
+    if len(packet) == 1:
+        return packet[0]
+    return torch.cat([each.reshape(-1).view(torch.uint8) for each in packet])
+
+
+def _split(flat: torch.Tensor, packet: Sequence[torch.Tensor]) -> None:
+    if len(packet) == 1:
+        return
+    for part, each in zip(flat.split([each.nbytes for each in packet]), packet, strict=True):
+        each.copy_(part.view(each.dtype).view(each.shape))
