@@ -23,6 +23,10 @@ from asyncpar.net.transport.tls_probe import check_tls
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 3.0
+_CLOSE_SECONDS = 2.0
+"""How long the other agent may take to have read what was sent before a connection is closed."""
+_CONNECT_SECONDS = 0.2
+"""How long a connection that is closed may take to come up, if something waits for it."""
 _OTHER_START = "another start of that agent serves here"
 _ENDED = "its agent has ended the connection"
 _MOST_WAITING = 4096
@@ -53,7 +57,10 @@ class GroupPeer:
         self._credentials = credentials
         self._on_up = on_up
         self._on_down = on_down
-        self._outbox: asyncio.Queue[pb.GroupFrame] = asyncio.Queue(_MOST_WAITING)
+        self._outbox: asyncio.Queue[pb.GroupFrame | None] = asyncio.Queue(_MOST_WAITING)
+        """Frames to write, None after the last one."""
+        self._is_connected = False
+        self._is_closing = False
         self._task = asyncio.create_task(self._run(), name=f"asyncpar group {node}")
 
     def send(self, message: object) -> None:
@@ -65,11 +72,12 @@ class GroupPeer:
             self._outbox.put_nowait(frame)
 
     async def close(self) -> None:
-        """Send what waits, for a moment, and end the connection."""
-        for _ in range(20):
-            if self._outbox.empty():
-                break
-            await asyncio.sleep(0.01)
+        """Send what waits, and end the connection when the other agent has read it, or takes too long."""
+        patience = _CLOSE_SECONDS if self._is_connected else 0.0 if self._outbox.empty() else _CONNECT_SECONDS
+        self._is_closing = True
+        if not self._outbox.full():
+            self._outbox.put_nowait(None)
+        await asyncio.wait({self._task}, timeout=patience)
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -79,6 +87,8 @@ class GroupPeer:
             stub = group_pb2_grpc.GroupStub(channel)  # type: ignore[no-untyped-call]  # generated
             while True:
                 why = await self._talk(stub.Exchange(metadata=self._credentials.metadata()))
+                if self._is_closing:
+                    return
                 is_gone = "refused" in why or _OTHER_START in why or why == _ENDED
                 self._on_down(self.node, is_gone)
                 while not self._outbox.empty():
@@ -89,6 +99,7 @@ class GroupPeer:
         """Send what comes over one connection; return why it has ended."""
         try:
             await call.wait_for_connection()
+            self._is_connected = True
             self._on_up(self.node)
             writing = asyncio.create_task(self._write(call))
             try:
@@ -100,12 +111,15 @@ class GroupPeer:
         except grpc.aio.AioRpcError as error:
             return error.details() or error.code().name
         finally:
+            self._is_connected = False
             call.cancel()
 
     async def _write(self, call: Any) -> None:
+        """Write what waits; the other agent ends a call that is done when it has read all of it."""
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader hears why
-            while True:
-                await call.write(await self._outbox.get())
+            while (frame := await self._outbox.get()) is not None:
+                await call.write(frame)
+            await call.done_writing()
 
 
 class GroupServicer(group_pb2_grpc.GroupServicer):

@@ -183,8 +183,7 @@ class WorldService:
             if timer is not None:
                 timer.cancel()
         self._node = None
-        for peer in list(self._peers.values()):
-            await peer.close()
+        await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._outbox.put_nowait(None)
 
     # -- consensus -----------------------------------------------------------------------------------------------------

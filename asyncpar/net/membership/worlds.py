@@ -196,6 +196,9 @@ class WorldMachine:
             self._director = self._make_director(len(world.members), world.generation)
             self._director.resume(world.generation, tuple(member.name for member in world.members), now)
             self._placed = {member.name: member for member in world.members}
+            hosts = {node.name for node in self._state.nodes}
+            for member in [member for member in world.members if member.host not in hosts]:
+                self._lost(member.name, "was lost with its host (it has left, or was lost)", now)  # no more is heard
 
     def _make_director(self, size: int, generation: int) -> ElasticDirector:
         job = self._state.job

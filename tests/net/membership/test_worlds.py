@@ -178,6 +178,21 @@ def test_another_leader_goes_on_with_what_hosts_tell_it_anew() -> None:
     assert not any(isinstance(told, MemberDismissed) for told in talk.heard)
 
 
+def test_another_leader_waits_for_no_member_whose_host_is_gone() -> None:
+    """A leader that leaves takes itself out first; the world without its ranks is formed by the next one."""
+    talk = begun("a", "b")
+    talk.holds = True
+    talk.tell("a", HostLeaving("a"))
+    assert talk.held is not None
+    talk.state, talk.holds = talk.held, False
+    assert ([host.name for host in talk.state.nodes], talk.members) == (["b"], ["a/0/a", "b/0/a"])
+    talk.change_leader()
+    talk.wait(0.1)
+    assert [type(told) for told in talk.heard[-1:]] == [WorldEnded]
+    talk.report("b/0/a", generation=0)
+    assert talk.members == ["b/0/a"]
+
+
 def test_a_lost_host_takes_its_members_along_and_may_come_again() -> None:
     talk = begun("a", "b", "c")
     talk.obey(talk.machine.handle(NodeGone("c#1", "its agent is gone"), now=talk.now))
