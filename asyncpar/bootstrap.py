@@ -25,7 +25,7 @@ from asyncpar.errors import UsageError
 from asyncpar.net.arena.limits import core_quota, usable_cores
 from asyncpar.net.arena.settings import ArenaSettings
 from asyncpar.net.membership.client import JoinRequest, join_world, serve_alone
-from asyncpar.net.membership.credentials import read_credentials
+from asyncpar.net.membership.credentials import read_credentials, rendezvous_role
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.lane_kinds import lane_kind, parse_transport
 from asyncpar.net.transport.links import Connector, Links
@@ -178,7 +178,9 @@ def attach_launched(
         observer = RankObserver(environment.rank)
         observer.warn_after = parse_wait_warning(os.environ.get(WAIT_WARNING))
         observer.reporter = line.reporter
-        world = await line.unless_lost(join_world(environment.rendezvous, credentials, request, observer), "join")
+        role = rendezvous_role(environment)
+        joining = join_world(environment.rendezvous, credentials, request, observer, served_by=role)
+        world = await line.unless_lost(joining, "join")
         return WorldBootstrap(
             world=world,
             rank=environment.rank,

@@ -20,7 +20,9 @@ class LaunchEnvironment:
 
     ``rendezvous`` is the ``host:port`` to join at, ``secret_file`` holds what to prove oneself with, ``bind`` is the
     address for servers of this rank.  ``host`` is the name shown in texts; ``host_id`` is equal exactly for ranks of
-    one host.  ``certs`` is the directory with the certificates of this host (None: the job has none).
+    one host.  ``certs`` is the directory with the certificates of this host (None: the job has none); ``certified`` has
+    the numbers in the certificates of the ranks (None: their own), and ``rendezvous_role`` is the label of the role in
+    that of the rendezvous (None: the coordinator's).
     ``transport`` pins the lane (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent,
     ``notice_descriptor`` one from it; ``timeout`` bounds in seconds the wait for the other ranks.
     """
@@ -43,6 +45,8 @@ class LaunchEnvironment:
     bind: str
     timeout: float
     certs: str | None = None
+    certified: tuple[int, ...] | None = None
+    rendezvous_role: str | None = None
     transport: str | None = None
     report_descriptor: int | None = None
     notice_descriptor: int | None = None
@@ -61,6 +65,10 @@ class LaunchEnvironment:
         if self.local_world_size > self.world_size:
             raise UsageError(
                 f"LOCAL_WORLD_SIZE: expected at most WORLD_SIZE ({self.world_size}), got {self.local_world_size}"
+            )
+        if self.certified is not None and len(self.certified) != self.world_size:
+            raise UsageError(
+                f"ASYNCPAR_CERTIFIED: expected WORLD_SIZE ({self.world_size}) numbers, got {len(self.certified)}"
             )
         if not 0 < self.master_port < 65536:
             raise UsageError(f"MASTER_PORT: expected 1..65535, got {self.master_port}")
@@ -83,7 +91,7 @@ class LaunchEnvironment:
             _refuse_elastic_worlds(environment)
             _refuse_other_launchers(environment)
             return None
-        values: dict[str, str | int | float] = {}
+        values: dict[str, _Value] = {}
         for field in fields(cls):
             name = _VARIABLES[field.name]
             text = environment.get(name, "")
@@ -96,7 +104,7 @@ class LaunchEnvironment:
     def to_mapping(self) -> dict[str, str]:
         """Return the variables that ``from_mapping`` reads."""
         values = {_VARIABLES[field.name]: getattr(self, field.name) for field in fields(self)}
-        return {name: str(value) for name, value in values.items() if value is not None}
+        return {name: _format(value) for name, value in values.items() if value is not None}
 
 
 _VARIABLES = {
@@ -118,24 +126,37 @@ _VARIABLES = {
     "bind": "ASYNCPAR_BIND",
     "timeout": "ASYNCPAR_RENDEZVOUS_TIMEOUT",
     "certs": "ASYNCPAR_CERTS",
+    "certified": "ASYNCPAR_CERTIFIED",
+    "rendezvous_role": "ASYNCPAR_RENDEZVOUS_ROLE",
     "transport": "ASYNCPAR_TRANSPORT",
     "report_descriptor": "ASYNCPAR_REPORT_FD",
     "notice_descriptor": "ASYNCPAR_NOTICE_FD",
 }
-_OPTIONAL = frozenset({"certs", "transport", "report_descriptor", "notice_descriptor"})
+_OPTIONAL = frozenset({"certs", "certified", "rendezvous_role", "transport", "report_descriptor", "notice_descriptor"})
+_Value = str | int | float | tuple[int, ...]
 
 
-def _parse(name: str, text: str, kind: str) -> str | int | float:
+def _format(value: _Value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _parse(name: str, text: str, kind: str) -> _Value:
+    if kind.startswith("tuple"):
+        return tuple(_parse_whole(name, part) for part in text.split(","))
     if kind.startswith("int"):
-        if not (text.isascii() and text.isdecimal()):
-            raise UsageError(f"{name}: expected a whole number, got {text!r}")
-        return int(text)
+        return _parse_whole(name, text)
     if kind == "float":
         try:
             return float(text)
         except ValueError as error:
             raise UsageError(f"{name}: expected a number, got {text!r}") from error
     return text
+
+
+def _parse_whole(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"{name}: expected a whole number, got {text!r}")
+    return int(text)
 
 
 def _check_range(name: str, value: int, size: int) -> None:

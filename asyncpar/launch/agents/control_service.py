@@ -15,7 +15,7 @@ from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc
 from asyncpar.errors import AsyncparError, AuthenticationError, LaunchError, UsageError
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, decode_end, decode_record, encode_record
+from asyncpar.launch.agents.job_record import JobEnd, decode_end, decode_record, encode_record
 from asyncpar.launch.agents.requests import (
     CancelRequest,
     DrainRequest,
@@ -92,8 +92,6 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
 
     async def submit(self, request: SubmitRequest) -> Submitted:
         """Open a job, and return its number.  Raises ``UsageError`` if one runs."""
-        if self._credentials.certificates is not None and request.record.mode is not ElasticMode.RANKS:
-            raise UsageError("--elastic: agents with --certs run jobs of --elastic ranks, got restart")
         status = await self._group.status()
         number = 1 if status.job is None else status.job.number + 1
         if status.job is not None and not _is_closed(status):

@@ -65,7 +65,7 @@ async def take_part(
         is_witness=place.is_witness,
         role=None if certificates is None else certificates.agent.identity.role,
     )
-    rendezvous = RendezvousService(job=GROUP_JOB)
+    rendezvous = RendezvousService(job=GROUP_JOB, certified=None if certificates is None else ())
     agent = HostAgent(
         group, place, rendezvous=rendezvous, display=display, reaper=reaper, only_job=only_job, on_say=on_say
     )

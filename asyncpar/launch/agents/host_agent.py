@@ -30,7 +30,7 @@ from asyncpar.launch.agents.host_protocol import (
 )
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_end, decode_record
 from asyncpar.launch.agents.job_remains import explain_remains, open_remains
-from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
 from asyncpar.launch.agents.slot_processes import HostPlace, SlotProcesses
 from asyncpar.launch.agents.views import RankView
 from asyncpar.launch.display import Display
@@ -266,16 +266,22 @@ class HostAgent:
             explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.say)
 
     def _machine(self, number: int, record: SubmittedJob) -> ElasticRanks | RestartedRanks:
+        certificates = self._place.certificates
+        certified = None if certificates is None else certificates.ranks
         if record.mode is ElasticMode.RANKS:
-            certificates = self._place.certificates
-            certified = None if certificates is None else certificates.ranks
             return ElasticRanks(number, record, host=self._place.host, draw=_draw, certified=certified)
         bind = self._place.bind
+        own = HostRanks(
+            slots=record.slots,
+            rendezvous=self.address,
+            certified=None if certified is None else certified[: record.slots],
+            role=None if certificates is None else certificates.agent.identity.role.label,
+        )
         return RestartedRanks(
             number,
             record,
             host=self._place.host,
-            rendezvous=self.address,
+            own=own,
             free_port=lambda: free_port(bind),
             draw=_draw,
         )
@@ -323,8 +329,9 @@ class HostAgent:
                 job.processes.signal(slot, number)
             case WriteToRank():
                 job.processes.write(command)
-            case OpenRendezvous(generation, world_size):
-                self._rendezvous.open(generation=generation, world_size=world_size, job=job.record.name)
+            case OpenRendezvous(generation, world_size, certified):
+                name = job.record.name
+                self._rendezvous.open(generation=generation, world_size=world_size, job=name, certified=certified)
             case TellLeader(event):
                 self._group.tell(event)
             case SayLine(text):

@@ -63,6 +63,10 @@ class RankPlace:
     master_addr: str
     master_port: int
     restarts: int
+    certified: tuple[int, ...] | None = None
+    """The numbers in the certificates of the world's ranks; None: there are none."""
+    rendezvous_role: str | None = None
+    """The label of the role in the certificate of the agent that serves the rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,11 @@ class WriteToRank:
 
 @dataclass(frozen=True, slots=True)
 class OpenRendezvous:
-    """Serve the rendezvous of ``generation`` for ``world_size`` ranks."""
+    """Serve the rendezvous of ``generation`` for ``world_size`` ranks; see ``RankPlace`` for ``certified``."""
 
     generation: int
     world_size: int
+    certified: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

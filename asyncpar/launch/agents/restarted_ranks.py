@@ -7,10 +7,11 @@ worlds there were: equal on all hosts, which is what its lineage says.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from asyncpar.launch.agents.host_protocol import (
     HostTick,
@@ -53,6 +54,19 @@ _REASON_SECONDS = 0.3
 """Seconds from the failure of a rank until the others are ended: those that lost it can say so."""
 
 
+class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that a host adds to a world, as all its members learn it; ``rendezvous`` is where its agent serves one.
+
+    Where there are certificates ``certified`` has the numbers in those of the ranks, ``role`` the label of the role in
+    that of the agent.
+    """
+
+    slots: int
+    rendezvous: str
+    certified: tuple[int, ...] | None = None
+    role: str | None = None
+
+
 @dataclass
 class _World:
     """The world that this host is in."""
@@ -72,7 +86,7 @@ class _World:
 
 
 class RestartedRanks:
-    """The ranks of one job on ``host``, whose agent serves the rendezvous at ``rendezvous`` (``host:port``)."""
+    """The ranks of one job on ``host``: ``own`` are those that it adds to each world."""
 
     def __init__(
         self,
@@ -80,14 +94,14 @@ class RestartedRanks:
         record: SubmittedJob,
         *,
         host: str,
-        rendezvous: str,
+        own: HostRanks,
         free_port: Callable[[], int],
         draw: Callable[[], str],
     ) -> None:
         self._number = number
         self._record = record
         self._host = host
-        self._rendezvous = rendezvous
+        self._own = own
         self._free_port = free_port
         self._draw = draw
         self._budget = RestartBudget(most=record.max_restarts, window=record.restart_window)
@@ -120,7 +134,8 @@ class RestartedRanks:
         if self._world is None or not self._world.has_started:
             return {}
         names = [placed.name for placed in self._world.announced.members]
-        offset = sum(self._sizes()[: names.index(str(self._member))]) if self._member in names else 0
+        before = self._hosts()[: names.index(str(self._member))] if self._member in names else []
+        offset = sum(ranks.slots for ranks in before)
         return {slot: offset + slot for slot in sorted(self._world.running)}
 
     @property
@@ -164,13 +179,8 @@ class RestartedRanks:
         if self._end is not None or self._is_leaving:
             return []
         self._member = f"{self._host}/all/{self._draw()}"
-        address = json.dumps({"slots": self._record.slots, "rendezvous": self._rendezvous})
-        arrived = MemberArrived(
-            member=self._member,
-            host=self._host,
-            lineage=self._lineage,
-            address=address,
-        )
+        address = msgspec.json.encode(self._own).decode()
+        arrived = MemberArrived(member=self._member, host=self._host, lineage=self._lineage, address=address)
         return [TellLeader(arrived), TellLeader(MemberProgressed(self._member, self._lineage))]
 
     def _world_changed(self, event: SlotEvent, now: float) -> list[SlotCommand]:
@@ -205,22 +215,26 @@ class RestartedRanks:
             return [*said, TellLeader(MemberReady(self._member, announced.generation, ""))]
         port = self._free_port()
         ready = MemberReady(self._member, announced.generation, str(port))
-        return [*said, OpenRendezvous(announced.generation, sum(self._sizes())), TellLeader(ready)]
+        there = self._hosts()
+        size = sum(ranks.slots for ranks in there)
+        return [*said, OpenRendezvous(announced.generation, size, _certified(there)), TellLeader(ready)]
 
-    def _sizes(self) -> list[int]:
+    def _hosts(self) -> list[HostRanks]:
+        """Return what the hosts of the world add to it, in the order of their ranks."""
         assert self._world is not None
-        return [int(json.loads(placed.address)["slots"]) for placed in self._world.announced.members]
+        members = self._world.announced.members
+        return [msgspec.json.decode(placed.address, type=HostRanks) for placed in members]
 
     def _started(self, addresses: tuple[str, ...]) -> list[SlotCommand]:
         world = self._world
         assert world is not None
         if world.is_over or world.has_started:
             return []
-        members, sizes = world.announced.members, self._sizes()
+        members, there = world.announced.members, self._hosts()
         own = [placed.name for placed in members].index(str(self._member))
-        rendezvous = str(json.loads(members[0].address)["rendezvous"])
+        first, certified = there[0], _certified(there)
         world.has_started, world.running = True, set(range(self._record.slots))
-        offset = sum(sizes[:own])
+        offset = sum(ranks.slots for ranks in there[:own])
         return [
             StartRank(
                 slot,
@@ -228,13 +242,15 @@ class RestartedRanks:
                 RankPlace(
                     generation=world.announced.generation,
                     rank=offset + slot,
-                    world_size=sum(sizes),
+                    world_size=sum(ranks.slots for ranks in there),
                     group_rank=own,
                     group_world_size=len(members),
-                    rendezvous=rendezvous,
-                    master_addr=rendezvous.rpartition(":")[0].strip("[]"),
+                    rendezvous=first.rendezvous,
+                    master_addr=first.rendezvous.rpartition(":")[0].strip("[]"),
                     master_port=int(addresses[0]),
                     restarts=self._restarts,
+                    certified=certified,
+                    rendezvous_role=first.role,
                 ),
             )
             for slot in range(self._record.slots)
@@ -370,3 +386,9 @@ class RestartedRanks:
             return []  # it waits for its turn to leave
         self._is_over = True
         return [RanksOver(self._end)]
+
+
+def _certified(hosts: list[HostRanks]) -> tuple[int, ...] | None:
+    """Return the numbers in the certificates of the ranks of a world, None if there are none."""
+    parts = [ranks.certified for ranks in hosts]
+    return None if None in parts else tuple(number for part in parts if part is not None for number in part)

@@ -198,6 +198,8 @@ class SlotProcesses:
                 rendezvous=world.rendezvous,
                 generation=world.generation,
                 restart_count=world.restarts,
+                certified=world.certified,
+                rendezvous_role=world.rendezvous_role,
             )
         base = {**own.environment, **record.environment}
         is_elastic = record.mode is ElasticMode.RANKS

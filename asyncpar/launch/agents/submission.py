@@ -58,8 +58,6 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
     """
     where = parse_address("--rdzv-endpoint", options.endpoint or f"127.0.0.1:{AGENTS_PORT}")
     wants_ranks = options.elastic == ElasticMode.RANKS
-    if options.certs is not None and not wants_ranks:
-        return None
     is_later = wants_ranks and (options.node_rank or 0) > 0
     try:
         options, credentials = adopt_credentials(options, where)

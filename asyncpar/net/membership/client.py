@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from asyncpar.errors import (
     UsageError,
 )
 from asyncpar.net.membership.credentials import load_certificates, read_secret
-from asyncpar.net.security.identity import COORDINATOR, rank_role
+from asyncpar.net.security.identity import COORDINATOR, Role, rank_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer, is_loopback, open_channel
 from asyncpar.net.transport.serving import Serving
 from asyncpar.net.transport.tls_probe import check_tls
@@ -63,17 +63,22 @@ class JoinRequest:
 
 
 async def join_world(
-    rendezvous: str, credentials: Credentials | None, request: JoinRequest, observer: RankObserver | None = None
+    rendezvous: str,
+    credentials: Credentials | None,
+    request: JoinRequest,
+    observer: RankObserver | None = None,
+    *,
+    served_by: Role = COORDINATOR,
 ) -> World:
     """Return the world of ``request.generation`` once all its ranks have come to the rendezvous at ``host:port``.
 
-    ``observer`` is told if it takes long.
+    ``observer`` is told if it takes long; ``served_by`` is the role in the certificate of the rendezvous.
     Raises, within ``request.timeout`` seconds and a small margin: ``PeerTimeout`` that names the missing ranks,
     ``PeerLost`` when one of them exited, ``UsageError`` when they disagree or a rank is there twice,
     ``StaleGeneration``, ``AuthenticationError``, and ``LaunchError`` when the rendezvous cannot be reached or ended.
     """
     observer = observer or RankObserver(request.member.rank)
-    async with open_channel(rendezvous, credentials, peer=COORDINATOR) as channel:
+    async with open_channel(rendezvous, credentials, peer=served_by) as channel:
 
         def look(seconds: float) -> WaitNotice:
             is_there = channel.get_state() is grpc.ChannelConnectivity.READY
@@ -81,13 +86,15 @@ async def join_world(
             return WaitNotice(operation=f"{JOINING} at {rendezvous}", seconds=seconds, where=whom)
 
         with observer.telling(look):
-            return await _ask_for_world(channel, rendezvous, credentials, request)
+            return await _ask_for_world(
+                channel, rendezvous, request, lambda: check_tls(rendezvous, credentials, served_by)
+            )
 
 
 async def _ask_for_world(
-    channel: grpc.aio.Channel, rendezvous: str, credentials: Credentials | None, request: JoinRequest
+    channel: grpc.aio.Channel, rendezvous: str, request: JoinRequest, check: Callable[[], Awaitable[None]]
 ) -> World:
-    """Ask again and again until the rendezvous answers, or the time is over."""
+    """Ask again and again until the rendezvous answers, the time is over, or ``check`` finds that TLS cannot work."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.timeout
     trouble, session = "no answer", secrets.token_hex(16)
@@ -97,7 +104,7 @@ async def _ask_for_world(
             reply = await stub.Join(_message(request, left, session), timeout=left + _ANSWER_MARGIN)
         except grpc.aio.AioRpcError as error:
             trouble = _may_retry(error, rendezvous)
-            await check_tls(rendezvous, credentials, COORDINATOR)
+            await check()
         else:
             return _world(reply, request)
         await asyncio.sleep(min(_RETRY_EVERY, max(0.0, deadline - loop.time())))

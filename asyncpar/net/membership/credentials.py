@@ -13,7 +13,7 @@ from asyncpar.core.config.secret import SECRET_BYTES, Secret, check_secret_file
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates, list_roles
-from asyncpar.net.security.identity import Role, RoleKind, rank_role
+from asyncpar.net.security.identity import COORDINATOR, Role, RoleKind, certified_role, parse_label, rank_role
 from asyncpar.net.transport.rpc import Credentials
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"
@@ -23,19 +23,30 @@ _CERTS = "ASYNCPAR_CERTS"
 def read_credentials(environment: LaunchEnvironment) -> Credentials:
     """Return the credentials of a launched rank: the job's secret, and its own certificate if the job has any.
 
+    Where ranks of the job change their numbers, the environment says which certificate each of them has.
     Raises ``UsageError`` for files that will not do, and for certificates of another job.
     """
     secret = read_secret(environment.secret_file, what=_SECRET_FILE)
     if environment.certs is None:
         return Credentials(secret)
-    certificates = load_certificates(environment.certs, rank_role(environment.rank))
+    certified = environment.certified
+    certificates = load_certificates(environment.certs, certified_role(environment.rank, certified))
     job = certificates.identity.job
     if job != environment.job:
         raise UsageError(
             f"ASYNCPAR_CERTS: expected certificates of job {environment.job!r}, those in {environment.certs} are of "
             f"job {job!r}"
         )
-    return Credentials(secret, certificates)
+    return Credentials(secret, certificates, certified=certified)
+
+
+def rendezvous_role(environment: LaunchEnvironment) -> Role:
+    """Return the role in the certificate of who serves the rendezvous.  Raises ``UsageError`` for a rank's."""
+    label = environment.rendezvous_role
+    role = COORDINATOR if label is None else parse_label(label)
+    if role is None or role.kind is RoleKind.RANK:
+        raise UsageError(f"ASYNCPAR_RENDEZVOUS_ROLE: expected coordinator or agent-N, got {label!r}")
+    return role
 
 
 def read_elastic_credentials(environment: Mapping[str, str]) -> Credentials:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ from asyncpar.net.membership.machine import (
     RendezvousMachine,
     Welcome,
 )
-from asyncpar.net.security.identity import rank_role
+from asyncpar.net.security.identity import ANY_RANK, certified_role
 from asyncpar.net.transport.tls import check_caller
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,17 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
     Each generation has to be opened (``open``) before its ranks get an answer, unless ``world_size`` is given.
     """
 
-    def __init__(self, *, job: str, world_size: int | None = None, generation: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        job: str,
+        world_size: int | None = None,
+        generation: int = 0,
+        certified: Sequence[int] | None = None,
+    ) -> None:
+        """``certified``: see ``open``; empty, where there are certificates nobody is let in before that."""
+        self._generation = generation
+        self._certified = certified
         self._machine = RendezvousMachine(job=job, world_size=world_size, generation=generation)
         self._answers: dict[int, asyncio.Future[pb.JoinReply]] = {}
         self._calls = itertools.count()
@@ -64,8 +75,13 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         """The ranks for which others wait."""
         return self._machine.missing
 
-    def open(self, *, generation: int, world_size: int, job: str = "") -> None:
-        """Put ``generation`` (of ``job``, if it is another than before) in force; older ranks that wait are told so."""
+    def open(self, *, generation: int, world_size: int, job: str = "", certified: Sequence[int] | None = None) -> None:
+        """Put ``generation`` (of ``job``, if it is another than before) in force; older ranks that wait are told so.
+
+        ``certified`` are the numbers in the certificates that its ranks have to show, None: their own.
+        """
+        if generation >= self._generation:
+            self._generation, self._certified = generation, certified
         self._feed(Open(generation, world_size, job))
 
     def exited(self, *, generation: int, rank: int, how: str) -> None:
@@ -84,7 +100,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         Only who shows the certificate of a rank, where there are certificates, can join as that rank.
         """
         try:
-            check_caller(context, request.job, rank_role(request.member.rank))
+            self._check(context, request)
         except AuthenticationError as error:
             _log.warning("a rank was refused: %s", error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
@@ -98,6 +114,26 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         finally:
             if self._answers.pop(call, None) is not None:
                 self._feed(Leave(call))
+
+    def _check(self, context: grpc.aio.ServicerContext[Any, Any], request: pb.JoinRequest) -> None:
+        """Raise ``AuthenticationError`` unless the caller may act as the rank that it names.
+
+        Which certificates the ranks of an older generation had is not known any more: those learn that it is over.
+        """
+        rank, certified = request.member.rank, self._certified
+        if certified is None:
+            check_caller(context, request.job, certified_role(rank, None))
+            return
+        if request.generation < self._generation:
+            check_caller(context, request.job, ANY_RANK)
+            return
+        place = f"rank {rank} of generation {request.generation}"
+        if not 0 <= rank < len(certified):
+            raise AuthenticationError(f"{place}: there is no such rank in the world that is open here")
+        try:
+            check_caller(context, request.job, certified_role(rank, certified))
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{place} has the certificate rank-{certified[rank]}: {error}") from error
 
     def _feed(self, event: Event) -> None:
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,6 +11,9 @@ from asyncpar.errors import UsageError
 
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _URI = re.compile(r"asyncpar://([^/]+)/(rank|agent|coordinator)(?:/(0|[1-9][0-9]{0,8}))?")
+
+
+_NOBODY = -1
 
 
 class RoleKind(StrEnum):
@@ -54,6 +58,16 @@ class Role:
 def rank_role(rank: int) -> Role:
     """Return the role of ``rank``."""
     return Role(RoleKind.RANK, rank)
+
+
+def certified_role(rank: int, certified: Sequence[int] | None) -> Role:
+    """Return the role in the certificate of ``rank`` in a world whose ranks have those with the numbers ``certified``.
+
+    None: each has that of its own number.  A rank that is not in the world has a role that nobody's certificate names.
+    """
+    if certified is None:
+        return rank_role(rank)
+    return rank_role(certified[rank] if 0 <= rank < len(certified) else _NOBODY)
 
 
 def agent_role(host: int) -> Role:

@@ -25,7 +25,7 @@ from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
-from asyncpar.net.security.identity import PeerIdentity, Role, rank_role
+from asyncpar.net.security.identity import PeerIdentity, Role, certified_role
 from asyncpar.net.transport.connection_watch import WATCH, ServerConnections
 from asyncpar.net.transport.stranger_limits import descriptor_limit, server_limits
 from asyncpar.net.transport.tls import channel_credentials, server_credentials
@@ -42,7 +42,6 @@ else:
     _StreamStreamInterceptor = grpc.aio.StreamStreamClientInterceptor
 
 _TOKEN_KEY = "asyncpar-token"
-_NOBODY = -1
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),
@@ -106,9 +105,7 @@ class Credentials:
 
     def role_of(self, rank: int) -> Role:
         """Return the role in the certificate of ``rank``; one that nobody has for a rank that is not in the world."""
-        if self._certified is None:
-            return rank_role(rank)
-        return rank_role(self._certified[rank] if 0 <= rank < len(self._certified) else _NOBODY)
+        return certified_role(rank, self._certified)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata that each call carries."""

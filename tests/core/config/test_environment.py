@@ -32,8 +32,10 @@ PLACE = LaunchEnvironment(
 
 def test_the_launchers_and_the_ranks_side_agree() -> None:
     whole = replace(PLACE, certs="/certs", transport="tcp", report_descriptor=7)
+    certified = replace(PLACE, certs="/certs", certified=(4, 5, 0, 1), rendezvous_role="agent-2")
     assert LaunchEnvironment.from_mapping(PLACE.to_mapping()) == PLACE
     assert LaunchEnvironment.from_mapping(whole.to_mapping()) == whole
+    assert LaunchEnvironment.from_mapping(certified.to_mapping()) == certified
 
 
 def test_nobody_launched_means_none() -> None:
@@ -69,6 +71,8 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("ASYNCPAR_RENDEZVOUS_TIMEOUT", "soon", "ASYNCPAR_RENDEZVOUS_TIMEOUT: expected a number, got 'soon'"),
         ("ASYNCPAR_RENDEZVOUS_TIMEOUT", "nan", "ASYNCPAR_RENDEZVOUS_TIMEOUT"),
         ("ASYNCPAR_REPORT_FD", "x", "ASYNCPAR_REPORT_FD: expected a whole number, got 'x'"),
+        ("ASYNCPAR_CERTIFIED", "4,5,-1,1", "ASYNCPAR_CERTIFIED: expected a whole number, got '-1'"),
+        ("ASYNCPAR_CERTIFIED", "4,5,0", r"ASYNCPAR_CERTIFIED: expected WORLD_SIZE \(4\) numbers, got 3"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(name: str, value: str, message: str) -> None:

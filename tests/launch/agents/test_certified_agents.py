@@ -199,14 +199,14 @@ async def test_votes_of_another_host_or_of_a_time_without_certificates_are_not_g
             await group.start("one", Credentials(secret), votes="new")
 
 
-async def test_agents_with_certificates_refuse_a_job_whose_ranks_they_could_not_name(
-    homes: list[Path], tmp_path: Path
+@pytest.mark.parametrize("mode", ElasticMode)
+async def test_agents_with_certificates_take_jobs_of_both_modes(
+    homes: list[Path], tmp_path: Path, mode: ElasticMode
 ) -> None:
     async with group_of(tmp_path, homes) as group:
         first = await group.start("one", group.of(0))
-        restart = msgspec.structs.replace(JOB, mode=ElasticMode.RESTART)
-        with pytest.raises(UsageError, match="--elastic: agents with --certs run jobs of --elastic ranks, got restart"):
-            await ControlClient(first.address, group.of(1)).submit(SubmitRequest(record=restart))
+        job = msgspec.structs.replace(JOB, mode=mode)
+        assert (await ControlClient(first.address, group.of(1)).submit(SubmitRequest(record=job))).number == 1
 
 
 def test_certificates_of_the_time_when_agents_did_not_serve_are_refused(

@@ -37,7 +37,7 @@ from asyncpar.launch.agents.job_record import (
     encode_record,
 )
 from asyncpar.launch.agents.restart_budget import RestartBudget
-from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
 from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_group
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import LaunchOptions, ProgramKind
@@ -97,7 +97,7 @@ def announced(generation: int, *members: PlacedMember) -> WorldAnnounced:
 class Host:
     """A conversation with the machine of host ``a``."""
 
-    def __init__(self, mode: ElasticMode, **settings: Any) -> None:
+    def __init__(self, mode: ElasticMode, *, certified: tuple[int, ...] | None = None, **settings: Any) -> None:
         names = count()
         job = record(mode, **settings)
 
@@ -108,7 +108,10 @@ class Host:
         if mode is ElasticMode.RANKS:
             self.machine = ElasticRanks(1, job, host="a", draw=draw)
         else:
-            self.machine = RestartedRanks(1, job, host="a", rendezvous="a:1", free_port=lambda: 7, draw=draw)
+            own = HostRanks(
+                slots=job.slots, rendezvous="a:1", certified=certified, role=None if certified is None else "agent-4"
+            )
+            self.machine = RestartedRanks(1, job, host="a", own=own, free_port=lambda: 7, draw=draw)
         self.now = 0.0
         self.last: list[SlotCommand] = self.machine.begin(0.0)
 
@@ -293,6 +296,31 @@ def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
     [reported] = host.told
     assert isinstance(reported, MemberReported)
     assert (reported.report.lineage, reported.why) == (Lineage(4, b""), "b is lost")
+
+
+def test_ranks_that_start_with_each_world_are_told_whose_certificates_its_ranks_have() -> None:
+    host = Host(ElasticMode.RESTART, slots=2, certified=(8, 9))
+    arrived = host.told[0]
+    other = PlacedMember(
+        name="b/all/0", host="b", address='{"slots":1,"rendezvous":"b:2","certified":[5],"role":"agent-2"}'
+    )
+    own = PlacedMember(name="a/all/0", host="a", address=arrived.address)
+    host.feed(announced(3, own, other))
+    assert host.of(OpenRendezvous) == [OpenRendezvous(3, 3, (8, 9, 5))]
+    host.feed(WorldStarted(3, ("7", "")))
+    assert {(start.place.certified, start.place.rendezvous_role) for start in host.of(StartRank)} == {
+        ((8, 9, 5), "agent-4")
+    }
+    host.feed(WorldEnded(3, "host b is lost"))
+    host.gone(0, -signal.SIGTERM)
+    host.gone(1, -signal.SIGTERM)
+    host.feed(announced(4, other, own))
+    assert host.of(OpenRendezvous) == []
+    host.feed(WorldStarted(4, ("7", "")))
+    assert [(start.place.rank, start.place.certified, start.place.rendezvous_role) for start in host.of(StartRank)] == [
+        (1, (5, 8, 9), "agent-2"),
+        (2, (5, 8, 9), "agent-2"),
+    ]
 
 
 def test_a_failed_rank_ends_the_others_of_its_host_and_says_why() -> None:
