@@ -5,10 +5,12 @@ mpiexec -n 2 python scripts/examples/backends.py --backend mpi      # pip instal
 """
 
 import argparse
+import sys
 
 import numpy as np
 
 import asyncpar as ap
+from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
 from asyncpar.parallel import init_process_group
@@ -17,7 +19,10 @@ from asyncpar.parallel import init_process_group
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="native", help="native, mpi or gloo (default: native)")
-    runtime, group = await init_process_group(parser.parse_args().backend)
+    try:
+        runtime, group = await init_process_group(parser.parse_args().backend)
+    except UsageError as error:  # there is no such backend, or it is not installed
+        sys.exit(f"backends: {error}")
     async with runtime:
         compression = GradientCompressionConfig(codec="int8")
         synchronizer = GradientSynchronizer.data_parallel(group.communicator, compression=compression)

@@ -34,6 +34,8 @@ class Tickets(ap.ElasticActor):
 
 
 async def main() -> None:
+    if not all(word.isdecimal() for word in sys.argv[1:2]):
+        sys.exit(f"elastic_actors: expected a number of steps, got {sys.argv[1]!r}")
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     weight = np.zeros(1000, np.float32)
     async with ap.elastic(portions=8) as job:

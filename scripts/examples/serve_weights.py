@@ -26,12 +26,16 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import uvicorn
-from fastapi import FastAPI, HTTPException
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 
 import asyncpar as ap
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, HTTPException
+    from pydantic import BaseModel, Field
+except ModuleNotFoundError as error:
+    sys.exit(f'serve_weights: there is no {error.name}: pip install "asyncpar[serve]"')
 
 Array = NDArray[np.float32]
 

@@ -9,18 +9,24 @@ Nothing here is asyncpar's but the name of the backend, and the communication ho
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
 from typing import Any
 
+try:
+    import asyncpar.torch
+except ModuleNotFoundError as error:
+    sys.exit(f"torch_ddp: {error}")
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import asyncpar.torch
+from asyncpar.codecs import parse_codec
+from asyncpar.errors import UsageError
 
 FEATURES = 256
 SAMPLES = 4096
@@ -101,6 +107,15 @@ def _options() -> argparse.Namespace:
         parser.error(f"--steps: expected at least 1, got {options.steps}")
     if options.codec is not None and (options.fsdp or options.backend != "asyncpar"):
         parser.error("--codec: expected DDP on asyncpar, without --fsdp or another --backend")
+    if options.backend not in dist.Backend.backend_list:
+        parser.error(f"--backend: expected one of {', '.join(dist.Backend.backend_list[1:])}, got {options.backend}")
+    if options.codec is not None:
+        try:
+            parse_codec(options.codec)
+        except UsageError as error:
+            parser.error(f"--codec: {error}")
+    if "RANK" not in os.environ:
+        sys.exit("torch_ddp: start it with: torchrun --nproc-per-node 2 torch_ddp.py, or asyncpar launch")
     return options
 
 

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import os
+import sys
 
-from distributed import Client
-from language_model import RANKS, run_on, train_language_model  # type: ignore[import-not-found]  # beside this script
+from language_model import RANKS, check_options, run_on, train_language_model  # type: ignore[import-not-found]  # beside this script
 
 import asyncpar as ap
 
+try:
+    from distributed import Client
+except ModuleNotFoundError:
+    sys.exit('dask_cluster: there is no distributed: pip install "asyncpar[dask]"')
+
 if __name__ == "__main__":
+    check_options()
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     with (
         Client(address)

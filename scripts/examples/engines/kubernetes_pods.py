@@ -7,12 +7,16 @@ machine, whose names resolve after some seconds.  With a cluster and an image, s
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
+
+from language_model import check_options  # type: ignore[import-not-found]  # noqa: E402  # beside this script
 
 from scripts.bench.pods import finish, running_pods  # noqa: E402
 
@@ -22,6 +26,9 @@ LIMIT = 600.0
 
 def main() -> None:
     """Make the manifests, run the pods, and show what the first rank shows."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        sys.exit("kubernetes_pods: network namespaces need root and the command ip (apt-get install iproute2)")
+    check_options()
     ranks = str(Path(__file__).with_name("ranks.py").resolve())
     options = ["--image", "none", "--name", "lm", "--nodes", "2", "--tasks-per-node", "2", "--python", sys.executable]
     command = [sys.executable, "-m", "asyncpar", "k8s", *options, "--dry-run", ranks, *sys.argv[1:]]

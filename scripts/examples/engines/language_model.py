@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncpar.train import make_config, parse_arguments
+from asyncpar.errors import UsageError
+from asyncpar.train import make_compression, make_config, parse_arguments
 
 RANKS = 4
 
@@ -22,13 +23,29 @@ async def train_language_model(arguments: Sequence[str]) -> list[float]:
 
 async def train_rank(arguments: Sequence[str]) -> Any:
     """Train as one rank of a world, by the options of ``train_lm.py``; return its ``Run``."""
+    train_lm = find_script()
+    options = parse_arguments(list(arguments))
+    return await train_lm.train(options, make_config(options), train_lm.read_texts(options))
+
+
+def find_script() -> Any:
+    """Return the module of ``train_lm.py``, which is beside this folder."""
     folder = str(Path(__file__).resolve().parents[1])
     if folder not in sys.path:
         sys.path.append(folder)
-    import train_lm  # type: ignore[import-not-found]  # the script beside this folder
+    import train_lm  # type: ignore[import-not-found]
 
-    options = parse_arguments(list(arguments))
-    return await train_lm.train(options, make_config(options), train_lm.read_texts(options))
+    return train_lm
+
+
+def check_options() -> None:
+    """End the program in one line if the options of the command line are wrong."""
+    try:
+        options = parse_arguments()
+        make_config(options)
+        make_compression(options)
+    except UsageError as error:
+        raise find_script().refuse(error) from None
 
 
 def run_on(engine: str, launch: Callable[[Sequence[str]], list[list[float]]]) -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from language_model import show_figures, train_rank  # type: ignore[import-not-found]  # beside this script
+from language_model import check_options, show_figures, train_rank  # type: ignore[import-not-found]  # beside this script
 
 import asyncpar as ap
 from asyncpar.core.config.rank_place import find_rank_place
@@ -36,4 +36,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    check_options()
     ap.run(main)

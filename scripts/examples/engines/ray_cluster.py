@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import os
+import sys
 
-import ray
-from language_model import RANKS, run_on, train_language_model  # type: ignore[import-not-found]  # beside this script
+from language_model import RANKS, check_options, run_on, train_language_model  # type: ignore[import-not-found]  # beside this script
 
 import asyncpar as ap
 
+try:
+    import ray
+except ModuleNotFoundError:
+    sys.exit('ray_cluster: there is no ray: pip install "asyncpar[ray]"')
+
 if __name__ == "__main__":
+    check_options()
     if "RAY_ADDRESS" in os.environ:
         ray.init()
     else:

@@ -8,13 +8,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from language_model import check_options  # type: ignore[import-not-found]  # beside this script
+
 import asyncpar as ap
+from asyncpar.errors import UsageError
 
 
 async def main() -> None:
     """Submit, wait, and show."""
     ranks = Path(__file__).with_name("ranks.py").resolve()
-    job = await ap.slurm.submit(ranks, *sys.argv[1:], nodes=2, tasks_per_node=2, job_name="language-model")
+    try:
+        job = await ap.slurm.submit(ranks, *sys.argv[1:], nodes=2, tasks_per_node=2, job_name="language-model")
+    except UsageError as error:
+        sys.exit(f"slurm_job: {error}")
     print(f"{job}", file=sys.stderr)
     ending = await job.wait()
     output = job.output.read_text()
@@ -24,4 +30,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    check_options()
     ap.run(main)
