@@ -80,6 +80,7 @@ class AllReduce:
         whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
         which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
         8 MiB of memory besides at most.  ``all_reduce.parts(x)`` gives finished parts while the rest travels.
+        ``algorithm`` may say how many bytes of a chunk go in one message, 4k to 2m: ``ring/256k``; 1m without it.
 
         ``until`` says when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline`` it
         goes on without those that are late, and returns a ``Reduced``, the same on all ranks, which says who has

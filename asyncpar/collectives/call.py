@@ -159,6 +159,7 @@ class MessageCall(Call[T_co]):
         try:
             operation.begin(context.lost_member(operation.home) if self._gone is None else self._gone())
             context.watch(operation)
+            operation.begun_at = context.clock()
             result = await body(operation)
         except BaseException as error:
             outcome = [ended(operation, error)]  # popped, as its traceback has this frame

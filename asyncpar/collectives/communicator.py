@@ -694,6 +694,16 @@ def _checked_timeout(seconds: float | None) -> float | None:
     return seconds
 
 
+def cost_model_of(communicator: Communicator) -> CostModel:
+    """Return the cost model by which ``communicator`` chooses; equal on all its ranks."""
+    return communicator._engine.policy.model
+
+
+def lane_figures_of(communicator: Communicator) -> Array:
+    """Return what this rank has seen of lanes: the negative latency and the bandwidth, -inf for what is unknown."""
+    return communicator._engine.lanes.figures()
+
+
 def recorder_of(communicator: Communicator) -> Recorder:
     """Return the recorder of the rank that has ``communicator``."""
     return communicator._engine.table.links.recorder

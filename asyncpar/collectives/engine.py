@@ -438,9 +438,10 @@ class Engine:
         tally = self.count_call(operation.name, operation.description.algorithm, operation.payload_sent, seconds)
         tally.messages += operation.messages_sent
         tally.steps += operation.steps
-        by_lanes = operation.messages_sent and operation.steps and operation.name in SYMMETRIC
+        by_lanes = operation.begun_at and operation.messages_sent and operation.steps and operation.name in SYMMETRIC
         if by_lanes and not is_hierarchical(operation.description.algorithm):  # those use two kinds of lanes
-            self.lanes.add(rounds=operation.steps, payload=operation.payload_sent, seconds=seconds)
+            exact = operation.context.clock() - operation.begun_at
+            self.lanes.add(rounds=operation.steps, payload=operation.payload_sent, seconds=exact)
 
     def count_call(self, name: str, algorithm: str, payload: int, seconds: float) -> Tally:
         """Count a finished call that has sent ``payload`` bytes, and return the sums that it belongs to."""

@@ -58,6 +58,7 @@ class OperationContext:
         self.links = links
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
+        self.clock = links.recorder.clock
         self.pool = StagingPool()
         self.record_end = _ends(links.recorder)
         self.record_start = _starts(links.recorder)
@@ -207,6 +208,7 @@ class Operation:
         "_outstanding",
         "audience",
         "awaited",
+        "begun_at",
         "context",
         "description",
         "failure",
@@ -259,6 +261,8 @@ class Operation:
         self.has_warned = False
         """Has it been told that it waits for long?"""
         self.is_over = False
+        self.begun_at = 0.0
+        """When the messages of a call began, by the clock of records; ``started_at`` is the loop's, in milliseconds."""
         self.started_at = 0.0
         self.progress_at = 0.0
         self.waiter: asyncio.Future[None] | None = None

@@ -15,12 +15,14 @@ number times the number of pieces, plus the piece.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Round, Send, Span, Spans
 from asyncpar.core.config.slicing import ceil_chunks, ceil_div
+from asyncpar.errors import UsageError
 
 SEGMENT_BYTES = 1 << 20
 """Most bytes of one message of one chunk."""
@@ -30,6 +32,25 @@ _SPLIT_BYTES = 256 << 10
 
 PACKED_BYTES = 4 << 20
 """Most bytes of scratch for one piece."""
+
+SEGMENT_LIMITS: Final = (4 << 10, 2 << 20)
+_SEGMENT: Final = re.compile(r"([1-9]\d{0,6})([km])", re.ASCII)
+_UNITS: Final = {"k": 1 << 10, "m": 1 << 20}
+
+
+def parse_segment(text: str) -> int:
+    """Return the bytes that a segment size such as ``256k`` or ``1m`` stands for; 4k to 2m, else ``UsageError``."""
+    match = _SEGMENT.fullmatch(text)
+    least, most = SEGMENT_LIMITS
+    if match is None or not least <= (size := int(match[1]) * _UNITS[match[2]]) <= most:
+        raise UsageError(f"algorithm: expected messages of 4k to 2m, such as ring/256k, got {text!r}")
+    return size
+
+
+def split_segment(algorithm: str) -> tuple[str, int | None]:
+    """Return the name in ``algorithm`` and the most bytes of one message of a chunk: those of ``ring/256k``, say."""
+    name, slash, segment = algorithm.partition("/")
+    return name, parse_segment(segment) if slash else None
 
 
 class Slice(NamedTuple):

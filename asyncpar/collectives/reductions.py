@@ -28,7 +28,15 @@ from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, Workspace, execute
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.parts import FinishedParts, PartStream, TakePart
-from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
+from asyncpar.collectives.plan import (
+    SEGMENT_BYTES,
+    AlongBuffer,
+    AlongChunks,
+    PackedChunks,
+    Slice,
+    packed_segment,
+    split_segment,
+)
 from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.rooted import confirmed, to_root
 from asyncpar.collectives.shared_memory import programs
@@ -37,6 +45,7 @@ from asyncpar.collectives.shared_memory.call import HostedOperation, MakeProgram
 from asyncpar.collectives.shared_memory.fast_path import QuickAllReduce
 from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
 from asyncpar.core.config.slicing import ceil_chunks
+from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -168,12 +177,18 @@ def _taken_into(target: Array, take: TakePart) -> TakePart:
 
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> AllReducePlan:
     reduction = collective_reduction(op, x.dtype)
-    algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=True)
+    name, segment = split_segment(wanted) if isinstance(wanted, str) else (wanted, None)
+    algorithm = engine.algorithm("all_reduce", x.nbytes, name, arena=True)
+    if segment is not None and algorithm == ARENA:
+        raise UsageError(f"algorithm: the arena has no messages, so that they have no size; got {wanted!r}")
     by_messages = engine.message_algorithm("all_reduce", x.nbytes, algorithm)
     schedule = engine.schedule("all_reduce", by_messages)
-    layout = all_reduce_layout(by_messages, count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
+    layout = all_reduce_layout(
+        by_messages, count=x.size, chunks=schedule.chunks, itemsize=x.itemsize, segment=segment or SEGMENT_BYTES
+    )
+    named = algorithm if segment is None or wanted is None else wanted
     return AllReducePlan(
-        description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
+        description=describe_array("all_reduce", x.dtype, x.shape, (op,), named),
         messages=engine.bind(schedule, layout),
         reduction=reduction,
         layout=layout,

@@ -12,6 +12,7 @@ from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.synchronizer import GradientSynchronizer
+from asyncpar.gradsync.tuning import TuningConfig
 
 __all__ = [
     "Bucket",
@@ -28,6 +29,7 @@ __all__ = [
     "SyncMemory",
     "SyncStatistics",
     "SyncStep",
+    "TuningConfig",
     "least_bytes",
     "plan_buckets",
 ]

@@ -30,9 +30,10 @@ from asyncpar.gradsync.plan import (
     plan_buckets,
     spec_of,
 )
-from asyncpar.gradsync.schemes import Scheme
+from asyncpar.gradsync.schemes import Exact, Scheme
 from asyncpar.gradsync.schemes.device import DeviceScheme, HostMirrors
 from asyncpar.gradsync.schemes.device_memory import DevicePlace
+from asyncpar.gradsync.tuning import AUTO, Choice
 
 T = TypeVar("T")
 
@@ -77,6 +78,7 @@ class LayoutCache:
         self._specs: dict[str, GradientSpec] = {}
         self._order: tuple[str, ...] | None = None
         self._place: DevicePlace | None = None
+        self._tuned: Choice | None = None
         self.compression = compression
         self.is_observed = False
         """Has the order in which gradients become final been looked at?"""
@@ -165,6 +167,31 @@ class LayoutCache:
             raise
         self.drop()
 
+    def tune(self, choice: Choice | None) -> None:
+        """Use the bucket size and the algorithm of ``choice`` from now on; None: those of the settings."""
+        size = self._bucket_size_mb
+        self._tuned = choice
+        if self._bucket_size_mb != size:
+            self.drop()
+        for scheme in () if self._layout is None else self._layout.schemes:
+            if isinstance(scheme, Exact):
+                scheme.algorithm = self._algorithm
+
+    def bucket_bytes(self, specs: Sequence[GradientSpec], bucket_size_mb: float) -> tuple[int, ...]:
+        """Return the bytes of the buckets of these gradients, for a bucket size in MiB."""
+        plan = self._plan(specs, self._order, bucket_size_mb)
+        return tuple(bucket.nbytes for bucket in plan.buckets)
+
+    @property
+    def _bucket_size_mb(self) -> float:
+        return self._settings.bucketing.bucket_size_mb if self._tuned is None else self._tuned.bucket_size_mb
+
+    @property
+    def _algorithm(self) -> str | None:
+        if self._tuned is not None and self._tuned.algorithm != AUTO:
+            return self._tuned.name
+        return algorithm_of(self._settings.strategy, self._settings.groups.replicas)
+
     def drop(self) -> None:
         """Free the buffers, but keep what belongs to parameters."""
         if self._layout is not None:
@@ -248,14 +275,12 @@ class LayoutCache:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _plan(self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None) -> BucketPlan:
-        bucketing = self._settings.bucketing
-        return plan_buckets(
-            specs,
-            bucket_bytes=int(bucketing.bucket_size_mb * (1 << 20)),
-            max_buckets=bucketing.max_buckets,
-            order=order,
-        )
+    def _plan(
+        self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None, bucket_size_mb: float | None = None
+    ) -> BucketPlan:
+        size = self._bucket_size_mb if bucket_size_mb is None else bucket_size_mb
+        most = self._settings.bucketing.max_buckets
+        return plan_buckets(specs, bucket_bytes=int(size * (1 << 20)), max_buckets=most, order=order)
 
     def _make(self, specs: Sequence[GradientSpec], resolved: Resolved, place: DevicePlace | None) -> BucketLayout:
         settings, groups, replicas = self._settings, self._settings.groups, self._settings.groups.replicas
@@ -268,7 +293,7 @@ class LayoutCache:
             hosts=resolved.hosts,
             codec=resolved.codec,
             has_feedback=self.compression.error_feedback,
-            algorithm=algorithm_of(settings.strategy, replicas),
+            algorithm=self._algorithm,
             as_views=settings.bucketing.gradient_as_bucket_view,
             is_alike=alike,
             place=place,

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, digest_of
@@ -37,6 +39,7 @@ from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.plan import BucketPlan
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 from asyncpar.gradsync.statistics import BucketOutcome, NonFiniteFindings, StepOutcome, StepRecord, collect
+from asyncpar.gradsync.tuned_steps import FIGURES, StepTuning
 
 
 class SyncStep:
@@ -116,7 +119,8 @@ class StepRun:
     """One step on this rank.
 
     Flows exchange nothing before ``agreed`` is set, after ``comparison``.  With ``observes`` all ranks use from the
-    next step on the order in which gradients became final on the first replica.
+    next step on the order in which gradients became final on the first replica.  ``tuning`` measures, and ranks tell
+    each other its figures at the end.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class StepRun:
         agreed: asyncio.Event,
         observes: bool,
         feed: UpdateFeed | None = None,
+        tuning: StepTuning | None = None,
     ) -> None:
         self.flows = flows
         self.feed = feed
@@ -140,10 +145,14 @@ class StepRun:
         self._agreed = agreed
         self._observed: list[str] = []
         self._findings = NonFiniteFindings({}, [])
-        self._has_lost = np.zeros(1, np.uint8)
+        self._tuning = tuning
+        self._ended: NDArray[Any] = np.zeros(1, np.uint8) if tuning is None else np.zeros(1 + FIGURES)
+        """Whether something was lost on this rank; with ``tuning``, its figures behind it."""
+        self.measured: NDArray[np.float64] | None = None
+        """The figures of each rank, in rows, once the step has ended."""
         self._size = groups.everyone.size
         everyone, replicas = groups.everyone, groups.replicas
-        self._ending = OwedCollective(lambda: everyone.all_gather(self._has_lost, key=str(keys.ending)))
+        self._ending = OwedCollective(lambda: everyone.all_gather(self._ended, key=str(keys.ending)))
         self._all_findings = OwedCollective(
             lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=NonFiniteFindings)
         )
@@ -168,6 +177,8 @@ class StepRun:
     def finish(self, step: SyncStep) -> None:
         """End the step's block."""
         step.finish()
+        if self._tuning is not None:
+            self._tuning.all_final()
         if self.feed is not None:
             self.feed.open()
 
@@ -177,10 +188,15 @@ class StepRun:
         No rank writes gradients before this returns, and it raises on all ranks if one of them closes its run.
         """
         self._findings = collect(flow.outcome for flow in self.flows)
-        self._has_lost[0] = bool(self._findings.lost)
+        self._ended[0] = bool(self._findings.lost)
+        if self._tuning is not None:
+            self._ended[1:] = self._tuning.measure()
         findings = [self._findings]
-        if self._size > 1 and (await self._ending.run()).any():
-            findings = await self._all_findings.run()
+        if self._size > 1:
+            ended = await self._ending.run()
+            self.measured = None if self._tuning is None else ended[:, 1:]
+            if ended[:, 0].any():
+                findings = await self._all_findings.run()
         outcome = step.outcome
         outcome.add(findings)
         if self._observes:
@@ -219,11 +235,18 @@ def first_error() -> Iterator[None]:
 
 
 def propose(
-    groups: SyncGroups, keys: Keys, layout: BucketLayout, *, number: int, micro_steps: int, is_observed: bool
+    groups: SyncGroups,
+    keys: Keys,
+    layout: BucketLayout,
+    *,
+    number: int,
+    micro_steps: int,
+    is_observed: bool,
+    tuning: str = "",
 ) -> Comparison:
     """Return the comparison of a step, which is the ``number``-th, with what all other ranks are about to do."""
     order = "known" if is_observed else "unknown"
-    step = (f"step {number} of {micro_steps} micro-steps, order of gradients {order}",)
+    step = (f"step {number} of {micro_steps} micro-steps, order of gradients {order}{tuning}",)
     if groups.is_data_parallel_only:
         digest = digest_of((*step, layout.digest.hex()))
         return _compare(groups, keys, {REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})

@@ -21,6 +21,7 @@ from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import layout_cache
+from asyncpar.gradsync.choice import Resolved
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.device_sums import check_staged
 from asyncpar.gradsync.early_update import EarlyUpdate, UpdateFeed, check_update
@@ -36,6 +37,7 @@ from asyncpar.gradsync.plan import (
     Parameters,
     listed,
     parameters_by_name,
+    spec_of,
 )
 from asyncpar.gradsync.schemes.device import HostMirrors
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
@@ -50,6 +52,8 @@ from asyncpar.gradsync.step import (
     propose_to_measure,
     refuse,
 )
+from asyncpar.gradsync.tuned_steps import StepTuning
+from asyncpar.gradsync.tuning import TuningConfig
 
 
 class GradientSynchronizer:
@@ -70,7 +74,10 @@ class GradientSynchronizer:
     that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
     handed out inside.
 
-    ``bucketing`` and ``compression`` are the settings of buckets and of the codec.
+    ``bucketing`` and ``compression`` are the settings of buckets and of the codec.  With ``tuning`` ranks look for the
+    quickest bucket size, algorithm and size of messages while they train (see ``TuningConfig``); for data parallelism
+    alone, with gradients on the host.  Sums of floats may then differ in their last bits from step to step and from run
+    to run, though never between ranks.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class GradientSynchronizer:
         when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
         name: str = "gradients",
         hosts: HostGroups | None = None,
+        tuning: TuningConfig | None = None,
     ) -> None:
         self._groups = SyncGroups.of(config, rank_mapping, communicator)
         self._bucketing = bucketing or GradientBucketingConfig()
@@ -107,6 +115,8 @@ class GradientSynchronizer:
         self._drawn_before = 0
         self._name = name
         self._is_closed = False
+        self._strategy = config.comm_strategy
+        self._tuning = self._make_tuning(tuning)
         communicator.claim(name, self)
 
     @classmethod
@@ -118,6 +128,7 @@ class GradientSynchronizer:
         compression: GradientCompressionConfig | None = None,
         when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
         name: str = "gradients",
+        tuning: TuningConfig | None = None,
     ) -> Self:
         """Return the synchronizer where every rank of ``communicator`` holds a replica of the whole model."""
         config = ThreeDParallelismConfig(dp_size=communicator.size)
@@ -129,6 +140,7 @@ class GradientSynchronizer:
             compression=compression,
             when_not_finite=when_not_finite,
             name=name,
+            tuning=tuning,
         )
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -194,7 +206,7 @@ class GradientSynchronizer:
                 except BaseException as error:
                     step.close()
                     if run.is_refused:
-                        self._layouts.start_over()
+                        self._start_over()
                     else:
                         why.take(error)
                         run.close()
@@ -247,7 +259,7 @@ class GradientSynchronizer:
         """
         self._check_idle("restart")
         self._keys.restart(number)
-        self._layouts.start_over()
+        self._start_over()
         self._accumulation.clear()
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -280,12 +292,30 @@ class GradientSynchronizer:
         """
         self._check_idle("update_compression_config")
         self._layouts.change(compression)
+        self._restart_tuning()
 
     def update_bucketing_config(self, bucketing: GradientBucketingConfig) -> None:
         """Use ``bucketing`` from the next step on; to be called on all ranks.  Residuals are kept."""
         self._check_idle("update_bucketing_config")
         self._layouts.rebucket(bucketing)
         self._bucketing = bucketing
+        self._restart_tuning()
+
+    def update_tuning_config(self, tuning: TuningConfig | None) -> None:
+        """Tune by ``tuning`` from the next step on, anew; None: use the settings as they are.
+
+        To be called on all ranks.  Raises ``UsageError``, with nothing changed, for a pin that cannot run here.
+        """
+        self._check_idle("update_tuning_config")
+        self._tuning = self._make_tuning(tuning)
+        self._layouts.tune(None)
+
+    def tuning_table(self) -> str:
+        """Return the bucket sizes and algorithms that were tried, what steps with them waited for, and what that cost.
+
+        Empty without ``tuning``, and before the first step.
+        """
+        return "" if self._tuning is None else self._tuning.table()
 
     def clear_buffers(self) -> None:
         """Free all buffers and forget residuals, accumulated gradients and the state of codecs.
@@ -294,6 +324,7 @@ class GradientSynchronizer:
         """
         self._check_idle("clear_buffers")
         self._layouts.clear()
+        self._restart_tuning()
         self._accumulation.clear()
 
     def residuals(self) -> dict[str, Values]:
@@ -343,6 +374,7 @@ class GradientSynchronizer:
             resolved = await self._layouts.resolve(f"{self._keys.rare}/auto")
             by_name = parameters_by_name(parameters)
             self._accumulation.check(by_name)
+            self._tune(by_name, resolved)
             layout = self._layouts.lay_out(by_name, resolved)
             if layout.mirrors is not None:
                 check_staged(self._accumulation.sums)
@@ -350,7 +382,7 @@ class GradientSynchronizer:
                 check_update(policy=self._policy, layout=layout)
             return by_name, layout
         except SettingsDiffer:
-            self._layouts.start_over()
+            self._start_over()
             raise
         except UsageError as error:
             await self._refuse(error)
@@ -364,13 +396,13 @@ class GradientSynchronizer:
         try:
             await refuse(self._groups, self._keys, error).run()
         except SettingsDiffer:
-            self._layouts.start_over()
+            self._start_over()
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
 
     def _make_run(self, layout: BucketLayout, by_name: Parameters, feed: UpdateFeed | None) -> StepRun:
         """Return what has to run in this step."""
-        agreed, mirrors = asyncio.Event(), layout.mirrors
+        agreed, mirrors, tuning = asyncio.Event(), layout.mirrors, self._tuning
         settings = FlowSettings(
             groups=self._groups,
             packing=layout_cache.Packing(
@@ -402,6 +434,7 @@ class GradientSynchronizer:
             number=self.steps,
             micro_steps=settings.packing.micro_steps,
             is_observed=self._layouts.is_observed,
+            tuning="" if tuning is None else tuning.line,
         )
         return StepRun(
             comparison,
@@ -411,6 +444,7 @@ class GradientSynchronizer:
             agreed=agreed,
             observes=self._bucketing.overlap_communication and not self._layouts.is_observed,
             feed=feed,
+            tuning=tuning,
         )
 
     def _skips(self, outcome: StepOutcome) -> bool:
@@ -435,6 +469,8 @@ class GradientSynchronizer:
             step.record.add_to(self._statistics)
             if run.order is not None:
                 self._layouts.observe(run.order)
+            if self._tuning is not None and run.measured is not None:
+                self._tuning.observe(run.measured)
 
     def _write(self, run: StepRun, by_name: Parameters, mirrors: HostMirrors | None) -> None:
         write = layout_cache.unpack_as_views if self._bucketing.gradient_as_bucket_view else layout_cache.unpack
@@ -443,6 +479,34 @@ class GradientSynchronizer:
             write(flow.scheme, into, factor=flow.scheme.factor(flow.outcome.contributors))
         if mirrors is not None:
             mirrors.store(by_name)
+
+    def _make_tuning(self, tuning: TuningConfig | None) -> StepTuning | None:
+        if tuning is None:
+            return None
+        if not self._groups.is_data_parallel_only:
+            raise UsageError("tuning: is for data parallelism alone, whose copies all have the same bits; leave it out")
+        return StepTuning(tuning, self._groups.replicas)
+
+    def _tune(self, by_name: Parameters, resolved: Resolved) -> None:
+        """Use the bucket size and the algorithm of the next step."""
+        if self._tuning is not None:
+            specs = tuple(spec_of(parameter) for parameter in by_name.values())
+            choice = self._tuning.begin(
+                specs,
+                bucket_size_mb=self._bucketing.bucket_size_mb,
+                strategy=self._strategy,
+                codec=resolved.settled(sum(spec.count for spec in specs)).codec,
+                bucket_bytes=self._layouts.bucket_bytes,
+            )
+            self._layouts.tune(choice)
+
+    def _start_over(self) -> None:
+        self._layouts.start_over()
+        self._restart_tuning()
+
+    def _restart_tuning(self) -> None:
+        if self._tuning is not None:
+            self._tuning.restart()
 
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:

@@ -84,6 +84,18 @@ async def test_operations_tell_all_ranks_the_same_figures(open_ranks: OpenRanks)
         assert all(float(result[0]) == 3.0 for result in results)  # type: ignore[index]
 
 
+async def test_figures_do_not_come_from_the_coarse_clock_of_the_loop(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2, hosts=("a", "b")) as ranks:
+        for communicator in ranks.communicators:
+            communicator._engine.table.now = lambda: 1.0  # noqa: SLF001  # that of uvloop stands still for a millisecond
+        for count in (8, 1 << 18):
+            await on_all(ranks, lambda c, count=count: c.all_reduce(np.ones(count)))  # type: ignore[misc]
+        for communicator in ranks.communicators:
+            lanes = communicator._engine.lanes  # noqa: SLF001  # nothing has been agreed upon yet
+            assert lanes.latency is not None
+            assert lanes.bandwidth is not None
+
+
 async def test_the_quickest_rank_counts_and_choices_follow(open_ranks: OpenRanks) -> None:
     async with open_ranks(4, hosts=("a", "b", "c", "d")) as ranks:
         payload = 64 << 10

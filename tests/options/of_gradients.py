@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.codecs import PowerSgd
+from asyncpar.codecs import Identity, PowerSgd
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.gradsync import (
@@ -18,7 +18,9 @@ from asyncpar.gradsync import (
     GradientSynchronizer,
     HostGroups,
     NonFinitePolicy,
+    TuningConfig,
 )
+from asyncpar.gradsync.tuning_space import make_tuner
 from asyncpar.nn import Parameter
 from asyncpar.node import Node
 from asyncpar.parallel import (
@@ -92,6 +94,23 @@ async def synchronize(*, nan: bool = False, hosted: bool = False, steps: int = 2
 
 def bucketing(**settings: Any) -> Any:
     return synchronize(bucketing=GradientBucketingConfig(**settings))
+
+
+async def tuned(**settings: Any) -> Any:
+    """Tune steps that take exactly as long as predicted; return what was tried."""
+    async with local_world(4, hosts=["a", "b", "c", "d"]) as nodes:
+        tuner, model = make_tuner(
+            TuningConfig(**settings),
+            nodes[0].world,
+            bucket_size_mb=25.0,
+            strategy=CommunicationStrategy.ALL_REDUCE,
+            codec=Identity(),
+            sizes=lambda size: (1 << 20,) * max(1, int(64 // size)),
+        )
+        for _ in range(100):
+            seconds = model.predict(tuner.choice)
+            tuner.observe(seconds, 2 * seconds)
+        return tuner.table()
 
 
 def compression(**settings: Any) -> Any:
@@ -292,6 +311,15 @@ EFFECTS = [
         compression=GradientCompressionConfig(codec="bf16"),
         when_not_finite=With(NonFinitePolicy.SKIP_STEP, {"nan": True}),
         hosts=With(True, {"hosted": True}),
+        tuning=TuningConfig(pin="0.0005m"),
+    ),
+    *effects(
+        "gradsync.TuningConfig",
+        tuned,
+        budget=0.5,
+        bucket_sizes_mb=With((2.0,), {"budget": 0.5}),
+        segments=With(("64k",), {"budget": 0.5}),
+        pin="8m@halving/512k",
     ),
     *effects("codecs.PowerSgd", power_sgd, seed=5),
     *effects(

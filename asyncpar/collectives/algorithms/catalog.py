@@ -252,8 +252,8 @@ def _plan(algorithm: Algorithm, rank: int, size: int, root: int) -> RankSchedule
 
 
 def is_hierarchical(algorithm: str) -> bool:
-    """Does ``algorithm`` treat hosts apart from the network between them?"""
-    return algorithm in _HIERARCHICAL
+    """Does ``algorithm`` treat hosts apart from the network between them?  It may have a size of messages."""
+    return algorithm.partition("/")[0] in _HIERARCHICAL
 
 
 @lru_cache(maxsize=512)

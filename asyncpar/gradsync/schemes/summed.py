@@ -21,7 +21,7 @@ from asyncpar.gradsync.schemes.scheme import Lossy, Place, ReductionStep, Scheme
 
 
 class Exact(Scheme):
-    """The mean, by an all-reduce with ``algorithm``."""
+    """The mean, by an all-reduce with ``algorithm``, which may be changed between steps."""
 
     is_mean = True
 
@@ -30,7 +30,7 @@ class Exact(Scheme):
     ) -> None:
         super().__init__(bucket, size=communicator.size, keeps_input=memory.keeps_input)
         self._communicator = communicator
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._tell: Callable[[int, int], None] | None = None
         self.flat = memory.shared((bucket.count,), bucket.dtype)
         self.result = memory.shared((bucket.count,), bucket.dtype) if memory.keeps_input else self.flat
@@ -49,8 +49,8 @@ class Exact(Scheme):
         out, tell = None if self.result is self.flat else self.result, self._tell
         all_reduce = self._communicator.all_reduce
         if tell is None:
-            return all_reduce(self.flat, op="mean", out=out, algorithm=self._algorithm, key=str(key))
-        parts = all_reduce.parts(self.flat, op="mean", out=out, algorithm=self._algorithm, key=str(key))
+            return all_reduce(self.flat, op="mean", out=out, algorithm=self.algorithm, key=str(key))
+        parts = all_reduce.parts(self.flat, op="mean", out=out, algorithm=self.algorithm, key=str(key))
         return parts.each(lambda part: tell(part.where.start, part.where.stop))
 
 

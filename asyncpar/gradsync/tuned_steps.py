@@ -1,0 +1,105 @@
+"""Tunes the steps of one synchronizer: makes the tuner, and brings the figures of all ranks to it.
+
+Ranks tell each other what they measured in the collective that ends a step, so nothing more is sent.  Of the waits the
+least counts, that of the rank that came last and waited for nobody; the same of the seconds of whole steps, of
+latencies, and of bandwidths the most.  What changes, changes between two steps, on all ranks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.codecs import AnyCodec
+from asyncpar.collectives.communicator import Communicator, lane_figures_of, recorder_of
+from asyncpar.core.config.parallel import CommunicationStrategy
+from asyncpar.errors import UsageError
+from asyncpar.gradsync.plan import GradientSpec
+from asyncpar.gradsync.tuning import Choice, Tuner, TuningConfig
+from asyncpar.gradsync.tuning_space import StepModel, check_pin, make_tuner
+
+FIGURES: Final = 4
+"""Seconds waited for, seconds of the whole step, the negative latency of lanes, and their bandwidth."""
+
+BucketBytes = Callable[[Sequence[GradientSpec], float], tuple[int, ...]]
+"""Returns the bytes of the buckets of gradients, for a bucket size in MiB."""
+
+
+class StepTuning:
+    """The tuning of the steps of the replicas ``communicator``.  Raises ``UsageError`` for a pin that cannot run."""
+
+    def __init__(self, config: TuningConfig, communicator: Communicator) -> None:
+        check_pin(config, communicator)
+        self._config = config
+        self._communicator = communicator
+        self._tuner: Tuner | None = None
+        self._model: StepModel | None = None
+        self._clock = recorder_of(communicator).clock
+        self._waits_since = 0.0
+        self._last_end: float | None = None
+
+    def begin(
+        self,
+        specs: Sequence[GradientSpec],
+        *,
+        bucket_size_mb: float,
+        strategy: CommunicationStrategy,
+        codec: AnyCodec,
+        bucket_bytes: BucketBytes,
+    ) -> Choice:
+        """Return by what to take the next step, with gradients like ``specs``.
+
+        Raises ``UsageError`` where these are on a device, or the pinned algorithm cannot run.
+        """
+        if self._tuner is None:
+            if any(spec.is_on_device for spec in specs):
+                raise UsageError("tuning: expected gradients on the host, got some on a device; leave tuning out")
+            kept = tuple(specs)
+            self._tuner, self._model = make_tuner(
+                self._config,
+                self._communicator,
+                bucket_size_mb=bucket_size_mb,
+                strategy=strategy,
+                codec=codec,
+                sizes=lru_cache(maxsize=32)(lambda size: bucket_bytes(kept, size)),
+            )
+        return self._tuner.choice
+
+    @property
+    def line(self) -> str:
+        """What ranks must have in common before a step."""
+        return "" if self._tuner is None else f", tuned {self._tuner.choice} after {self._tuner.steps} steps"
+
+    def all_final(self) -> None:
+        """Say that the caller of the step has nothing left to do but wait."""
+        self._waits_since = self._clock()
+
+    def measure(self) -> NDArray[np.float64]:
+        """Return the figures of this rank at the end of a step."""
+        now = self._clock()
+        waited = now - self._waits_since
+        whole = waited if self._last_end is None else now - self._last_end
+        self._last_end = now
+        return np.array([waited, max(whole, waited), *lane_figures_of(self._communicator)])
+
+    def observe(self, figures: NDArray[Any]) -> None:
+        """Take in the figures of all ranks, in rows, of a step that has succeeded."""
+        if self._tuner is None or self._model is None:
+            return
+        latency, bandwidth = (float(figures[:, column].max()) for column in (2, 3))
+        self._model.learn(
+            latency=-latency if np.isfinite(latency) else None, bandwidth=bandwidth if np.isfinite(bandwidth) else None
+        )
+        self._tuner.observe(float(figures[:, 0].min()), float(figures[:, 1].min()))
+
+    def restart(self) -> None:
+        """Forget everything, as ranks may differ."""
+        self._tuner = self._model = self._last_end = None
+
+    def table(self) -> str:
+        """Return what was tried; empty before the first step."""
+        return "" if self._tuner is None else self._tuner.table()
