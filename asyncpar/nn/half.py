@@ -66,7 +66,7 @@ class HalfParameter(Parameter):
     def grad(self) -> Array:
         """The gradient as it is stored; made of zeros when asked for after it was released."""
         if self._grad is None:
-            self._grad = np.zeros(self.shape, self.storage)
+            self._grad = self._zeros(self.storage)
         return self._grad
 
     @grad.setter

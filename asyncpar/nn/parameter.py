@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.device.arrays import is_device_array
@@ -38,7 +39,7 @@ class Parameter:
     whole tensor this is, and ``placement`` who else has it.
     """
 
-    __slots__ = ("_dtype", "_grad", "_value", "name", "placement", "slice")
+    __slots__ = ("_dtype", "_grad", "_value", "memory", "name", "placement", "slice")
 
     def __init__(
         self, name: str, value: Array, *, part: TensorSlice | None = None, placement: Placement = UNPLACED
@@ -56,6 +57,8 @@ class Parameter:
         self._dtype = value.dtype
         self._value: Array | None = np.asarray(value, order="C")
         self._grad: Array | None = np.zeros_like(self._value)
+        self.memory: ArrayPool | None = None
+        """Where gradients take their memory after the first was released; None: from numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,7 +91,7 @@ class Parameter:
     def grad(self) -> Array:
         """The gradient; made of zeros when asked for after it was released."""
         if self._grad is None:
-            self._grad = np.zeros(self.shape, self._dtype)
+            self._grad = self._zeros(self._dtype)
         return self._grad
 
     @grad.setter
@@ -136,6 +139,9 @@ class Parameter:
                 f"got {value.dtype}{list(value.shape)}"
             )
         self._value = value
+
+    def _zeros(self, dtype: np.dtype[Any]) -> Array:
+        return (np if self.memory is None else self.memory).zeros(self.shape, dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, shape={self.shape}, dtype={self._dtype})"

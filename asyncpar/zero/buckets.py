@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
@@ -39,7 +42,8 @@ from asyncpar.zero.share import ParameterShare
 class Means:
     """Shared settings of reductions and gathers; ``key`` begins the names by which collectives meet.
 
-    ``row_sums`` makes the sums of rows; ``feedback`` keeps what they lose, None where they lose nothing.
+    ``pool`` lends memory of buckets, ``arrays`` that of gathered values.  ``row_sums`` makes the sums of rows;
+    ``feedback`` keeps what they lose, None where they lose nothing.
     """
 
     communicator: Communicator
@@ -47,6 +51,7 @@ class Means:
     shares: Sequence[ParameterShare]
     config: ZeROConfig
     pool: BufferPool
+    arrays: ArrayPool
     key: Callable[[], str]
     row_sums: RowSums
     feedback: StepFeedback | None
@@ -92,13 +97,37 @@ class Means:
             share.zero_grad()
 
 
+class Contributions:
+    """The flat gradients of a round, each until all of it is packed: then its memory serves another one."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._missing = Counter(slot.parameter for bucket in partition.buckets for slot in bucket.slots)
+        self._gradients: dict[int, Array | None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, index: int, gradient: Array | None) -> None:
+        """Take the gradient of a parameter; None stands for zeros."""
+        self._gradients[index] = gradient
+
+    def of(self, index: int) -> Array | None:
+        """Return the gradient of a parameter of which not all is packed; None stands for zeros."""
+        return self._gradients[index]
+
+    def packed(self, index: int) -> None:
+        """Take note that a parameter's place in one bucket is filled.  From any thread."""
+        with self._lock:
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                del self._gradients[index]
+
+
 class BucketReduction:
     """Packs gradients, reduces them and lays the result down where it belongs.
 
-    ``contributions`` hold the flat gradients that are taken instead of the parameters' own, None for zeros.
+    ``contributions`` are taken instead of the parameters' own gradients, if given.
     """
 
-    def __init__(self, bucket: RowBucket, means: Means, contributions: Mapping[int, Array | None]) -> None:
+    def __init__(self, bucket: RowBucket, means: Means, contributions: Contributions | None) -> None:
         self._bucket = bucket
         self._means = means
         self._contributions = contributions
@@ -154,16 +183,19 @@ class BucketReduction:
 
     def _take_alone(self) -> None:
         """Without other replicas a gradient is its own sum."""
-        if self._means.config.stage.shards_gradients:
+        if self._contributions is not None:
             for slot in self._bucket.slots:
                 gradient, part = self._gradient(slot.parameter), slice(slot.low, slot.high)
-                zeros = np.zeros(slot.high - slot.low, self._bucket.dtype)
-                self._means.shares[slot.parameter].add_reduced(part, zeros if gradient is None else gradient[part])
+                reduced = np.zeros(slot.high - slot.low, self._bucket.dtype) if gradient is None else gradient[part]
+                self._means.shares[slot.parameter].add_reduced(part, reduced)
+                self._contributions.packed(slot.parameter)
 
     def _pack(self) -> None:
         opened, partition = self._opened(), self._means.partition
         for slot in self._bucket.slots:
             pack_rows(partition, slot, self._gradient(slot.parameter), opened.rows)
+            if self._contributions is not None:
+                self._contributions.packed(slot.parameter)
         if not all_finite(opened.rows.reshape(-1)):
             self._find_spoiled(opened.rows)
         opened.prepare()
@@ -175,8 +207,8 @@ class BucketReduction:
             self._means.shares[slot.parameter].is_spoiled |= not all_finite(values.reshape(-1))
 
     def _gradient(self, index: int) -> Array | None:
-        if index in self._contributions:
-            return self._contributions[index]
+        if self._contributions is not None:
+            return self._contributions.of(index)
         parameter = self._means.shares[index].parameter
         return parameter.grad.reshape(-1) if parameter.has_grad else None
 
@@ -233,6 +265,7 @@ def make_means(
         ],
         config=config,
         pool=BufferPool(communicator.empty, reuses=config.pin_memory, bytes_held=bytes_held),
+        arrays=bytes_held.arrays,
         key=key,
         row_sums=sums,
         feedback=StepFeedback(partition) if keeps_lost else None,

@@ -65,8 +65,9 @@ class ZeROConfig:
       bytes, and are rounded for it (as in ZeRO++, Wang et al. 2023): not to the last bit what they were.
     - ``error_feedback``: what that rounding loses is added to the next step's gradients, so that it does not add up
       over steps.  Takes 8 bytes for each value of the parameters on each rank that compresses, in all stages.
-    - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again; else
-      each is made anew and freed.
+    - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again, and
+      so is memory of whole gradients and gathered parameters, within ``max_memory_usage_mb``; else each is made anew
+      and freed.
     - ``average``: gradients become their mean over the replicas, else their sum.
     - ``algorithm``: how buckets are reduced, by name; None: what is quickest.
     """

@@ -80,7 +80,7 @@ class ZeroEngine:
         self._bridge = bridge
         self._layers: list[ShardedStage] = []
         self._gathered: list[ParameterUnit] = []
-        self._bytes_held = TransientBytes()
+        self._bytes_held = TransientBytes(config.most_bytes if config.pin_memory else 0)
         self._means = make_means(
             self.parameters,
             rule,
@@ -145,6 +145,7 @@ class ZeroEngine:
         if stage.shards_gradients:
             for share in self._means.shares:
                 share.parameter.release_grad()
+                share.parameter.memory = self._bytes_held.arrays
         if stage.shards_parameters:
             self._recovery.gatherer = gatherer = ParameterGatherer(
                 [ParameterUnit(f"layer {index}", members, self._means) for index, members in enumerate(layers)],
@@ -178,6 +179,7 @@ class ZeroEngine:
         self._state.check_giving("reduce")
         async with self._recovery.all_or_none("reduce"):
             await self._reducer.finish()
+        self._bytes_held.arrays.trim()
         self._state.phase = EnginePhase.REDUCED
 
     def reduced(self) -> Mapping[str, Array]:

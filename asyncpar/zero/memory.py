@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.share import ParameterShare
@@ -37,7 +38,8 @@ class ZeROMemoryStats:
     """Bytes that this rank holds now, counted over the arrays that it really has.
 
     ``parameters``, ``gradients``, ``states`` (with master values) and ``residuals`` of compression are there to stay;
-    ``gathered`` parameters and ``buffers`` come and go, and ``transient_peak`` is the most that there was of both.
+    ``gathered`` parameters and ``buffers`` come and go, and ``transient_peak`` is the most that there was of both;
+    ``buffers`` also count the memory of gradients and gathered values that waits to be used again.
     ``whole`` is what parameters, gradients and states take without sharding.
     """
 
@@ -76,12 +78,13 @@ class ZeROMemoryStats:
 def held_now(shares: Iterable[ParameterShare], transient: TransientBytes, *, residuals: int) -> ZeROMemoryStats:
     """Return the bytes of ``shares``, and what comes and goes."""
     known = tuple(shares)
+    transient.add()  # looks how much waits now
     return ZeROMemoryStats(
         parameters=sum(share.parameter_bytes for share in known),
         gradients=sum(share.gradient_bytes for share in known),
         states=sum(share.range.nbytes for share in known),
         gathered=transient.gathered,
-        buffers=transient.buffers,
+        buffers=transient.buffers + transient.arrays.idle_bytes,
         transient_peak=transient.peak,
         whole=sum(share.whole_bytes for share in known),
         values=sum(share.parameter.size for share in known),
@@ -119,17 +122,22 @@ def memory_reduction(
 
 
 class TransientBytes:
-    """Counts memory that comes and goes, by kind.  From any thread."""
+    """Counts memory that comes and goes, by kind.  From any thread.
 
-    def __init__(self) -> None:
+    Whole gradients and gathered values take their memory from ``arrays``.  What waits there to be used again keeps
+    within ``room`` bytes, together with what is counted here.
+    """
+
+    def __init__(self, room: int = 0) -> None:
         self._lock = threading.Lock()
         self.buffers = 0
         self.gathered = 0
         self.peak = 0
+        self.arrays = ArrayPool(lambda: room - self.buffers - self.gathered)
 
     def add(self, *, buffers: int = 0, gathered: int = 0) -> None:
         """Count bytes that are there from now on, or no longer if negative."""
         with self._lock:
             self.buffers += buffers
             self.gathered += gathered
-            self.peak = max(self.peak, self.buffers + self.gathered)
+            self.peak = max(self.peak, self.buffers + self.gathered + self.arrays.idle_bytes)

@@ -69,7 +69,7 @@ class ParameterUnit:
 
     async def gather(self) -> list[Array]:
         """Return the flat values of its parameters."""
-        values: list[Array] = [np.empty(spec.count, spec.dtype) for spec in self.partition.specs]
+        values: list[Array] = [self._means.arrays.empty((spec.count,), spec.dtype) for spec in self.partition.specs]
         if self.partition.size == 1:
             for share, value in zip(self.shares, values, strict=True):
                 value[...] = share.own_value

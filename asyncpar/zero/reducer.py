@@ -7,8 +7,7 @@ import threading
 from collections import Counter
 
 from asyncpar.errors import UsageError
-from asyncpar.nn.parameter import Array
-from asyncpar.zero.buckets import BucketReduction, Means
+from asyncpar.zero.buckets import BucketReduction, Contributions, Means
 from asyncpar.zero.tasks import first_failure, stopped
 
 
@@ -80,8 +79,8 @@ class Reducer:
         """Take note of a gradient; return whether that makes a bucket complete."""
         current = self._round
         current.reported.add(index)
-        if self._means.config.stage.shards_gradients:
-            current.contributions[index] = self._means.shares[index].take_gradient()
+        if current.contributions is not None:
+            current.contributions.add(index, self._means.shares[index].take_gradient())
         for bucket in self._buckets_of[index]:
             current.missing[bucket] -= 1
         return any(not current.missing[bucket] for bucket in self._buckets_of[index])
@@ -108,7 +107,8 @@ class _Round:
 
     def __init__(self, means: Means) -> None:
         self.reported: set[int] = set()
-        self.contributions: dict[int, Array | None] = {}
+        shards_gradients = means.config.stage.shards_gradients
+        self.contributions = Contributions(means.partition) if shards_gradients else None
         buckets = means.partition.buckets
         self.missing = Counter({bucket.index: len(set(bucket.parameters)) for bucket in buckets})
         self.reductions = [BucketReduction(bucket, means, self.contributions) for bucket in buckets]

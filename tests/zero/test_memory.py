@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from asyncpar.nn.optimizers import SGD, Adam
 from asyncpar.zero import ZeroEngine, ZeROMemoryStats, ZeROStage, memory_reduction
 from asyncpar.zero.buffers import BufferPool
+from asyncpar.zero.config import MIB
 from asyncpar.zero.memory import TransientBytes
-from tests.zero.replicas import EVEN_SHAPES, SHAPES, engines, give_gradients, on_all
+from tests.zero.replicas import EVEN_SHAPES, SHAPES, engines, give_gradients, on_all, take_steps, whole_values
 
 STAGES = list(ZeROStage)
 
@@ -143,3 +145,65 @@ async def test_buckets_lie_where_other_ranks_of_the_host_read_them() -> None:
         pool._empty = ask  # noqa: SLF001  # notes which memory is asked for: where arrays lie is no statistic
         await on_all(made, reduce_once)
         assert asked == [(64 * 64,), (64 * 32,)]
+
+
+LARGE: dict[str, tuple[int, ...]] = {"first": (256, 512), "second": (256, 512), "third": (256, 512)}
+"""Parameters of 512 KiB each."""
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.STAGE2, ZeROStage.STAGE3])
+async def test_memory_of_gradients_and_gathered_values_is_used_again(stage: ZeROStage) -> None:
+    async with engines(2, stage, shapes=LARGE) as made:
+        pools = [engine._means.arrays for engine in made]  # noqa: SLF001  # how often memory is taken from the system is no statistic
+        await take_steps(made, 0, 1)
+        await on_all(made, whole_values) if stage.shards_parameters else None
+        before = [pool.blocks_made for pool in pools]
+        assert min(before) > 0
+        for step in range(2, 5):
+            await take_steps(made, step)
+            await on_all(made, whole_values) if stage.shards_parameters else None
+        assert [pool.blocks_made for pool in pools] == before
+        stats = made[0].memory_stats()
+        assert stats.buffers >= pools[0].idle_bytes > 0
+        assert stats.transient_peak >= stats.buffers
+
+
+@pytest.mark.parametrize(("settings", "kept"), [({"pin_memory": False}, 0), ({"max_memory_usage_mb": 2.8}, 2.8 * MIB)])
+async def test_memory_that_waits_keeps_within_the_limit(settings: dict[str, Any], kept: float) -> None:
+    async with engines(2, ZeROStage.STAGE2, shapes=LARGE, bucket_size_mb=0.5, **settings) as made:
+        await take_steps(made, 0, 1)
+        assert all(engine.memory_stats().buffers <= kept for engine in made)
+
+
+async def test_a_gradient_is_let_go_when_it_is_packed() -> None:
+    """The memory of the last layer's serves the layers before it, in a backward pass that is slow enough."""
+    async with engines(1, ZeROStage.STAGE2, shapes=LARGE, bucket_size_mb=0.5) as (engine,):
+        for parameter in reversed(engine.parameters):
+            parameter.accumulate(1.0)
+            engine.ready(parameter.name)
+            for _ in range(10):  # a bucket of one rank is packed in a few turns of the loop
+                await asyncio.sleep(0)
+        await engine.reduce()
+        assert engine._means.arrays.blocks_made == 1  # noqa: SLF001  # how often memory is taken from the system is no statistic
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.STAGE2, ZeROStage.STAGE3])
+async def test_who_holds_a_gradient_or_value_keeps_it(stage: ZeROStage) -> None:
+    """References, views and memoryviews of earlier steps show what they showed, while memory is used again."""
+    async with engines(2, stage, shapes=LARGE) as made:
+        held: list[tuple[Any, bytes]] = []
+        for step in range(4):
+            for engine in made:
+                engine.zero_grad()
+                give_gradients(engine.parameters, rank=engine.communicator.rank, step=step)
+                gradients = [parameter.grad for parameter in engine.parameters]
+                held += [(one, bytes(one)) for one in (gradients[0][3:5], gradients[1].data.cast("B")[64:128])]
+            await on_all(made, ZeroEngine.reduce)
+            await on_all(made, lambda engine: engine.step(0.1))
+            if stage.shards_parameters:
+                await on_all(made, ZeroEngine.gather)
+                for engine in made:
+                    values = [parameter.value for parameter in engine.parameters]
+                    held += [(one, bytes(one)) for one in (values[0].T[1], values[2].data.cast("B")[:256])]
+                    engine.release()
+        assert all(bytes(one) == shown for one, shown in held)

@@ -4,9 +4,6 @@ Theory of operation.  Fresh memory is slow: the system clears every page when it
 long as the bytes take on their way.  So memory is lent as a view on a larger block, and when the last array on the view
 is gone, the block comes back, from whatever thread dropped it, and waits for a message of about its size.  What has not
 been used again for a while goes back to the system.
-
-The end of the last array is seen by the end of a *lease*, which owns the block as far as arrays can tell.  It is a
-ctypes array, because a numpy array would be skipped: an array on a view of an array refers to the innermost one.
 """
 
 from __future__ import annotations
@@ -18,21 +15,16 @@ from collections import deque
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from asyncpar.core.array_pool import LEAST_BYTES, Block, lend
 from asyncpar.net.wire.frame import allocate
 from asyncpar.net.wire.payload import ALIGNMENT
-
-LEAST_BYTES: Final = 256 * 1024
-"""Smaller memory comes from malloc, which keeps it warm."""
 
 MOST_BYTES: Final = 80 << 20
 MOST_BLOCKS: Final = 4
 """So at most 320 MiB wait to be used again, for ``KEEP_SECONDS`` to twice as long."""
 
 KEEP_SECONDS: Final = 5.0
-
-Block = npt.NDArray[Any]
 
 
 class MemoryPool:
@@ -61,9 +53,7 @@ class MemoryPool:
             block = _take(self._aging, size)
         if block is None:
             block = np.empty(size + ALIGNMENT, np.uint8)
-        lease = (ctypes.c_ubyte * block.nbytes).from_buffer(block.data)
-        returning: weakref.finalize[..., Any] = weakref.finalize(lease, self._idle.append, block)
-        returning.atexit = False
+        lease, returning = lend(block, self._idle.append)
         self._leases.append(returning)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(KEEP_SECONDS, self._age)

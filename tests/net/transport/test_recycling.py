@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from asyncpar.net.transport.recycling import KEEP_SECONDS, LEAST_BYTES, MOST_BLOCKS, MOST_BYTES, MemoryPool
+from asyncpar.core.array_pool import LEAST_BYTES
+from asyncpar.net.transport.recycling import KEEP_SECONDS, MOST_BLOCKS, MOST_BYTES, MemoryPool
 from asyncpar.net.wire.payload import ALIGNMENT
 from asyncpar.testing.loop import VirtualTimeLoop
 

@@ -1,0 +1,107 @@
+"""Memory for large arrays, which is used again once nothing refers to it.
+
+Theory of operation.  Fresh memory is slow: the system clears every page when it is touched first.  So arrays are lent
+as views on larger blocks, and when the last array, view or memoryview on a block is gone, the block comes back, from
+whatever thread dropped it.  A program that still holds a result keeps its memory: nothing is taken back.
+
+The end of the last view is seen by the end of a *lease*, which owns the block as far as arrays can tell.  It is a
+ctypes array, because a numpy array would be skipped: an array on a view of an array refers to the innermost one.
+Finalizers run anywhere, even in the middle of an allocation, so they take no lock: they append to a queue (atomic).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+LEAST_BYTES: Final = 256 * 1024
+"""Smaller memory comes from malloc, which keeps it warm."""
+
+Block: TypeAlias = NDArray[np.uint8]
+
+
+def lend(block: Block, take_back: Callable[[Block], object]) -> tuple[Any, weakref.finalize[..., Any]]:
+    """Return a buffer on ``block``, which is passed to ``take_back`` once nothing refers to the buffer; and by what.
+
+    ``take_back`` is called in any thread, and must take no lock.
+    """
+    lease = (ctypes.c_ubyte * block.nbytes).from_buffer(block.data)
+    returning: weakref.finalize[..., Any] = weakref.finalize(lease, take_back, block)
+    returning.atexit = False
+    return lease, returning
+
+
+class ArrayPool:
+    """Lends arrays from any thread; those of ``LEAST_BYTES`` or more in memory that was lent before, where it fits.
+
+    ``most_idle`` says how many bytes may wait to be used again.  A copy of a pool is a pool that keeps nothing.
+    """
+
+    def __init__(self, most_idle: Callable[[], int] = lambda: 0) -> None:
+        self.blocks_made = 0
+        """Blocks that were taken from the system so far."""
+        self._most_idle = most_idle
+        self._lock = threading.Lock()
+        self._returned: deque[Block] = deque()
+        self._idle: list[Block] = []
+
+    def __reduce__(self) -> tuple[type[ArrayPool], tuple[()]]:
+        return ArrayPool, ()
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a C-contiguous array of undefined content."""
+        kind = np.dtype(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        if nbytes < LEAST_BYTES:
+            return np.empty(shape, kind)
+        lease, _ = lend(self._take(nbytes), self._returned.append)
+        return np.frombuffer(lease, kind).reshape(shape)
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a C-contiguous array of zeros."""
+        array = self.empty(shape, dtype)
+        array.fill(0)
+        return array
+
+    def trim(self) -> None:
+        """Give back to the system what waits beyond ``most_idle``."""
+        with self._lock:
+            self._sort_in()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that wait to be used again."""
+        with self._lock:
+            self._sort_in()
+            return sum(block.nbytes for block in self._idle)
+
+    def _take(self, nbytes: int) -> Block:
+        """Return a block of exactly ``nbytes``, the one that came back last: it is warm."""
+        with self._lock:
+            self._sort_in(without_limit=True)
+            for place in reversed(range(len(self._idle))):
+                if self._idle[place].nbytes == nbytes:
+                    return self._idle.pop(place)
+            self._drop_beyond(self._most_idle() - nbytes)
+            self.blocks_made += 1
+        return np.empty(nbytes, np.uint8)
+
+    def _sort_in(self, *, without_limit: bool = False) -> None:
+        while self._returned:
+            self._idle.append(self._returned.popleft())
+        if not without_limit:
+            self._drop_beyond(self._most_idle())
+
+    def _drop_beyond(self, most: int) -> None:
+        """Drop the blocks that wait longest until the others have at most ``most`` bytes."""
+        idle = sum(block.nbytes for block in self._idle)
+        while self._idle and idle > most:
+            idle -= self._idle.pop(0).nbytes

@@ -1,0 +1,127 @@
+"""Memory of large arrays: used again once nothing refers to it, and never before."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncpar.core.array_pool import LEAST_BYTES, ArrayPool
+
+COUNT = LEAST_BYTES // 4
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "the array": lambda array: array,
+    "a view": lambda array: array[1:3],
+    "a view of a view": lambda array: array.reshape(2, -1)[1][::2].T,
+    "a view of another dtype": lambda array: array.view(np.uint8)[8:],
+    "a memoryview": memoryview,
+    "a slice of a memoryview": lambda array: memoryview(array).cast("B")[16:32],
+    "an iterator": lambda array: iter(array[:2]),
+    "what was made of its buffer": lambda array: np.frombuffer(memoryview(array), np.uint8),
+    "an attribute": lambda array: array.flat,
+}
+
+
+def address(array: Any) -> int:
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
+def test_memory_that_nobody_holds_is_lent_again() -> None:
+    pool = ArrayPool(lambda: 10 * LEAST_BYTES)
+    array = pool.empty((4, COUNT // 4), np.float32)
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    array.fill(3.0)
+    place = address(array)
+    assert pool.idle_bytes == 0
+    del array
+    assert pool.idle_bytes == LEAST_BYTES
+    again = pool.zeros((COUNT // 2,), np.float64)
+    assert address(again) == place
+    assert not again.any()
+    assert pool.blocks_made == 1
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_memory_is_not_lent_again_while_anything_on_it_lives(holder: str) -> None:
+    pool = ArrayPool(lambda: 10 * LEAST_BYTES)
+    array = pool.zeros((COUNT,), np.float32)
+    place = address(array)
+    held = HOLDERS[holder](array)
+    del array
+    gc.collect()
+    others = [pool.empty((COUNT,), np.float32) for _ in range(3)]
+    assert place not in map(address, others)
+    assert pool.idle_bytes == 0
+    del held
+    gc.collect()
+    assert pool.idle_bytes == LEAST_BYTES
+
+
+def test_memory_of_another_size_is_left_alone_and_what_is_small_does_not_stay() -> None:
+    pool = ArrayPool(lambda: 10 * LEAST_BYTES)
+    array, small = pool.empty((COUNT,), np.float32), pool.zeros((COUNT - 1,), np.float32)
+    del array, small
+    assert pool.idle_bytes == LEAST_BYTES
+    other = pool.empty((COUNT + 1,), np.float32)
+    assert (pool.idle_bytes, pool.blocks_made, len(other)) == (LEAST_BYTES, 2, COUNT + 1)
+
+
+def test_what_waits_keeps_within_the_limit_and_the_oldest_goes_first() -> None:
+    most = 2 * LEAST_BYTES
+    pool = ArrayPool(lambda: most)
+    held = [pool.empty((COUNT,), np.float32) for _ in range(4)]
+    places = [address(array) for array in held]
+    while held:
+        held.pop(0)
+    pool.trim()
+    assert pool.idle_bytes == most
+    assert [address(pool.empty((COUNT,), np.float32)) for _ in range(2)] == [places[3], places[3]]
+    most = 0
+    assert pool.idle_bytes == 0
+
+
+def test_memory_may_be_dropped_by_another_thread() -> None:
+    pool = ArrayPool(lambda: 10 * LEAST_BYTES)
+    held = [pool.empty((COUNT,), np.float32)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert pool.idle_bytes == LEAST_BYTES
+
+
+def test_threads_are_never_lent_the_same_memory() -> None:
+    pool = ArrayPool(lambda: 100 * LEAST_BYTES)
+    wrong = []
+
+    def write(mark: int) -> None:
+        for _ in range(50):
+            array = pool.empty((COUNT,), np.float32)
+            array.fill(mark)
+            if (array[:: COUNT // 7] != mark).any():
+                wrong.append(mark)
+
+    threads = [threading.Thread(target=write, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.blocks_made <= 2 * len(threads), "a thread takes the next array before it lets go of the last"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pool: pickle.loads(pickle.dumps(pool))])
+def test_a_copy_keeps_nothing(copied: Callable[[ArrayPool], ArrayPool]) -> None:
+    pool = ArrayPool(lambda: 10 * LEAST_BYTES)
+    held = pool.empty((COUNT,), np.float32)
+    other = copied(pool)
+    array = other.zeros((COUNT,), np.float32)
+    del array, held
+    assert (other.idle_bytes, pool.idle_bytes) == (0, LEAST_BYTES)
