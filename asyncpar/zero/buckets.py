@@ -111,7 +111,7 @@ class Contributions:
 
     def of(self, index: int) -> Array | None:
         """Return the gradient of a parameter of which not all is packed; None stands for zeros."""
-        return self._gradients[index]
+        return self._gradients.get(index)
 
     def packed(self, index: int) -> None:
         """Take note that a parameter's place in one bucket is filled.  From any thread."""
@@ -133,6 +133,7 @@ class BucketReduction:
         self._contributions = contributions
         self._loans = Loans(means.pool)
         self._sum: RowSum | None = None
+        self._is_lent = False
         self.owed: list[OwedCollective[Any]] = [OwedCollective(lambda: self._opened().begin(self._key()))]
         if not means.config.stage.shards_states:
             self.owed.append(OwedCollective(self._gather))
@@ -167,12 +168,24 @@ class BucketReduction:
     def _opened(self) -> RowSum:
         if self._sum is None:
             means, bucket = self._means, self._bucket
-            rows = self._loans.take((means.partition.size, bucket.width), bucket.dtype)
+            lent = self._lent_rows()
+            self._is_lent = lent is not None
+            rows = self._loans.take((means.partition.size, bucket.width), bucket.dtype) if lent is None else lent
             row = self._loans.take((1, bucket.width), bucket.dtype)
             op = "mean" if means.config.average else "sum"
             feedback = None if means.feedback is None else means.feedback.of(bucket)
             self._sum = means.row_sums.make(rows, row, op=op, pool=means.pool, feedback=feedback)
         return self._sum
+
+    def _lent_rows(self) -> Rows | None:
+        """Return the gradient itself, if it is all of the bucket and sums only read it; None: it must be packed."""
+        means, bucket = self._means, self._bucket
+        if self._contributions is None or not means.row_sums.leaves_rows or not means.partition.is_whole(bucket):
+            return None
+        gradient = self._contributions.of(bucket.slots[0].parameter)
+        if gradient is None or gradient.size != means.partition.size * bucket.width or gradient.dtype != bucket.dtype:
+            return None
+        return gradient.reshape(means.partition.size, bucket.width)
 
     def _gather(self) -> Any:
         opened = self._opened()
@@ -193,7 +206,8 @@ class BucketReduction:
     def _pack(self) -> None:
         opened, partition = self._opened(), self._means.partition
         for slot in self._bucket.slots:
-            pack_rows(partition, slot, self._gradient(slot.parameter), opened.rows)
+            if not self._is_lent:
+                pack_rows(partition, slot, self._gradient(slot.parameter), opened.rows)
             if self._contributions is not None:
                 self._contributions.packed(slot.parameter)
         if not all_finite(opened.rows.reshape(-1)):
@@ -285,7 +299,8 @@ def _check(specs: Sequence[Spec], config: ZeROConfig, communicator: Communicator
 class BucketGather:
     """Gathers the values of one bucket, once.
 
-    ``partition`` is that of ``shares``; what they own goes into ``targets``, the flat values of each parameter.
+    ``partition`` is that of ``shares``; what they own goes into ``targets``, the flat values of each parameter.  Where
+    these have room for padding behind them, whole buckets are gathered without a copy.
     """
 
     def __init__(
@@ -305,10 +320,14 @@ class BucketGather:
         nbytes = self._partition.bucket_nbytes(self._bucket)
         is_over = False
         try:
-            row, rows = self._opened()
-            await off_loop(partial(self._pack, row), nbytes=nbytes)
-            await self._gather.run()
-            await off_loop(partial(self._unpack, rows, targets, has_own), nbytes=nbytes)
+            self._memory = self._lent_memory(targets)
+            if self._memory is None:
+                row, rows = self._opened()
+                await off_loop(partial(self._pack, row), nbytes=nbytes)
+                await self._gather.run()
+                await off_loop(partial(self._unpack, rows, targets, has_own), nbytes=nbytes)
+            else:
+                await self._gather.run()
             is_over = True
         finally:
             self._close(is_over=is_over)
@@ -326,6 +345,21 @@ class BucketGather:
             size, width, dtype = self._partition.size, self._bucket.width, self._bucket.dtype
             self._memory = self._loans.take((width,), dtype), self._loans.take((size, width), dtype)
         return self._memory
+
+    def _lent_memory(self, targets: Sequence[Array]) -> tuple[Array, Array] | None:
+        """Return row and rows that are the values themselves; None: they must be packed and unpacked."""
+        size, width = self._partition.size, self._bucket.width
+        if not self._partition.is_whole(self._bucket):
+            return None
+        index = self._bucket.slots[0].parameter
+        own, target = self._shares[index].own_value, targets[index]
+        if target.size != size * width or np.may_share_memory(own, target):
+            return None
+        if own.size < width:
+            row = self._loans.take((width,), self._bucket.dtype)
+            self._pack(row)
+            own = row
+        return own, target.reshape(size, width)
 
     def _begin(self) -> Any:
         row, rows = self._opened()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.core.concurrency.bridge import LoopBridge, PendingResult
+from asyncpar.core.config.slicing import ceil_div
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
@@ -69,14 +70,15 @@ class ParameterUnit:
 
     async def gather(self) -> list[Array]:
         """Return the flat values of its parameters."""
-        values: list[Array] = [self._means.arrays.empty((spec.count,), spec.dtype) for spec in self.partition.specs]
-        if self.partition.size == 1:
-            for share, value in zip(self.shares, values, strict=True):
+        arrays, specs, size = self._means.arrays, self.partition.specs, self.partition.size
+        padded: list[Array] = [arrays.empty((size * ceil_div(spec.count, size),), spec.dtype) for spec in specs]
+        if size == 1:
+            for share, value in zip(self.shares, padded, strict=True):
                 value[...] = share.own_value
-            return values
-        for gather in self.gathers():
-            await gather.run(values, has_own=False)
-        return values
+        else:
+            for gather in self.gathers():
+                await gather.run(padded, has_own=False)
+        return [value[: spec.count] for value, spec in zip(padded, specs, strict=True)]
 
     def gathers(self) -> list[BucketGather]:
         """Return what the next gather consists of."""

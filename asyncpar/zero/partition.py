@@ -87,6 +87,12 @@ class Partition:
         start, stop = self.bounds(slot.parameter, rank)
         return min(start + slot.low, stop), min(start + slot.high, stop)
 
+    def is_whole(self, bucket: RowBucket) -> bool:
+        """Are the rows of ``bucket`` just the flat values of one parameter, padded at their end?"""
+        return len(bucket.slots) == 1 and bucket.width == ceil_div(
+            self.specs[bucket.slots[0].parameter].count, self.size
+        )
+
     def buckets_of(self, parameter: int) -> tuple[int, ...]:
         """Return the indices of the buckets that a parameter is in: several if it was cut, none if it is empty."""
         return tuple(bucket.index for bucket in self.buckets if parameter in bucket.parameters)

@@ -52,6 +52,8 @@ class RowSum(ABC):
 class RowSums(ABC):
     """Makes the sums of buckets, all in one way."""
 
+    leaves_rows = False
+    """Do sums only read ``rows``, so that these may be the gradient itself?"""
     is_lossy: bool
     """Do rows lose values that error feedback can send later?"""
 
@@ -158,6 +160,7 @@ class ReplicaSums(RowSums):
 
     def __init__(self, communicator: Communicator, *, is_compressed: bool, algorithm: str | None = None) -> None:
         self.is_lossy = is_compressed
+        self.leaves_rows = not is_compressed
         self._communicator = communicator
         self._algorithm = algorithm
 

@@ -13,7 +13,16 @@ from asyncpar.zero import ZeroEngine, ZeROMemoryStats, ZeROStage, memory_reducti
 from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.config import MIB
 from asyncpar.zero.memory import TransientBytes
-from tests.zero.replicas import EVEN_SHAPES, SHAPES, engines, give_gradients, on_all, take_steps, whole_values
+from tests.zero.replicas import (
+    EVEN_SHAPES,
+    SHAPES,
+    draw_parameters,
+    engines,
+    give_gradients,
+    on_all,
+    take_steps,
+    whole_values,
+)
 
 STAGES = list(ZeROStage)
 
@@ -187,10 +196,28 @@ async def test_a_gradient_is_let_go_when_it_is_packed() -> None:
         assert engine._means.arrays.blocks_made == 1  # noqa: SLF001  # how often memory is taken from the system is no statistic
 
 
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+async def test_a_parameter_that_fills_a_bucket_is_not_copied_into_it(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    for name in ("pack_rows", "pack_own", "unpack_rows"):
+        monkeypatch.setattr(f"asyncpar.zero.buckets.{name}", lambda *_, name=name, **__: copied.append(name))
+    async with engines(2, ZeROStage.STAGE3, shapes=LARGE, bucket_size_mb=0.5, transport=transport) as made:
+        await take_steps(made, 0)
+        values = await on_all(made, whole_values)
+    assert not copied
+    expected = draw_parameters(LARGE)
+    for whole in values:
+        assert not any((whole[one.name] == one.value).all() for one in expected), "they have moved"
+        assert all(np.allclose(whole[one.name], one.value, atol=0.1) for one in expected), "each to its place"
+
+
+@pytest.mark.parametrize("bucket_size_mb", [0.5, 25.0])
 @pytest.mark.parametrize("stage", [ZeROStage.STAGE2, ZeROStage.STAGE3])
-async def test_who_holds_a_gradient_or_value_keeps_it(stage: ZeROStage) -> None:
+async def test_who_holds_a_gradient_or_value_keeps_it(stage: ZeROStage, bucket_size_mb: float) -> None:
     """References, views and memoryviews of earlier steps show what they showed, while memory is used again."""
-    async with engines(2, stage, shapes=LARGE) as made:
+    async with engines(2, stage, shapes=LARGE, bucket_size_mb=bucket_size_mb) as made:
         held: list[tuple[Any, bytes]] = []
         for step in range(4):
             for engine in made:

@@ -182,7 +182,7 @@ async def test_without_overlap_nothing_is_sent_before_the_end(overlaps: bool) ->
 
 
 async def test_prefetching_stays_within_the_memory_allowed() -> None:
-    room = 1100
+    room = 1000
     settings: dict[str, Any] = {
         "bucket_size_mb": 1e-5,
         "reduce_bucket_size": 2,
