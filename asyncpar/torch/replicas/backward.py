@@ -6,9 +6,16 @@ exception ends; so an object that is freed before it was called tells of that at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
 import torch
+
+from asyncpar.errors import PeerCancelled
+from asyncpar.torch.work import Work
+
+P = ParamSpec("P")
 
 
 class PassEnd:
@@ -31,3 +38,27 @@ class PassEnd:
     def __del__(self) -> None:
         if self._lose is not None:
             self._lose()
+
+
+def weakly(method: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that calls ``method`` without keeping its object, and does nothing once that is gone."""
+    kept = weakref.WeakMethod(method)
+
+    def call(*arguments: P.args, **settings: P.kwargs) -> None:
+        found = kept()
+        if found is not None:
+            found(*arguments, **settings)
+
+    return call
+
+
+def wait_for_all(works: Sequence[Work]) -> None:
+    """Wait for all works, then raise the error that says most."""
+    errors: list[BaseException] = []
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:  # noqa: BLE001  # raised below, when nothing is under way any more
+            errors.append(error)
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, PeerCancelled))

@@ -5,12 +5,13 @@ model = asyncpar.torch.DistributedDataParallel(module)      # in place of torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
 from torch.utils._pytree import tree_leaves
 
 from asyncpar.agreement.errors import SettingsDiffer
@@ -22,14 +23,17 @@ from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.process_group import ProcessGroup, own_group
 from asyncpar.torch.replicas.buckets import Replicated
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
+from asyncpar.torch.replicas.joining import ForwardTurn, ReplicaJoinHook, agree_on_turn, find_last
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
+
+T = TypeVar("T")
 
 _NAME = "DistributedDataParallel"
 _ERROR = "error"
 _MIB = 1 << 20
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(torch.nn.Module, Joinable):
     """``module`` on all ranks of a group, whose gradients are averaged over ranks during ``backward``.
 
     For modules in the CPU's memory, with the arguments, the semantics and the ``state_dict`` of torch's class of this
@@ -68,6 +72,7 @@ class DistributedDataParallel(torch.nn.Module):
         codec: str | AnyCodec = "none",
     ) -> None:
         super().__init__()
+        Joinable.__init__(self)
         if not isinstance(module, torch.nn.Module):
             raise as_torch(UsageError(f"module: expected a torch.nn.Module, got {type(module).__name__}"), _NAME)
         if not bucket_cap_mb * _MIB >= 1:
@@ -79,6 +84,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._copies_buffers = broadcast_buffers
         self._is_copy_due = True
         """Do the next forward's buffers come from rank 0?"""
+        self._divides_by_initial = True
+        """Are gradients divided by the number of all ranks, also when some are through?"""
         settings = ReducerSettings(
             bucket_bytes=int(bucket_cap_mb * _MIB), finds_unused=find_unused_parameters, is_static=static_graph
         )
@@ -90,26 +97,18 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        reducer = self._reducer
-        reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
-        buffers = [*self.module.buffers()] if self._copies_buffers and self._is_copy_due else []
-        owed = buffers
-        reducer.is_on = reduces
-        try:
-            self._check_parameters()
-            owed = []
-            copy_from(0, buffers, self.process_group)
-            self._is_copy_due = reduces
-            if reduces:
-                reducer.adopt_order()
-            outputs = self.module(*inputs, **kwargs)
-        except BaseException as error:
-            refuse_copies(owed, self.process_group, error)
-            if reduces:
-                reducer.fail(error)
-            raise
-        if reduces:
-            reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+        notice = Join.notify_join_context(self)
+        if notice is not None:
+            notice.wait()
+        turn = ForwardTurn(
+            reduces=torch.is_grad_enabled() and self.require_backward_grad_sync,
+            copies=self._copies_buffers and self._is_copy_due,
+        )
+        if self._join_config.enable:
+            turn = self._agree(turn)
+        outputs = self._take(turn, lambda: self.module(*inputs, **kwargs))
+        if turn.reduces:
+            self._reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
         return outputs
 
     @contextmanager
@@ -120,6 +119,38 @@ class DistributedDataParallel(torch.nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Join:
+        """Return a context in which ranks may have different numbers of batches, as that of torch's class.
+
+        A rank that leaves the block goes on with gradients of zero until all ranks have left it; then all have the
+        parameters of one that was last.  Gradients are divided by the number of all ranks, or without
+        ``divide_by_initial_world_size`` by the number of those in the block.  With ``throw_on_early_termination`` all
+        ranks raise ``RuntimeError`` when the first has left.  ``Join([model, optimizer])`` does it for several.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return what ``Join`` calls on ranks that are through."""
+        self._divides_by_initial = bool(kwargs.get("divide_by_initial_world_size", True))
+        return ReplicaJoinHook(self._shadow, self._end_join)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of what ``Join`` itself exchanges."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The group that ``Join`` itself uses."""
+        return self.process_group
 
     def register_comm_hook(self, state: object, hook: object) -> None:
         """Reduce gradients from now on through ``state``, a ``GradientHook`` of this model alone, on all ranks.
@@ -143,6 +174,48 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise UsageError("DistributedDataParallel: it cannot be copied or pickled; use its module, or state_dict()")
+
+    def _agree(self, own: ForwardTurn | None) -> ForwardTurn:
+        """Return what the ranks do that are not through, under ``Join``."""
+        turn = agree_on_turn(self.process_group, own)
+        divisor = self.process_group.size() if self._divides_by_initial else turn.active
+        self._reducer.set_turn(source=turn.source, factor=self.process_group.size() / divisor)
+        return turn
+
+    def _take(self, turn: ForwardTurn, run: Callable[[], T]) -> T:
+        """Do ``run`` after what all ranks do before it; an error in it ends the turn on the others, too."""
+        reducer = self._reducer
+        buffers = [*self.module.buffers()] if turn.copies else []
+        owed = buffers
+        reducer.is_on = turn.reduces
+        try:
+            self._check_parameters()
+            owed = []
+            copy_from(turn.source, buffers, self.process_group)
+            self._is_copy_due = turn.reduces
+            if turn.reduces:
+                reducer.adopt_order()
+            return run()
+        except BaseException as error:
+            refuse_copies(owed, self.process_group, error)
+            if turn.reduces:
+                reducer.fail(error)
+            raise
+
+    def _shadow(self) -> None:
+        """Repeat the collectives of a forward and backward of other ranks, with gradients of zero."""
+        turn = self._agree(None)
+        self._take(turn, lambda: None)
+        if turn.reduces:
+            self._reducer.shadow()
+
+    def _end_join(self, is_last: bool) -> None:
+        """Make all ranks alike, when all are through."""
+        source = find_last(self.process_group, is_last=is_last)
+        buffers = [*self.module.buffers()] if self._copies_buffers else []
+        copy_from(source, [*self.module.parameters(), *buffers], self.process_group)
+        self._reducer.set_turn(source=0, factor=1.0)
+        self._join_config = _JoinConfig.construct_disabled_join_config()
 
     def _check_parameters(self) -> None:
         """Raise ``UsageError`` if the module has other parameters than when it was wrapped."""

@@ -17,7 +17,7 @@ its codecs and error feedback instead of one all-reduce each; what a rank has no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,15 +29,18 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook
 from asyncpar.torch.process_group import ProcessGroup
-from asyncpar.torch.replicas.backward import PassEnd
+from asyncpar.torch.replicas.backward import PassEnd, wait_for_all, weakly
 from asyncpar.torch.replicas.buckets import GradientBucket, Replicated, make_buckets, plan
 from asyncpar.torch.work import Work
 
 _OPERATION = "all_reduce"
+_LEAST = np.iinfo(np.int32).min
+"""Is less than what any rank says."""
+
 _AT_ONCE: Any = SimpleNamespace(asyncOp=False, timeout=None)
 """Do what can be done in the calling thread, which computes the backward pass."""
 
@@ -59,6 +62,8 @@ class _GradientPass:
     ready: list[bool] = field(init=False)
     calls: list[int] = field(init=False)
     """How often the gradient of each parameter was accumulated."""
+    is_shadow: bool = False
+    """Are all gradients zero, because this rank is through?"""
     order: list[int] = field(default_factory=list)
     begun: int = 0
     """The number of buckets begun."""
@@ -83,6 +88,10 @@ class GradientReducer:
         """Reduces the buckets, if there is one, through a codec."""
         self.is_on = False
         """Do backward passes reduce gradients?  Else they accumulate on this rank."""
+        self._source = 0
+        """The rank whose order of gradients counts."""
+        self._factor = 1.0
+        """What means over all ranks are multiplied by."""
         self._used = np.zeros(len(self.replicated), np.bool_)
         """Parameters with gradients on this rank since the last step."""
         self._expected: list[int] | None = None
@@ -93,12 +102,13 @@ class GradientReducer:
         self._end: weakref.ref[PassEnd] | None = None
         self._failed: list[Work] = []
         """Operations of passes that failed here, which may still be under way."""
-        self._own = weakref.ref(self)
+        take = weakly(self.on_gradient)
         handles = [
-            each.parameter.register_post_accumulate_grad_hook(_hook(self._own, index))
+            each.parameter.register_post_accumulate_grad_hook(lambda _, index=index: take(index))
             for index, each in enumerate(self.replicated)
         ]
-        weakref.finalize(self, _remove, handles).atexit = False
+        for handle in handles:
+            weakref.finalize(self, handle.remove).atexit = False
 
     @property
     def bucket_sizes(self) -> list[int]:
@@ -107,16 +117,15 @@ class GradientReducer:
 
     def use(self, hook: GradientHook) -> None:
         """Reduce the buckets through ``hook`` from now on."""
-        own = self._own
-        hook.own(lambda: _await_failed(own))
+        hook.own(weakly(self.await_failed))
         self.hook = hook
 
     def watch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Learn when a backward pass begins through ``tensors``, outputs of the module."""
-        own = self._own
+        enter = weakly(self.enter)
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(lambda _: _enter(own))
+                tensor.register_hook(lambda _: enter())
 
     def adopt_order(self) -> None:
         """Make the buckets anew in the order of the first pass, if it was another; gradients keep their values."""
@@ -130,6 +139,22 @@ class GradientReducer:
         self._next_order = order
         self._adopt(self._make_buckets())
         self._next_order = None
+
+    def set_turn(self, *, source: int, factor: float) -> None:
+        """Take from now on the order of gradients on rank ``source``, and the mean over all ranks times ``factor``."""
+        self._source = source
+        self._factor = factor
+
+    def shadow(self) -> None:
+        """Take part in a step of other ranks with gradients of zero; gradients become the mean, as on the others."""
+        self.await_failed()
+        now = self._pass = _GradientPass(len(self.replicated))
+        now.is_shadow = True
+        self._used[:] = False
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+            bucket.missing = 0
+        self._complete(now, range(len(self.replicated)))
 
     def fail(self, error: BaseException) -> None:
         """End what this rank has not begun of the step on all ranks, with the reason ``error``."""
@@ -183,8 +208,7 @@ class GradientReducer:
     def enter(self) -> None:
         """Learn of the end of this pass, if it is not known yet."""
         if self.is_on and (self._end is None or self._end() is None):
-            own = self._own
-            self._end = weakref.ref(PassEnd(lambda: _end(own), lambda: _lose(own)))
+            self._end = weakref.ref(PassEnd(weakly(self.end), weakly(self.lose)))
 
     def end(self) -> None:
         """Complete the step: reduce what is left, and wait for all of it."""
@@ -199,19 +223,30 @@ class GradientReducer:
                 if bucket is not None:
                     bucket.fill_in(self.replicated[index])
                     bucket.missing -= 1
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._complete(now, absent)
+
+    def _complete(self, now: _GradientPass, absent: Sequence[int]) -> None:
+        """Reduce what is left, where all gradients are in their places; ``absent`` had none in this pass."""
+        try:
             self._begin_full(now, is_last=True)
             words = self._begin_words(now, absent) if self._exchanges_words else None
         except BaseException as error:
             self.fail(error)
             raise
         self._pass = None
-        for bucket in self._buckets:
-            bucket.missing = len(bucket.members)
+        for begun in self._buckets:
+            begun.missing = len(begun.members)
         waited = perf_counter()
-        _wait(now.works)
+        wait_for_all(now.works)
         if self.hook is not None:
             self.hook.add_wait(perf_counter() - waited)
-        used = self._used
+        if self._factor != 1.0:
+            for reduced in self._buckets:
+                reduced.flat.mul_(self._factor)
+        used = self._expected_use() if now.is_shadow else self._used
         if words is not None:
             used = self._learn(words)
         for index in absent:
@@ -249,6 +284,12 @@ class GradientReducer:
     def _is_recording(self) -> bool:
         """Is this the first step of a static graph?"""
         return self._settings.is_static and self._expected is None
+
+    def _expected_use(self) -> NDArray[Any]:
+        """Return which parameters other ranks use in each step, where ranks do not exchange that."""
+        if self._expected is None:
+            return np.ones(len(self.replicated), np.bool_)
+        return np.array(self._expected) > 0
 
     def _is_final(self, now: _GradientPass, index: int) -> bool:
         """Is the gradient final that was accumulated just now?"""
@@ -338,10 +379,10 @@ class GradientReducer:
         words = np.zeros(count if self._has_order else 4 * count, np.int32)
         words[:count] = self._used
         if not self._has_order:
-            if self.group.communicator.rank == 0:
+            if self.group.communicator.rank == self._source:
                 words[count : 2 * count] = [*now.order, *absent]
-            words[2 * count : 3 * count] = now.calls
-            words[3 * count :] = np.negative(now.calls)
+            words[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
+            words[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
         now.works.append(self._begin(words, "max", []))
         return words
 
@@ -368,56 +409,3 @@ class GradientReducer:
         for work in left:
             with suppress(Exception):
                 work.wait()
-
-
-def _wait(works: Sequence[Work]) -> None:
-    """Wait for all works, then raise the error that says most."""
-    errors: list[BaseException] = []
-    for work in works:
-        try:
-            work.wait()
-        except Exception as error:  # noqa: BLE001  # raised below, when nothing is under way any more
-            errors.append(error)
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, PeerCancelled))
-
-
-# -- what autograd calls: none of it keeps the reducer ---------------------------------------------------------------
-
-
-def _hook(own: weakref.ref[GradientReducer], index: int) -> Callable[[torch.Tensor], None]:
-    def hook(_: torch.Tensor) -> None:
-        reducer = own()
-        if reducer is not None:
-            reducer.on_gradient(index)
-
-    return hook
-
-
-def _enter(own: weakref.ref[GradientReducer]) -> None:
-    reducer = own()
-    if reducer is not None:
-        reducer.enter()
-
-
-def _end(own: weakref.ref[GradientReducer]) -> None:
-    reducer = own()
-    if reducer is not None:
-        reducer.end()
-
-
-def _lose(own: weakref.ref[GradientReducer]) -> None:
-    reducer = own()
-    if reducer is not None:
-        reducer.lose()
-
-
-def _await_failed(own: weakref.ref[GradientReducer]) -> None:
-    reducer = own()
-    if reducer is not None:
-        reducer.await_failed()
-
-
-def _remove(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()

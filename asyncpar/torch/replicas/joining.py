@@ -1,0 +1,87 @@
+"""Ranks with fewer batches than others: what all ranks say in each forward, and what those do that are through.
+
+Under torch's ``Join`` (torch.distributed.algorithms.join) a rank that is through repeats the collectives of the others
+until all are through.  Before each forward all ranks say what they are about to do: so those that are through learn
+which collectives follow, and all learn which ranks are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch.distributed.algorithms.join import JoinHook
+
+from asyncpar.errors import UsageError
+from asyncpar.torch.process_group import ProcessGroup
+
+_OPERATION = "all_gather"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTurn:
+    """What a rank does in a forward and the backward that follows: the same on all ranks that are not through.
+
+    ``source`` is the rank whose buffers, and whose order of gradients, count; ``active`` are the ranks that are not
+    through, all where there is no ``Join``.
+    """
+
+    reduces: bool
+    copies: bool
+    source: int = 0
+    active: int = 0
+
+
+def agree_on_turn(group: ProcessGroup, own: ForwardTurn | None) -> ForwardTurn:
+    """Return what the ranks do that are not through; ``own`` is None on a rank that is.
+
+    Raises ``UsageError`` on all ranks if they are about to do different things.
+    """
+    words = [0, 0, 0] if own is None else [1, own.reduces, own.copies]
+    said = _exchange(group, words)
+    (active,) = np.nonzero(said[:, 0])
+    odd = np.flatnonzero((said[active] != said[active[:1]]).any(1))
+    if len(odd):
+        ranks = group.communicator.ranks
+        raise UsageError(
+            f"forward: expected all ranks to reduce gradients, or none, got rank {ranks[active[0]]} "
+            f"{_say(said[active[0]])} and rank {ranks[active[odd[0]]]} {_say(said[active[odd[0]]])}; use no_sync() and "
+            "torch.no_grad() on all ranks alike"
+        )
+    _, reduces, copies = said[active[-1]]
+    return ForwardTurn(reduces=bool(reduces), copies=bool(copies), source=int(active[-1]), active=len(active))
+
+
+def find_last(group: ProcessGroup, *, is_last: bool) -> int:
+    """Return the highest rank of those that were last to be through."""
+    return int(np.flatnonzero(_exchange(group, [is_last])[:, 0])[-1])
+
+
+def _exchange(group: ProcessGroup, words: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """Return the ``words`` of all ranks, one row each."""
+    communicator = group.communicator
+    own, every = np.array(words, np.int32), np.zeros((communicator.size, len(words)), np.int32)
+    group.start(lambda: communicator.all_gather(own, out=every), (), operation=_OPERATION).wait()
+    return every
+
+
+def _say(words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> str:
+    _, reduces, copies = words.tolist()
+    return f"{'with' if reduces else 'without'} reduction and {'with' if copies else 'without'} buffers from another"
+
+
+class ReplicaJoinHook(JoinHook):
+    """Calls ``shadow`` for each forward and backward of other ranks, and ``end``, when all are through."""
+
+    def __init__(self, shadow: Callable[[], None], end: Callable[[bool], None]) -> None:
+        self._shadow = shadow
+        self._end = end
+
+    def main_hook(self) -> None:
+        """Repeat one forward and backward of the ranks that are not through."""
+        self._shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Copy the model of a rank that was last to be through."""
+        self._end(is_last_joiner)
