@@ -24,6 +24,7 @@ from asyncpar.torch.group_base import remains
 from asyncpar.torch.instrumentation import uncompiled
 from asyncpar.torch.reductions import ReductionOperations
 from asyncpar.torch.rendezvous.attach import attach_store
+from asyncpar.torch.shared_tensors import SharedTensors
 from asyncpar.torch.signatures import is_own, path_of
 from asyncpar.torch.thread_ranks import InProcess
 
@@ -100,6 +101,15 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
     order.  Errors are those of ``asyncpar.errors`` and ``torch.distributed.DistBackendError`` at the same time.
     """
 
+    _shared_tensors: SharedTensors | None = None
+
+    @property
+    def _shared(self) -> SharedTensors:
+        if self._shared_tensors is None:
+            thread, communicator = self.thread, self.communicator
+            self._shared_tensors = SharedTensors(lambda nbytes: thread.do(lambda: communicator.empty(nbytes, np.uint8)))
+        return self._shared_tensors
+
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until all ranks have called this; raise ``PeerTimeout`` naming those that have not within ``timeout``.
 
@@ -120,6 +130,24 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
             self.call(make, "monitored_barrier")
         except AsyncparError as error:
             raise as_torch(error) from None
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Are tensors of ``allocate_tensor`` quicker in operations than others?  Yes for the CPU's memory."""
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
+        """Return a vector of undefined content in memory that the ranks of a host share.
+
+        Operations read it where it is, instead of copying it first.  When all its views are gone its memory is kept for
+        the next tensor of its size.  It is a usual tensor where the host has no room left.  FSDP2 asks for its buffers
+        by this after ``set_allocate_memory_from_process_group_for_comm(True)``.
+        """
+        if not self.supports_tensor_alloc(device):
+            raise as_torch(UsageError(f"device: expected the CPU, got {device}"), "allocate_tensor")
+        try:
+            return self._shared.empty(size, dtype)
+        except AsyncparError as error:
+            raise as_torch(error, "allocate_tensor") from None
 
     def split_group(self, *_: Any, **__: Any) -> None:
         """Refuse: torch splits only groups of accelerators, and does not check the backend before it calls this."""

@@ -311,6 +311,19 @@ dist.destroy_process_group()
 """,
         needs="torch",
     ),
+    ("docs/torch.md", "for part in model.modules():"): Surroundings(
+        f"""{_TORCH_WORLD}
+import torch.distributed as dist
+import torch.distributed.fsdp
+
+dist.init_process_group("asyncpar")
+model = torch.distributed.fsdp.fully_shard(torch.nn.Linear(4, 4), mesh=dist.init_device_mesh("cpu", (1,)))
+BLOCK
+model(torch.ones(2, 4)).sum().backward()
+dist.destroy_process_group()
+""",
+        needs="torch",
+    ),
     ("docs/torch.md", 'model = asyncpar.torch.DistributedDataParallel(module, codec="int8")'): Surroundings(
         f"""{_TORCH_WORLD}
 import torch.distributed as dist
