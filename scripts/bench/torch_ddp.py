@@ -4,10 +4,11 @@
     .venv-backends/bin/python scripts/bench/torch_ddp.py
     .venv-backends/bin/python scripts/bench/torch_ddp.py --parts calls --ranks 2
 
-Sides: ``gloo`` and ``asyncpar``, under torch's DistributedDataParallel, and ``zero-copy``, which is asyncpar's own one.
+Sides: ``gloo`` and ``asyncpar``, under torch's DistributedDataParallel and FSDP2, and ``zero-copy``: asyncpar's own
+DistributedDataParallel, and FSDP2 with buffers in memory that ranks share.
 Parts: ``calls`` (collectives one by one, and beside them asyncpar without torch by `asyncpar bench`, which keeps the
 same rules), ``ddp`` and ``fsdp`` (steps of a transformer with AdamW on the ranks of this host), ``link`` (DDP between
-two network namespaces over a wire of --megabits, as it is and with asyncpar's gradient hook).  Each side runs in
+two network namespaces over a wire of --megabits, as it is and with --codec).  Each side runs in
 processes of its own with one thread per rank, in every round one after the other, in the next round the other way
 round.  A figure of a round is the median on the slowest rank; shown are medians over rounds, and of ratios to Gloo in
 the same round.
@@ -86,8 +87,9 @@ def plan_host(arguments: argparse.Namespace) -> Iterator[Job]:
         for side in arguments.sides:
             wanted = [*program, "--backend", side]
             if side == ZERO_COPY:
-                wanted = [*program, "--backend", OURS, "--zero-copy", "--parts", "ddp"]
-                if "ddp" not in parts:
+                steps = [part for part in parts if part in ("ddp", "fsdp")]
+                wanted = [*program, "--backend", OURS, "--zero-copy", "--parts", ",".join(steps)]
+                if not steps:
                     continue
             yield Job(
                 title=f"{side}, {ranks} ranks",
@@ -106,12 +108,13 @@ def plan_link(arguments: argparse.Namespace, ends: tuple[End, End]) -> Iterator[
     """Yield what runs over the wire in a round."""
     program = ["--parts", "ddp", "--models", ",".join(arguments.models), "--budget", str(arguments.budget)]
     surroundings = {"GLOO_SOCKET_IFNAME": DEVICE, "MASTER_ADDR": ends[0].address}
-    forms: list[tuple[str, list[str]]] = [(side, []) for side in arguments.sides if side != ZERO_COPY]
-    if OURS in arguments.sides:
-        forms.append((OURS, ["--codec", arguments.codec]))
-    for side, more in forms:
-        name = " ".join([side, *more[1:]])
-        wanted = [*program, "--backend", side, *more]
+    own = [side for side in arguments.sides if side in (OURS, ZERO_COPY)]
+    forms: list[tuple[str, str | None]] = [(side, None) for side in arguments.sides]
+    for side, codec in [*forms, *((side, arguments.codec) for side in own)]:
+        name = side if codec is None else f"{side} {codec}"
+        wanted = [*program, "--backend", OURS if side == ZERO_COPY else side]
+        wanted += ["--zero-copy"] if side == ZERO_COPY else []
+        wanted += [] if codec is None else ["--codec", codec]
         yield Job(
             title=f"{name}, {arguments.megabits} Mbit/s",
             run=lambda wanted=wanted: start(  # type: ignore[misc]

@@ -122,7 +122,11 @@ def records(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                 **measure_ddp(SIZES[model], hook, arguments.budget, is_zero_copy=arguments.zero_copy),
             }
         if "fsdp" in parts:
-            yield {"what": "fsdp", "model": model, **measure_fsdp(SIZES[model], arguments.budget)}
+            yield {
+                "what": "fsdp",
+                "model": model,
+                **measure_fsdp(SIZES[model], arguments.budget, is_zero_copy=arguments.zero_copy),
+            }
 
 
 def main() -> None:

@@ -120,13 +120,16 @@ def _copies_none(model: Transformer) -> Any:
     return DistributedDataParallel(model)
 
 
-def measure_fsdp(size: Size, budget: float) -> dict[str, object]:
-    """Return the figures of FSDP2, each block and the whole sharded.
+def measure_fsdp(size: Size, budget: float, *, is_zero_copy: bool = False) -> dict[str, object]:
+    """Return the figures of FSDP2, each block and the whole sharded, with buffers in shared memory if ``is_zero_copy``.
 
     ``compute`` is a step of the model as it is, so what FSDP2 does to tensors itself counts as communication; ``alone``
     is what it has the process group do, see ``exchange_shards``.
     """
-    sharded, whole = Training(size, _shard), Training(size, lambda model: model)
+    sharded, whole = (
+        Training(size, _shard_in_shared_memory if is_zero_copy else _shard),
+        Training(size, lambda model: model),
+    )
     losses = sharded.check()
     whole.step()
     units = [Unit(count) for count in unit_counts(whole.model)]
@@ -139,6 +142,13 @@ def _shard(model: Transformer) -> Any:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def _shard_in_shared_memory(model: Transformer) -> Any:
+    sharded = _shard(model)
+    for module in (*sharded.blocks, sharded):
+        module.set_allocate_memory_from_process_group_for_comm(True)
+    return sharded
 
 
 class Unit:

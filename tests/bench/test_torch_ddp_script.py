@@ -56,8 +56,20 @@ def test_what_torch_adds_is_the_difference_to_the_same_call_without_it() -> None
 def test_exposed_time_without_copies_is_compared_with_gloos() -> None:
     records = [step("gloo", 0.06, 0.040), step("zero-copy", 0.02, 0.020, model="small")]
     [verdict] = judge(figures_of(records))
-    assert "zero-copy takes 0.33 of Gloo's time, 0.4 wanted" in str(verdict)
+    assert "zero-copy takes 0.33 of Gloo's time in exposed communication, 0.4 wanted" in str(verdict)
     assert verdict.is_reached
+
+
+def test_fsdp_and_codecs_on_a_link_have_goals_of_their_own() -> None:
+    link = {"where": "1000 Mbit/s"}
+    records = [step(side, exposed, 0.1, **link) for side, exposed in (("gloo", 0.1), ("zero-copy int8", 0.03))]
+    records += [step("zero-copy", 0.01, 0.1, **link)]
+    records += [step(side, exposed, 0.1, what="fsdp") for side, exposed in (("gloo", 0.1), ("zero-copy", 0.03))]
+    assert [str(verdict) for verdict in judge(figures_of(records))] == [
+        "DDP small, 2 ranks, 1000 Mbit/s: zero-copy int8 takes 0.30 of Gloo's time in exposed communication, "
+        "0.25 wanted: short",
+        "FSDP2 small, 2 ranks: zero-copy takes 0.30 of Gloo's time in exposed communication, 0.4 wanted: ok",
+    ]
 
 
 def test_verdicts_say_what_is_short() -> None:
@@ -113,10 +125,12 @@ def test_the_side_without_copies_has_steps_only() -> None:
     assert [job.marks["side"] for job in jobs] == ["gloo", "asyncpar", NATIVE]
 
 
-def test_the_link_has_asyncpar_with_a_codec_too() -> None:
+def test_the_link_has_asyncpars_sides_with_a_codec_too() -> None:
     ends = End(namespace="left", address="10.0.0.1"), End(namespace="right", address="10.0.0.2")
     jobs = list(plan_link(parse_arguments(["--codec", "int4"]), ends))
-    assert [job.marks["side"] for job in jobs] == ["gloo", "asyncpar", "asyncpar int4"]
+    assert [job.marks["side"] for job in jobs] == [
+        "gloo", "asyncpar", "zero-copy", "asyncpar int4", "zero-copy int4",
+    ]  # fmt: skip
 
 
 def test_without_torch_it_says_where_there_is_one() -> None:
