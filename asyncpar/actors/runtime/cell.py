@@ -66,25 +66,27 @@ class Cell(ActorContext):
         self.place = spec.place
         self.ending = Ending()
         self.task: asyncio.Task[None] | None = None
-        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the actor is ready; raises what its constructor or ``on_start`` raised."""
+        self.started: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
+        """Done when the actor is ready, and then None; raises what its constructor or ``on_start`` raised."""
         self.has_served = False
         """Whether the actor was ready at some time."""
         self.is_finishing = False
         """Whether the end is in progress.  Notices are no longer delivered."""
         self.is_dismissed = False
         """Whether its owner ends it, so that the owner gets no notice."""
-        self.watchers: set[tuple[int, int]] = set()
+        self.watchers: set[tuple[int, int]] | None = None  # as all that most actors never have: they are idle
         """Watches to be told of the end: rank and number of each."""
-        self.children: list[Cell] = []
+        self.children: list[Cell] | None = None
         self.listeners = 0
         """Number of waiters that raise an error of ``on_stop``; without one the error is logged."""
-        self._spec = spec
+        self._class = spec.actor_class
+        self._endpoints = spec.endpoints
+        self._create: Callable[[], Actor] | None = spec.create
         self._services = services
         self._executor = Executor(
             spec.ref.name, self.ending, services.callee, fail=self.fail, after_endpoint=spec.after_endpoint
         )
-        self._mailbox = Mailbox(spec.actor_class.mailbox)
+        self._mailbox = Mailbox(self._class.mailbox)
         self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
         self._watches: dict[Watch, None] | None = None
         self._concurrent: ConcurrentEndpoints | None = None
@@ -96,10 +98,10 @@ class Cell(ActorContext):
 
     def put(self, delivery: Delivery) -> None:
         """Add a message to the mailbox, or refuse the message that has no room."""
-        spec = delivery.spec = self._spec.endpoints.get(delivery.endpoint)
+        spec = delivery.spec = self._endpoints.get(delivery.endpoint)
         if spec is None:
-            names = sorted(self._spec.endpoints)
-            text = f"{delivery.endpoint!r} is no endpoint of {self._spec.actor_class.__qualname__}; it has {names}"
+            names = sorted(self._endpoints)
+            text = f"{delivery.endpoint!r} is no endpoint of {self._class.__qualname__}; it has {names}"
             self._executor.decline(delivery, ABSENT, text)
             return
         misuse = spec.misuse(wants_stream=delivery.wants_stream, is_told=delivery.call is None)
@@ -112,7 +114,7 @@ class Cell(ActorContext):
         else:
             refused = self._concurrent_endpoints().put(delivery)
         if refused is not None:
-            limit = self._spec.actor_class.mailbox.limit
+            limit = self._class.mailbox.limit
             self._executor.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
 
     def notify(self, hook: str, down: Down) -> None:
@@ -146,7 +148,7 @@ class Cell(ActorContext):
     def kill(self) -> None:
         """End at once, with all children."""
         self._end_by(End.KILL)
-        for child in reversed(self.children):
+        for child in reversed(self.children or []):
             child.is_dismissed = True
             child.kill()
 
@@ -162,7 +164,7 @@ class Cell(ActorContext):
     def is_waiting_for(self) -> bool:
         """Whether the caller runs in this actor or in a child of it, so that it cannot await the actor's end."""
         is_inside = self.is_current_task() or (self._concurrent is not None and self._concurrent.runs(CURRENT.get()))
-        return is_inside or any(child.is_waiting_for() for child in self.children)
+        return is_inside or any(child.is_waiting_for() for child in self.children or ())
 
     async def wait_ended(self, within: float | None = None) -> bool:
         """Return True when the task has ended in any way; False after ``within`` seconds."""
@@ -236,7 +238,7 @@ class Cell(ActorContext):
 
     def _find_child(self, ref: ActorRef[Any]) -> Cell | None:
         """Return the child that ``ref`` names and mark it as dismissed; None if there is none."""
-        for child in self.children:
+        for child in self.children or ():
             if child.ref == ref:
                 child.is_dismissed = True
                 return child
@@ -263,13 +265,13 @@ class Cell(ActorContext):
                 watch.cancel()
             if self._concurrent is not None:
                 self._concurrent.close()
-            if not self.started.done():
+            if self.started is not None and not self.started.done():
                 self.started.set_exception(self.ending.start_error(self.ref))
             self._services.ended(self)
 
     async def _start(self) -> bool:
         """Construct the actor and run ``on_start``; False if one of them failed or the actor is to end."""
-        if self.started.done():
+        if self.started is None or self.started.done():
             self.ending.begin(End.KILL)  # the spawn was cancelled
         if self.ending.has_begun:
             return False
@@ -278,19 +280,23 @@ class Cell(ActorContext):
             if not self._is_interruption(error):
                 self.ending.begin(End.FAIL, error)
             return False
-        CURRENT.set(None)  # from here on it does not belong to the call in which it was spawned
+        if CURRENT.get() is not None:  # a context that is written to takes memory of its own
+            CURRENT.set(None)  # from here on it does not belong to the call in which it was spawned
         if self.ending.is_urgent:
             return True  # and its end begins at once
         self.has_served = True
-        if not self.started.done():
+        if self.started is not None and not self.started.done():
             self.started.set_result(None)
+        self.started = None
         if self._concurrent is not None:
             self._concurrent.open()
         return True
 
     async def _make(self) -> None:
         """Construct the actor and run ``on_start``."""
-        actor = self._spec.create()
+        assert self._create is not None, "it is made once"
+        create, self._create = self._create, None  # which holds the arguments
+        actor = create()
         object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
         self._executor.actor = actor
         await actor._begin()
@@ -305,28 +311,18 @@ class Cell(ActorContext):
             if self._notices:
                 hook, work, _ = self._notices.popleft()
                 await self._hear(hook, work)
-            else:
-                delivery = await self._next()
-                if delivery is not None:
-                    await self._executor.handle(delivery)
-                elif not self._notices:
-                    return
+            elif (delivery := self._mailbox.pop()) is not None:
+                await self._executor.handle(delivery)
                 del delivery  # an idle actor keeps no message alive
+            elif self.ending.has_begun and (self._concurrent is None or not self._concurrent.is_busy):
+                return
+            else:
+                self._waker = asyncio.get_running_loop().create_future()
+                await self._waker
+                continue
             handled += 1
             if handled % BURST == 0:
                 await asyncio.sleep(0)
-
-    async def _next(self) -> Delivery | None:
-        """Return the next message; None if a notice waits or the actor ends."""
-        while not self.ending.is_urgent and not self._notices:
-            delivery = self._mailbox.pop()
-            if delivery is not None:
-                return delivery
-            if self.ending.has_begun and (self._concurrent is None or not self._concurrent.is_busy):
-                return None
-            self._waker = asyncio.get_running_loop().create_future()
-            await self._waker
-        return None
 
     async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a hook of the actor; if it raises, the actor fails."""
@@ -395,12 +391,12 @@ class Cell(ActorContext):
 
     def _concurrent_endpoints(self) -> ConcurrentEndpoints:
         if self._concurrent is None:
-            policy = self._spec.actor_class.mailbox
+            policy = self._class.mailbox
             self._concurrent = ConcurrentEndpoints(
                 self.name, policy, self._executor.handle, self._services.tasks.create_task
             )
             self._concurrent.on_idle = self._wake
-            if self.started.done():
+            if self.started is None or self.started.done():
                 self._concurrent.open()
         return self._concurrent
 

@@ -31,6 +31,8 @@ class SelfCancelled(AsyncparError):  # noqa: N818
 class Executor:
     """Runs the endpoints and hooks of one actor.  ``fail`` is called with what a told endpoint raised."""
 
+    __slots__ = ("_after_endpoint", "_callee", "_ending", "_fail", "_name", "_running", "_thread", "actor")
+
     def __init__(
         self,
         name: str,

@@ -99,11 +99,14 @@ class Lifecycle:
         cell = Cell(spec, services=self._services)
         self._registry.add(cell)
         if owner is not None:
+            owner.children = owner.children or []
             owner.children.append(cell)
         self._on_spawn()
+        started = cell.started
+        assert started is not None, "it has not begun"
         cell.task = self._tasks.create_task(cell.run(), name=f"actor {own_name} of rank {rank}")
         try:
-            await cell.started
+            await started
         except asyncio.CancelledError:
             if cell.has_served:
                 cell.stop()
@@ -130,13 +133,14 @@ class Lifecycle:
             reason = DownReason.CLOSED if self._registry.is_closing else DownReason.MISSING
             self._outbound.say(rank, message.Downed(watch.watch, reason))
         else:
+            cell.watchers = cell.watchers or set()
             cell.watchers.add((rank, watch.watch))
             self._watched[rank, watch.watch] = cell
 
     def unwatched(self, rank: int, number: int) -> None:
         """Remove a watch of ``rank``."""
         cell = self._watched.pop((rank, number), None)
-        if cell is not None:
+        if cell is not None and cell.watchers:
             cell.watchers.discard((rank, number))
 
     def peer_lost(self, rank: int) -> None:
@@ -173,7 +177,7 @@ class Lifecycle:
         self._registry.remove(cell)
         self._callee.settle(cell.name)
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
-        for rank, number in list(cell.watchers):  # a listener may add or remove watches
+        for rank, number in list(cell.watchers or ()):  # a listener may add or remove watches
             self._watched.pop((rank, number), None)
             self._outbound.say(rank, message.Downed(number, cell.ending.reason, *details))
         self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))
@@ -194,6 +198,7 @@ class Lifecycle:
         """Notify the owner of an end that it did not cause; without an owner, log the failure."""
         owner = cell.owner
         if owner is not None:
+            assert owner.children is not None, "it has this one"
             owner.children.remove(cell)
         if not cell.has_served:
             return  # the spawn raises the error
