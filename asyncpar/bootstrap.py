@@ -8,7 +8,8 @@ import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+
+import msgspec
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.collectives.policy import parse_pin
@@ -44,8 +45,7 @@ _PLACED = "ASYNCPAR_PLACED"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldBootstrap:
+class WorldBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of a node's start: its world, its rank there, the connector of its lanes, and ``join`` for its links.
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, or its costs: the cost model

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
+if TYPE_CHECKING:
+    from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
 
 Row = TypeVar("Row")
 

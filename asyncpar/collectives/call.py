@@ -8,8 +8,9 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.operation import Operation
@@ -201,8 +202,7 @@ class WatchedCall(Call[T_co]):
         self._ended()
 
 
-@dataclass(slots=True)
-class CancelReason:
+class CancelReason(msgspec.Struct):
     """The reason why operations of a block are cancelled: ``text``, and the ``rank`` of the world that caused it."""
 
     text: str = ""

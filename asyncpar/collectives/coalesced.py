@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
@@ -30,8 +30,7 @@ _SHOWN: Final = 4
 """Arrays that a description names; more are told apart by a digest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SectionPlan:
+class _SectionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of one section, and its route through the arenas of several hosts."""
 
     section: Section
@@ -41,14 +40,13 @@ class _SectionPlan:
     route: Route | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceManyPlan(OperationPlan):
+class AllReduceManyPlan(OperationPlan, frozen=True, kw_only=True):
     """Plans of all sections, and their arrangements in the slots of channels."""
 
     parts: tuple[Section, ...]
     sections: tuple[_SectionPlan, ...]
     payload: int
-    arrangements: dict[Channel, AtOnce | InChunks] = field(default_factory=dict)
+    arrangements: dict[Channel, AtOnce | InChunks] = msgspec.field(default_factory=dict)
 
     def arrangement(self, channel: Channel, scratch: StepScratch) -> AtOnce | InChunks:
         """Return how the bundle goes through ``channel``."""

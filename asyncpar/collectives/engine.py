@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from sys import _getframe
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import (
@@ -69,8 +70,7 @@ _CALL_DEPTH = 4
 """How many calls there are between a user's and where its place is looked for, at least."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationPlan:
+class OperationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of all calls of an operation with equal arguments: its messages, and whether the arena carries it.
 
     Operations that need more than that have a class of their own.

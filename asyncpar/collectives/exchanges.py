@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -31,8 +30,7 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllToAllPlan(OperationPlan):
+class AllToAllPlan(OperationPlan, frozen=True, kw_only=True):
     """Plan of an all_to_all; ``scratch`` is the number of elements for chunks that this rank passes on."""
 
     scratch: int

@@ -9,8 +9,9 @@ that answers and waits for no other rank is responsible itself, unless another o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from asyncpar.core.observe.waits import WaitEdge
 
@@ -40,8 +41,7 @@ class Culprit(NamedTuple):
         return f"it did not do its part in time, and has not answered for {self.silent_for:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The answer of a rank, and its time; ``culprit`` is the rank that it holds responsible.
 
     ``waits`` are those that it knows of.

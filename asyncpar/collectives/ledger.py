@@ -16,6 +16,7 @@ from collections.abc import Container, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from asyncpar.core.tables import html_table, text_table
@@ -226,8 +227,7 @@ LARGE_CALL_BYTES = 64 << 10
 """The time of calls that send less depends on latency more than on bandwidth: their rate is that of all together."""
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """The running sums behind one ``CollectiveStatistics``; ``fastest`` is in bytes/s, of a call of 64 KiB or more."""
 
     calls: int = 0
@@ -257,8 +257,7 @@ class Tally:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """All statistics of a communicator at one moment."""
 
     operations: tuple[CollectiveStatistics, ...]

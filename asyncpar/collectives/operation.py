@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from asyncpar.collectives.arrays import StagingPool
 from asyncpar.collectives.causes import why_cancelled
@@ -24,8 +25,7 @@ from asyncpar.net.transport.links import LEFT, Links
 from asyncpar.net.wire.frame import FrameKind, Key
 
 
-@dataclass(slots=True)
-class Limits:
+class Limits(msgspec.Struct):
     """Settings that may change while operations run.  ``timeout``: seconds without progress, None for no limit."""
 
     timeout: float | None

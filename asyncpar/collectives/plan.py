@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
+
+import msgspec
 
 from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Round, Send, Span, Spans
 from asyncpar.core.config.slicing import ceil_chunks, ceil_div
@@ -172,8 +173,7 @@ _KEPT_PIECES = 64
 """Plans of more pieces bind them when they are needed, so that a plan stays small."""
 
 
-@dataclass(frozen=True, slots=True)
-class BoundSend:
+class BoundSend(msgspec.Struct, frozen=True):
     """Send the elements of ``slices`` to ``peer`` (a rank of the world)."""
 
     peer: int
@@ -181,8 +181,7 @@ class BoundSend:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BoundRecv:
+class BoundRecv(msgspec.Struct, frozen=True):
     """Receive the elements of ``slices``, ``count`` in all, from ``peer`` (a rank of the world).
 
     ``is_lower`` says that the peer comes before this rank, so that its operand does too.  ``is_early`` says that the
@@ -198,8 +197,7 @@ class BoundRecv:
     is_early: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BoundRound:
+class BoundRound(msgspec.Struct, frozen=True):
     """The messages of one round."""
 
     sends: tuple[BoundSend, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,8 +49,7 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReducePlan(OperationPlan):
+class AllReducePlan(OperationPlan, frozen=True, kw_only=True):
     """``route`` leads through the arenas of several hosts."""
 
     reduction: Reduction
@@ -59,8 +57,7 @@ class AllReducePlan(OperationPlan):
     route: Route | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducePlan(OperationPlan):
+class ReducePlan(OperationPlan, frozen=True, kw_only=True):
     """``receives`` says that this rank, not the root, combines what other ranks send it."""
 
     reduction: Reduction
@@ -68,8 +65,7 @@ class ReducePlan(OperationPlan):
     receives: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceScatterPlan(OperationPlan):
+class ReduceScatterPlan(OperationPlan, frozen=True, kw_only=True):
     """Layouts of the input, of this rank's slice of the result, and of the scratch, for algorithms that need one."""
 
     reduction: Reduction

@@ -14,7 +14,7 @@ their own, run before or after that of the data.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -56,8 +56,7 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootedPlan(OperationPlan):
+class RootedPlan(OperationPlan, frozen=True, kw_only=True):
     """Layouts of this rank's own chunk, and of the scratch of a rank that passes on other chunks (None: no scratch)."""
 
     packed: PackedChunks | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: int) -> str:
@@ -20,6 +19,8 @@ def text_table(rows: Sequence[Sequence[str]], *, left: int) -> str:
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
     """Return ``rows``, of which the first are headings, as a table of HTML; all texts are escaped."""
+    from html import escape  # only notebooks show HTML
+
     head, *body = ["".join(f"<{cell}>{escape(text)}</{cell}>" for text in row) for row, cell in _cells(rows)]
     lines = "".join(f"<tr>{line}</tr>" for line in body)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c"}
@@ -42,8 +42,7 @@ class _VersionedTensor(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapsuleTensor:
+class CapsuleTensor(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a DLPack capsule; ``strides`` in elements, None if contiguous.  The capsule owns the memory."""
 
     pointer: int

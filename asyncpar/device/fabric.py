@@ -12,9 +12,10 @@ legacy default stream, 2 that of the thread).  Lengths are in elements of ``dtyp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from asyncpar.errors import AsyncparError
 
@@ -79,16 +80,14 @@ class FabricUnavailable(AsyncparError):  # noqa: N818
     """This process cannot use NCCL: no driver, no device, no library, or one that is too old; the message says what."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricVersions:
+class FabricVersions(msgspec.Struct, frozen=True, kw_only=True):
     """Versions as their libraries count: 23004 is NCCL 2.30.4, 13000 is CUDA 13.0."""
 
     nccl: int
     cuda_driver: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceDescription:
+class DeviceDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A device of this process: ``index`` as CUDA counts here, ``uuid`` as it is known to all processes of a host."""
 
     index: int

@@ -29,30 +29,14 @@ from asyncpar.elasticity.worlds import Membership, OnRevoked
 from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
 from asyncpar.net.membership.credentials import read_elastic_credentials
 from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
+from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_lineage, encode_lineage
 from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.net.security.identity import role_in
 from asyncpar.net.transport.rpc import RpcServer
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"
 _BIND = "ASYNCPAR_BIND"
-MOST_BYTES = 1 << 20
 _MOST_WORDS = 1000
-
-
-def encode_lineage(lineage: Lineage | None) -> list[Any] | None:
-    """Return a lineage as JSON."""
-    return None if lineage is None else [lineage.step, lineage.digest.hex()]
-
-
-def decode_lineage(content: Any) -> Lineage | None:
-    """Return the lineage in ``content``.  Raises ``ProtocolError`` if it is none."""
-    if content is None:
-        return None
-    try:
-        step, digest = content
-        return Lineage(int(step), bytes.fromhex(digest))
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"lineage: expected a step and a digest, got {content!r}") from error
 
 
 class PipeWorlds:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
+from asyncpar import __version__
 from asyncpar.elasticity.sharded import Sharding
 from asyncpar.errors import UsageError
 
@@ -17,7 +17,7 @@ _DIGEST_BYTES = 8
 def run_settings(sharding: Sharding) -> dict[str, str]:
     """Return the settings of this process's run by name: those of ``elastic`` and ``state``, version and program."""
     settings = {
-        "asyncpar": version("asyncpar"),
+        "asyncpar": __version__,
         "program": _program(),
         "portions": str(sharding.portions),
         "seed": str(sharding.seed),

@@ -7,7 +7,8 @@ processes get a signal, and SIGKILL after the grace period; the agent waits for 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+import msgspec
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import exit_code_of
@@ -22,106 +23,91 @@ from asyncpar.launch.protocol import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersGone:
+class WorkersGone(msgspec.Struct, frozen=True):
     """No process of ``generation`` is left here, and all output has been passed on."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Signalled:
+class Signalled(msgspec.Struct, frozen=True):
     """This process got a signal that asks it to end."""
 
     signal_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutputBroken:
+class OutputBroken(msgspec.Struct, frozen=True):
     """The launcher's output cannot be written because of ``cause``; "" for a reader that closed its end."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorLost:
+class CoordinatorLost(msgspec.Struct, frozen=True):
     """The coordinator cannot be reached, or went away."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTick:
+class AgentTick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
 Event = Order | WorkersGone | Signalled | OutputBroken | CoordinatorLost | AgentTick
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(msgspec.Struct, frozen=True):
     """Start the ranks."""
 
     assignment: AgentAssignment
 
 
-@dataclass(frozen=True, slots=True)
-class SignalWorkers:
+class SignalWorkers(msgspec.Struct, frozen=True):
     """Send a signal to the process group of each rank."""
 
     signal_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorkers:
+class KillWorkers(msgspec.Struct, frozen=True):
     """End each rank's process group now, and stop waiting for its output."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillRank:
+class KillRank(msgspec.Struct, frozen=True):
     """End the process group of one rank, if it is one of this host."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class TellRanks:
+class TellRanks(msgspec.Struct, frozen=True):
     """Notify the ranks of this host that another one is lost."""
 
     loss: Loss
 
 
-@dataclass(frozen=True, slots=True)
-class TellRanksOf:
+class TellRanksOf(msgspec.Struct, frozen=True):
     """Notify the ranks of this host of what ``rank`` cannot tell them; "": it runs."""
 
     rank: int
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellStopped:
+class TellStopped(msgspec.Struct, frozen=True):
     """Report that nothing of ``generation`` is left."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class TellInterrupted:
+class TellInterrupted(msgspec.Struct, frozen=True):
     """Report that a signal asked this agent to end the job."""
 
     signal_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(msgspec.Struct, frozen=True):
     """Print ``text``."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """End the agent with this outcome."""
 
     outcome: JobOutcome

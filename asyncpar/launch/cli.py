@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 from typing import Any
 
@@ -79,7 +78,7 @@ class _Commands(UncutGroup):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.version_option(importlib.metadata.version("asyncpar"), prog_name="asyncpar")
+@click.version_option(package_name="asyncpar", prog_name="asyncpar")
 def main() -> None:
     """Collectives, actors and parallel training as coroutines."""
 

@@ -36,12 +36,11 @@ ENDED: Final = "ended"
 _STOPPED_STATES: Final = ("T", "t")
 
 
-@dataclass
-class _WatchedRank:
+class _WatchedRank(msgspec.Struct):
     place: LaunchEnvironment
     pid: int
     channel: RankChannel
-    told: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
+    told: Mapping[str, Callable[[], bytes]] = msgspec.field(default_factory=dict)
     stacks: StackFile | None = None
     state: RankState | None = None
     summary: RankSummary | None = None

@@ -24,10 +24,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from asyncpar import __version__
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.records import image_bytes
 from asyncpar.core.system_errors import os_reason
@@ -115,7 +115,7 @@ class PostMortem:
                 "started": time.time(),
                 "python": platform.python_version(),
                 "system": platform.platform(),
-                "asyncpar": metadata.version("asyncpar"),
+                "asyncpar": __version__,
             }
             _write(folder / "job.json", json.dumps(described, indent=1))
         except OSError as error:

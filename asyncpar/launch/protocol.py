@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.vitals import RankState
@@ -47,8 +49,7 @@ class AgentAssignment:
     master_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StopRanks:
+class StopRanks(msgspec.Struct, frozen=True):
     """End the ranks of ``generation``, with ``signal_number`` first.
 
     ``loss`` is the failed rank that is the reason; the others are notified of it before they get the signal.
@@ -60,8 +61,7 @@ class StopRanks:
     loss: Loss | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUpRank:
+class GiveUpRank(msgspec.Struct, frozen=True):
     """Notify the ranks of ``generation`` that one is lost, and kill it if it is one of this host."""
 
     generation: int
@@ -76,8 +76,7 @@ class JobOutcome:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(msgspec.Struct, frozen=True):
     """Print ``text``: what the coordinator alone knows."""
 
     text: str
@@ -97,72 +96,63 @@ Order = AgentAssignment | StopRanks | GiveUpRank | JobOutcome | Announcement | T
 # -- events of the coordinator's machine; it numbers agents as they connect
 
 
-@dataclass(frozen=True, slots=True)
-class AgentArrived:
+class AgentArrived(msgspec.Struct, frozen=True):
     """``agent`` has connected."""
 
     agent: int
     hello: AgentHello
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLost:
+class AgentLost(msgspec.Struct, frozen=True):
     """The connection to ``agent`` has ended."""
 
     agent: int
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnded:
+class RankEnded(msgspec.Struct, frozen=True):
     """The process of a rank has ended; ``end.at`` is on the clock of the coordinator."""
 
     agent: int
     end: RankEnd
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStopped:
+class AgentStopped(msgspec.Struct, frozen=True):
     """No process of ``generation`` is left on the agent's host."""
 
     agent: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobInterrupted:
+class JobInterrupted(msgspec.Struct, frozen=True):
     """``agent`` got a signal that ends the job."""
 
     agent: int
     signal_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankChanged:
+class RankChanged(msgspec.Struct, frozen=True):
     """An agent reports the state of one of its ranks."""
 
     agent: int
     state: RankState
 
 
-@dataclass(frozen=True, slots=True)
-class CallerRefused:
+class CallerRefused(msgspec.Struct, frozen=True):
     """Somebody came who could not prove to belong to the job."""
 
     who: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpoke:
+class RankSpoke(msgspec.Struct, frozen=True):
     """A rank tells what it waits for, or that its event loop is blocked."""
 
     agent: int
     told: RankTold
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorTick:
+class CoordinatorTick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
@@ -181,24 +171,21 @@ Event = (
 # -- commands of the coordinator's machine
 
 
-@dataclass(frozen=True, slots=True)
-class SendOrder:
+class SendOrder(msgspec.Struct, frozen=True):
     """Send ``order`` to ``agent``."""
 
     agent: int
     order: Order
 
 
-@dataclass(frozen=True, slots=True)
-class OpenGeneration:
+class OpenGeneration(msgspec.Struct, frozen=True):
     """From now on ranks may join ``generation``."""
 
     generation: int
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceExit:
+class AnnounceExit(msgspec.Struct, frozen=True):
     """Tell the ranks that wait in the rendezvous that ``rank`` is gone."""
 
     generation: int

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from asyncpar.core.observe.reported import ProgressRecord
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WIDEST_BAR = 30
 _NARROWEST_BAR = 5
@@ -32,6 +30,11 @@ def drawn_line(record: ProgressRecord, *, width: int) -> str:
     The bar shrinks first, then disappears; then fields are left out, the last first, and the description is cut.  The
     rest is cut at the right.
     """
+    from rich.cells import cell_len, set_cell_size  # rich takes long to import, and only bars need it
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
     share = _share(record)
     amount = _amount(record) + ("" if share is None else f"  {share:4.0%}")
     texts = [f"{name} {value}" for name, value in record.fields.items()]
@@ -58,6 +61,8 @@ def drawn_line(record: ProgressRecord, *, width: int) -> str:
 
 def _render(renderable: Table, *, width: int) -> str:
     """Draw with rich into a string, first line only."""
+    from rich.console import Console
+
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system="256", legacy_windows=False)
     console.print(renderable, no_wrap=True, overflow="crop", crop=True)

@@ -7,8 +7,6 @@ it fails, it is said once and the sink is left out.  The job goes on undisturbed
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -46,6 +44,8 @@ def load_sink(name: str) -> MakeSink:
 
     Raises ``UsageError`` if there is none, naming those that there are.
     """
+    import importlib.metadata  # takes long to import, and few jobs have sinks
+
     found = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     module, colon, attribute = name.partition(":")
     try:

@@ -20,10 +20,10 @@ import psutil
 
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import ELASTIC_PIPE
-from asyncpar.elasticity.pipe import MOST_BYTES, decode_lineage, encode_lineage
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.membership.lineage import MemberReport
+from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_lineage, encode_lineage
 from asyncpar.net.membership.world_director import (
     AnnouncePending,
     DirectorCommand,

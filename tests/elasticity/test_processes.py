@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.elasticity.pipe import PipeWorlds, decode_lineage, encode_lineage
+from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.testing.elastic_processes import ProcessWorlds
 from tests.elasticity.rank import HURRY, encode
 from tests.elasticity.training import train

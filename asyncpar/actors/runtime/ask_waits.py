@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from asyncpar.actors.runtime.calls import PendingCall
 from asyncpar.actors.runtime.message import AskAnswer, AskInquiry, AskLink
@@ -98,12 +99,11 @@ def _edge(rank: int, actor: str, link: AskLink) -> WaitEdge:
     )
 
 
-@dataclass(slots=True)
-class _Chasing:
+class _Chasing(msgspec.Struct):
     pending: PendingCall
     since: float
     chase: WaitChase
-    timer: asyncio.TimerHandle | None = field(default=None)
+    timer: asyncio.TimerHandle | None = None
 
 
 class AskWaits:

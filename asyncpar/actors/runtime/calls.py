@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -77,8 +76,7 @@ class Execution:
                 self._task.uncancel()
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """A call, or a tell (``call`` is None), that arrived at its actor.
 
     ``window`` is that of its sender and actor, from which it takes ``cost``.  ``deadline`` is the time of this loop at
@@ -96,15 +94,15 @@ class Delivery:
     cost: int
     deadline: float | None = None
     wants_stream: bool = False
-    spec: EndpointSpec | None = field(default=None, init=False)
+    spec: EndpointSpec | None = None
     """The endpoint that it calls; set when the message is put into the mailbox."""
-    execution: Execution | None = field(default=None, init=False)
+    execution: Execution | None = None
     """The run of its endpoint, while there is one."""
-    streams: ServedStreams | None = field(default=None, init=False)
+    streams: ServedStreams | None = None
     """Streams of the call; set just before its endpoint runs."""
-    asks: set[int] | None = field(default=None, init=False)
+    asks: set[int] | None = None
     """Numbers of the asks that its endpoint waits for."""
-    is_cancelled: bool = field(default=False, init=False)
+    is_cancelled: bool = False
     """Whether the call was cancelled, so that no answer is sent."""
 
     @property
@@ -142,8 +140,7 @@ def time_left() -> float | None:
     return max(0.0, current.deadline - asyncio.get_running_loop().time())
 
 
-@dataclass(slots=True, eq=False)
-class PendingCall:
+class PendingCall(msgspec.Struct, eq=False):
     """A call, or a request to the actor system of a rank, that waits for its answer.
 
     ``outgoing`` is the message of a call; None for a request.  ``origin`` is the message whose endpoint made the call.
@@ -156,11 +153,11 @@ class PendingCall:
     future: asyncio.Future[Any]
     outgoing: OutboundMessage | None = None
     origin: Delivery | None = None
-    inlet: Inlet[Any] | None = field(default=None, init=False)
+    inlet: Inlet[Any] | None = None
     """Receives the items of an endpoint that was called for a stream."""
-    feeds: Feeds | None = field(default=None, init=False)
+    feeds: Feeds | None = None
     """Streams among the arguments of the call."""
-    ticket: int = field(default=NO_TICKET, init=False)
+    ticket: int = NO_TICKET
     """That of its record: see ``Recorder``."""
 
     @property

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from asyncpar.actors.runtime.actor import Actor, ActorContext
 from asyncpar.actors.runtime.callee import Callee
@@ -30,8 +31,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorSpec:
+class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Immutable description of an actor to start.  ``create`` constructs it; ``owner`` is told how it ends."""
 
     ref: ActorRef[Any]
@@ -44,8 +44,7 @@ class ActorSpec:
     """Awaited after each endpoint has run, before it is answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class Services(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the actor system that the cells of a rank share.  ``spawn`` and ``ended`` are those of ``Lifecycle``."""
 
     callee: Callee

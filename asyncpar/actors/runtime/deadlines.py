@@ -10,9 +10,10 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.calls import PendingCall
@@ -101,8 +102,7 @@ LOOKS: Final = 20
 """Most asks that are looked at in a row; a look takes about 10 microseconds.  The others wait for a period more."""
 
 
-@dataclass(slots=True, eq=False)
-class _Ask:
+class _Ask(msgspec.Struct, eq=False):
     task: asyncio.Task[Any]
     iterator: Iteration | None
     limit: float | None

@@ -44,8 +44,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointParameter:
+class EndpointParameter(msgspec.Struct, frozen=True):
     """One parameter: what to call it in messages, and the decoder that checks its arguments."""
 
     name: str

@@ -11,7 +11,6 @@ import math
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -171,8 +170,7 @@ _LONGEST_TRACEBACK: Final = 2048
 """In bytes.  Trailing metadata are limited to 8 KiB in all; they travel in base64, and details with escapes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """A call whose arguments were read."""
 
     ref: ActorRef[Any]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.ending import Down, DownReason
@@ -54,8 +55,7 @@ class Watch:
             self._waiter.set_result(None)
 
 
-@dataclass(slots=True)
-class _Watching:
+class _Watching(msgspec.Struct):
     ref: ActorRef[Any]
     watch: Watch
     hear: Callable[[Down], None] | None

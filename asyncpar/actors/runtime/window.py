@@ -20,8 +20,9 @@ The module does no I/O.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
@@ -35,8 +36,7 @@ MAX_QUEUED_MESSAGES: Final = 65_536
 MAX_QUEUED_BYTES: Final = 256 << 20
 
 
-@dataclass(slots=True, eq=False)
-class OutboundMessage:
+class OutboundMessage(msgspec.Struct, eq=False):
     """An encoded call or tell, queued or sent."""
 
     payload: Payload | UnwrittenPayload

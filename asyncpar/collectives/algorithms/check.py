@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Send, Span, Spans
 from asyncpar.errors import AsyncparError
@@ -23,8 +24,7 @@ class ScheduleError(AsyncparError):
     """A schedule is wrong; the message names the rank, the round and what is wrong there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of a checked set of schedules.
 
     ``steps`` is the number of message times from the first send to the last receive when all messages take one time;
@@ -41,16 +41,14 @@ class Report:
         return tuple(sent * payload // self.chunks if self.chunks else 0 for sent in self.chunks_sent)
 
 
-@dataclass(slots=True)
-class _Message:
+class _Message(msgspec.Struct):
     contents: tuple[Content, ...]
     knowledge: frozenset[int]
     time: int
     sender: _Rank
 
 
-@dataclass(slots=True)
-class _Rank:
+class _Rank(msgspec.Struct):
     rank: int
     schedule: RankSchedule
     chunks: list[Content]
@@ -59,7 +57,7 @@ class _Rank:
     time: int = 0
     ready: int = 0
     open_sends: int = 0
-    receives: list[tuple[Recv, _Message | None]] = field(default_factory=list)
+    receives: list[tuple[Recv, _Message | None]] = msgspec.field(default_factory=list)
 
     @property
     def is_over(self) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 
 class Span(NamedTuple):
     """Chunks ``start`` to ``stop``, without ``stop``."""
@@ -24,16 +26,14 @@ class Span(NamedTuple):
 Spans = tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send the chunks, one after another, to ``peer``."""
 
     peer: int
     chunks: Spans
 
 
-@dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(msgspec.Struct, frozen=True):
     """Receive the chunks from ``peer``; ``reduce`` combines them with what is here instead of replacing it."""
 
     peer: int
@@ -41,8 +41,7 @@ class Recv:
     reduce: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True):
     """Copy chunks within this rank."""
 
     source: Span

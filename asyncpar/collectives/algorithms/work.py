@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 PIECE_BYTES = 1 << 20
 """Chains work on pieces of this size."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlgorithmWork:
+class AlgorithmWork(msgspec.Struct, frozen=True):
     """What the busiest rank has to do: message times, bytes moved in sequence, bytes combined."""
 
     steps: float

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
@@ -129,8 +129,7 @@ def reduce_slices(turn: Turn, chunks: Chunks) -> Program:
         yield from programs.release_heaps(turn, 2 * last + 4)
 
 
-@dataclass(frozen=True, slots=True)
-class _Third:
+class _Third(msgspec.Struct, frozen=True):
     """Views of the parts of a chunk in one third of the slots; bounds are in elements from the start of the chunk."""
 
     published: tuple[tuple[int, int, Array], ...]

@@ -24,9 +24,9 @@ all but that, and only to the others' parts while others read its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import is_hierarchical
@@ -67,8 +67,7 @@ def all_reduce_layout(
     return AlongBuffer(count=count, chunks=chunks, itemsize=itemsize, is_packed=is_packed, segment=segment)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The way of a payload of ``layout`` through the arena of this host, and ``across``.
 
     ``group`` is what the ranks of this host have in the arena; the first ``leaders`` of them carry a part each,

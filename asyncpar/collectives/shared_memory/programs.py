@@ -24,9 +24,9 @@ every rank, and the bits that the message algorithms with that order produce.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
@@ -60,8 +60,7 @@ def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, fini
         finish(target)
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(msgspec.Struct, frozen=True):
     """A stream from rank to rank, in chunks of ``chunk`` elements.
 
     The rank at place ``r`` reads the elements ``slices[r]`` of what each writer shows; if they are the same for all,

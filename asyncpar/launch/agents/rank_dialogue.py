@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpar.elasticity.pipe import decode_lineage, encode_lineage
 from asyncpar.errors import ProtocolError
 from asyncpar.net.membership.lineage import Lineage, MemberReport
+from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.net.membership.world_messages import (
     HostEvent,
     MemberArrived,

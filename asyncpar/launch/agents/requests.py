@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import msgspec
 
+from asyncpar import __version__
 from asyncpar.launch.agents.job_record import SubmittedJob
 from asyncpar.launch.agents.views import HostView
 from asyncpar.launch.host_watch import HostWatch
@@ -20,7 +19,7 @@ _MOST_BYTES = 4 << 20
 
 def program_version() -> str:
     """Return the version of this program, which all agents of a group must have."""
-    return importlib.metadata.version("asyncpar")
+    return __version__
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,6 @@ from typing import Any
 
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.elasticity.pipe import MOST_BYTES
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, RankSilent, SlotEvent, StartRank, WriteToRank
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
@@ -30,6 +29,7 @@ from asyncpar.launch.rank_process import command_line, elastic_environment, rank
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
+from asyncpar.net.membership.pipe_messages import MOST_BYTES
 
 _LAST_WORDS = 0.2
 """Seconds that a process which has ended may take to be heard out over its pipe."""

@@ -30,9 +30,9 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -143,8 +143,7 @@ OnRing = Callable[[list[DoorbellMessage]], None]
 """Gets the messages (rank, group, word) that were read at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaPeer:
+class ArenaPeer(msgspec.Struct, frozen=True, kw_only=True):
     """The resources that a rank holds for another rank of its host.
 
     ``segment`` is its memory, ``doorbell`` the write end of its pipe, ``process`` a pidfd of its process, None when

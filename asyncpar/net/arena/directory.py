@@ -15,9 +15,9 @@ belongs to it (see ``channel`` about the order of stores).  Where memory is not 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from asyncpar.net.arena.arena import Arena
@@ -43,8 +43,7 @@ ranks.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Withdrawn:
+class _Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
     """The offer of this rank to the group ``number``; if that ``was_open``, all ``others`` have made offers."""
 
     number: int

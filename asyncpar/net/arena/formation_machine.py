@@ -174,54 +174,47 @@ class Rendezvous:
         return hmac.digest(self.secret, b"asyncpar arena\0" + content, hashlib.sha256)
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
+class Came(msgspec.Struct, frozen=True):
     """A rank has connected and authenticated itself."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """A rank, or the leader itself, has sent a message."""
 
     rank: int
     message: SegmentOffer | Unable | Ready
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True):
     """The connection to a rank that had come ended (``how``)."""
 
     rank: int
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(msgspec.Struct, frozen=True):
     """The deadline has passed."""
 
 
 Event = Came | Said | Gone | Expired
 
 
-@dataclass(frozen=True, slots=True)
-class ShareOffers:
+class ShareOffers(msgspec.Struct, frozen=True):
     """Send these offers to all ranks, in order of rank."""
 
     offers: tuple[SegmentOffer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TellVerdict:
+class TellVerdict(msgspec.Struct, frozen=True):
     """Tell a rank the verdict."""
 
     rank: int
     verdict: ArenaVerdict
 
 
-@dataclass(frozen=True, slots=True)
-class Conclude:
+class Conclude(msgspec.Struct, frozen=True):
     """End the formation: all ranks that can be told were told."""
 
     verdict: ArenaVerdict

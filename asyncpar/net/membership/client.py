@@ -6,10 +6,10 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+import msgspec
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
@@ -38,8 +38,7 @@ _ANSWER_MARGIN = 2.0
 """Seconds that a rank waits longer than the rendezvous, so that the answer with the missing ranks arrives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRequest:
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request of one rank to join the world.
 
     ``settings`` (a transport pin, say) must be equal on all ranks; it is compared and quoted in the error.

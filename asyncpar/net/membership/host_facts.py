@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
 from asyncpar.net.membership.group_state import GroupState
 from asyncpar.net.membership.world_messages import (
@@ -48,7 +48,7 @@ class HostFacts:
             case MemberProgressed(member, lineage):
                 arrived = self._facts.get(("arrived", member))
                 if isinstance(arrived, MemberArrived):
-                    self._facts["arrived", member] = replace(arrived, lineage=lineage)
+                    self._facts["arrived", member] = msgspec.structs.replace(arrived, lineage=lineage)
                     self._facts["progressed", member] = event
             case MemberWithdrawn(member):
                 self._forget(member)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 DIGEST_BYTES = 16
 LINEAGE_BITS = 31
 
 
-@dataclass(frozen=True, slots=True)
-class Lineage:
+class Lineage(msgspec.Struct, frozen=True):
     """``step`` steps are committed, and ``digest`` is that of the state and, through its parents, of its history."""
 
     step: int
@@ -43,8 +43,7 @@ class Decision(StrEnum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberReport:
+class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state that a member has when its world ends.
 
     ``prepared`` is what its step under way comes to, if the member has voted for it.  ``suspects`` are the ranks of the

@@ -6,8 +6,9 @@ with ``Welcome`` or ``RefuseRank``, unless it left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from asyncpar.core.config.world import Member, World
 
@@ -22,8 +23,7 @@ class RefusalKind(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(msgspec.Struct, frozen=True, kw_only=True):
     """A rank asks for the world of ``generation`` and waits until ``deadline``.
 
     ``settings`` must be equal on all ranks: it is compared and quoted, never parsed.  ``session`` is the same when a
@@ -40,15 +40,13 @@ class Join:
     session: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True):
     """The caller of ``call`` is gone and needs no answer."""
 
     call: int
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """From now on ``generation``, of ``world_size`` ranks, is the one in force; ``job`` "": of the same job."""
 
     generation: int
@@ -56,8 +54,7 @@ class Open:
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(msgspec.Struct, frozen=True):
     """The process of ``rank`` ended (``how``: "exited with code 3"), as seen by its agent."""
 
     generation: int
@@ -65,13 +62,11 @@ class Exited:
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineTick:
+class DeadlineTick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """No world will come any more."""
 
     reason: str
@@ -80,16 +75,14 @@ class Close:
 Event = Join | Leave | Open | Exited | DeadlineTick | Close
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(msgspec.Struct, frozen=True):
     """Answer ``call`` with ``world``."""
 
     call: int
     world: World
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """The answer to a rank that gets no world; ``ranks`` are missing or at fault."""
 
     kind: RefusalKind
@@ -97,8 +90,7 @@ class Refusal:
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseRank:
+class RefuseRank(msgspec.Struct, frozen=True):
     """Answer ``call`` with ``refusal``."""
 
     call: int

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
 
 
@@ -33,8 +35,7 @@ class WorldChange:
         return "; ".join(parts + ([self.why] if self.why else []))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedMember:
+class PlacedMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member of a world; ``address`` is where newcomers ask it for its state."""
 
     name: str
@@ -42,8 +43,7 @@ class PlacedMember:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldTerms:
+class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a job for the leader: it begins with ``most_hosts``, or with ``least_hosts`` after ``last_call``.
 
     Each host has ``members`` of them.  Times are in seconds: ``report_within`` is what members have from the end of a
@@ -60,8 +60,7 @@ class WorldTerms:
 # What a host tells the leader.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOpened:
+class JobOpened(msgspec.Struct, frozen=True, kw_only=True):
     """Job ``number`` begins; for the leader: if no job is open, and the last one was ``number - 1``.
 
     ``record`` is for the hosts: what they run, and how.
@@ -72,8 +71,7 @@ class JobOpened:
     record: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobClosed:
+class JobClosed(msgspec.Struct, frozen=True, kw_only=True):
     """Job ``number`` is over: no member joins it any more, and the world that it has does not change without a fault.
 
     ``record`` is for the hosts: why, and its exit code.  Members end by themselves, or because their hosts end them.
@@ -83,8 +81,7 @@ class JobClosed:
     record: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberArrived:
+class MemberArrived(msgspec.Struct, frozen=True, kw_only=True):
     """``member`` waits for its first world, with ``lineage``, and gives its state to others at ``address``.
 
     ``settings``, by name, are equal in all members.
@@ -97,31 +94,27 @@ class MemberArrived:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberHealing:
+class MemberHealing(msgspec.Struct, frozen=True):
     """``member`` fetches the state from members of a world; it arrives when it has it."""
 
     member: str
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberProgressed:
+class MemberProgressed(msgspec.Struct, frozen=True):
     """``member`` waits, and has come to ``lineage``."""
 
     member: str
     lineage: Lineage
 
 
-@dataclass(frozen=True, slots=True)
-class MemberWithdrawn:
+class MemberWithdrawn(msgspec.Struct, frozen=True):
     """``member`` waits no more: its healing begins anew; it may arrive again."""
 
     member: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberReady:
+class MemberReady(msgspec.Struct, frozen=True):
     """``member`` can be reached at ``address`` in the world of ``generation``, which was announced."""
 
     member: str
@@ -129,8 +122,7 @@ class MemberReady:
     address: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberReported:
+class MemberReported(msgspec.Struct, frozen=True, kw_only=True):
     """``member`` has left the world of ``report.generation``; ``why``, if it is the first and no member is lost."""
 
     member: str
@@ -138,15 +130,13 @@ class MemberReported:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberLeft:
+class MemberLeft(msgspec.Struct, frozen=True):
     """``member`` needs no more worlds: it is done."""
 
     member: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberFailed:
+class MemberFailed(msgspec.Struct, frozen=True):
     """The program of ``member`` has raised in ``step``, and leaves: ``why``."""
 
     member: str
@@ -154,24 +144,21 @@ class MemberFailed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberDied:
+class MemberDied(msgspec.Struct, frozen=True):
     """The process of ``member`` is gone: ``how`` it ended.  Who tells it has waited for the process."""
 
     member: str
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostDraining:
+class HostDraining(msgspec.Struct, frozen=True):
     """The members of ``host`` are to leave at the end of a step, and none may join there; False: as before again."""
 
     host: str
     is_draining: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class HostLeaving:
+class HostLeaving(msgspec.Struct, frozen=True):
     """The agent ends: it runs nothing, and needs no more of the group."""
 
     host: str
@@ -197,8 +184,7 @@ HostEvent = (
 # What a host hears, beside ``JobOpened`` and ``JobClosed``.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldAnnounced:
+class WorldAnnounced(msgspec.Struct, frozen=True, kw_only=True):
     """The next world is decided: ``members`` in the order of their ranks.  Every host hears it; newcomers the last."""
 
     generation: int
@@ -208,31 +194,27 @@ class WorldAnnounced:
     change: WorldChange
 
 
-@dataclass(frozen=True, slots=True)
-class WorldStarted:
+class WorldStarted(msgspec.Struct, frozen=True):
     """All members of ``generation`` are ready, at ``addresses``, in the order of their ranks."""
 
     generation: int
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorldEnded:
+class WorldEnded(msgspec.Struct, frozen=True):
     """The world of ``generation`` is revoked: its members have to report."""
 
     generation: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChangePending:
+class ChangePending(msgspec.Struct, frozen=True):
     """A change waits until the members of ``generation`` have ended a step."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemberDismissed:
+class MemberDismissed(msgspec.Struct, frozen=True):
     """There is no place for ``member`` any more: it was drained, or is held for lost."""
 
     member: str
@@ -240,23 +222,20 @@ class MemberDismissed:
     is_drained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobStopped:
+class JobStopped(msgspec.Struct, frozen=True):
     """No world of job ``number`` can come any more."""
 
     number: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostParked:
+class HostParked(msgspec.Struct, frozen=True):
     """This host reaches no quorum, "" : it does again.  Its members keep what they have, and commit nothing."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostDismissed:
+class HostDismissed(msgspec.Struct, frozen=True):
     """This host was held for lost, and the others have gone on: its members have to end; it may join again."""
 
     why: str
@@ -276,8 +255,7 @@ HostCommand = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupHost:
+class GroupHost(msgspec.Struct, frozen=True, kw_only=True):
     """A host of the group; ``address`` is that of its agent's server."""
 
     name: str
@@ -287,8 +265,7 @@ class GroupHost:
     is_witness: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldStatus:
+class WorldStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A host's view of its group.  ``leader`` None: none is known; ``parked`` "": a quorum is reached.
 
     ``world`` is the last one that was announced, ``job`` the last one that was opened.

@@ -6,12 +6,12 @@ The machines decide (``consensus.py``, ``worlds.py``); this carries their messag
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
+from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership.agent_silence import PARKED_SECONDS, AgentSilence
@@ -469,4 +469,4 @@ class WorldService:
 
 
 def _version() -> str:
-    return importlib.metadata.version("asyncpar")
+    return __version__

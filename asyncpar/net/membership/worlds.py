@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.world_director import (
@@ -359,7 +361,7 @@ class WorldMachine:
                 if director is not None:
                     self._obey(director.progress(member, lineage, now))
                 elif member in self._first.arrived:
-                    self._first.arrived[member] = replace(self._first.arrived[member], lineage=lineage)
+                    self._first.arrived[member] = msgspec.structs.replace(self._first.arrived[member], lineage=lineage)
             case MemberReady(member, generation, address) if director is not None:
                 if generation == director.generation:
                     self._addresses[member] = address

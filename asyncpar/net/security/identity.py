@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from asyncpar.errors import UsageError
 
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -104,8 +106,7 @@ def role_in(name: str) -> Role | None:
     return role if role is not None and name.endswith(f"@{role.label}") else None
 
 
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
+class PeerIdentity(msgspec.Struct, frozen=True):
     """One party of one job."""
 
     job: str

@@ -24,7 +24,8 @@ import stat
 import struct
 import threading
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
 
@@ -45,8 +46,7 @@ Peer = tuple[str, int]
 """Address and port of the other end of a connection; IPv4 addresses in their own form also where IPv6 carries them."""
 
 
-@dataclass(slots=True)
-class _Connection:
+class _Connection(msgspec.Struct):
     port: int
     peer: Peer
     waited: float | None = None

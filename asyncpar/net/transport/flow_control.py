@@ -12,8 +12,9 @@ Both classes only decide; frames to send go through ``emit``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from asyncpar.errors import OperationMismatch, ProtocolError
 from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key
@@ -49,21 +50,18 @@ class Referee(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Receive:
+class _Receive(msgspec.Struct):
     fingerprint: int
     buffer: memoryview
     waiter: Waiter
 
 
-@dataclass(slots=True)
-class _Early:
+class _Early(msgspec.Struct):
     fingerprint: int
     buffer: memoryview
 
 
-@dataclass(slots=True)
-class _Landing:
+class _Landing(msgspec.Struct):
     """The place where the payload of ``header`` is arriving."""
 
     header: FrameHeader
@@ -276,15 +274,13 @@ def _check_length(key: Key, *, expected: int, got: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SendNow:
+class SendNow(msgspec.Struct, frozen=True):
     """The payload may travel as a frame of this kind."""
 
     kind: FrameKind
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """A grant must come first; ``ask`` says whether it has to be requested."""
 
     ask: bool

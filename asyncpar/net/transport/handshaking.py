@@ -12,8 +12,9 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
+
+import msgspec
 
 from asyncpar.errors import AuthenticationError, PeerLost
 from asyncpar.net.transport.busy_poll import BusyPoll
@@ -39,8 +40,7 @@ class TurnedAwayError(ConnectionResetError):
     """The listener closed the connection without a word: it knows us not, or had to choose among too many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Medium:
+class Medium(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a handshake that differ between kinds of lanes.
 
     ``prepare`` sets a fresh socket up, and raises ``OSError`` if the peer at its other end is none of ours; ``watch``

@@ -12,7 +12,8 @@ import asyncio
 import threading
 from abc import abstractmethod
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.transport.lane import Lane, LaneEvents, Sending
@@ -217,8 +218,7 @@ class InprocLane(_LocalLane):
             self._drain()
 
 
-@dataclass(frozen=True, slots=True)
-class _RankLinks:
+class _RankLinks(msgspec.Struct, frozen=True):
     """The links of a rank, and the loop that they are used on."""
 
     links: Links

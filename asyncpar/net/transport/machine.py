@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+import msgspec
+
 from asyncpar.net.wire.handshake import LinkTerms
 
 
@@ -35,21 +37,18 @@ class Proposal:
     checks_payloads: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(msgspec.Struct, frozen=True):
     """Connect, over the first of ``lanes`` that works."""
 
     terms: LinkTerms
     lanes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Defer:
+class Defer(msgspec.Struct, frozen=True):
     """Do not connect: the link comes from the other side."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """There will be no link."""
 
     reason: Reason

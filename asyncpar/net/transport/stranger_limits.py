@@ -6,8 +6,9 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 HANDSHAKE_SECONDS: Final = 5.0
 """How long a connection may take to become one of HTTP/2, TLS included; gRPC alone would wait for two minutes."""
@@ -55,8 +56,7 @@ def descriptor_limit() -> int:
     return 1 << 31 if soft == resource.RLIM_INFINITY else soft
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stranger:
+class Stranger(msgspec.Struct, frozen=True, kw_only=True):
     """A connection without an accepted call: from where, for how many ``seconds``, bytes ``received`` so far."""
 
     peer: tuple[str, int]

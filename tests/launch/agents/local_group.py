@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from asyncpar.net.membership.world_director import (
     AnnouncePending,
     DirectorCommand,
@@ -110,7 +112,7 @@ class LocalLeader:
                 self._addresses[member] = address
                 self._obey(director.ready(member, generation - self._first))
             case MemberReported(member=member, report=report, why=why):
-                report = replace(report, generation=report.generation - self._first)
+                report = msgspec.structs.replace(report, generation=report.generation - self._first)
                 self._obey(director.report(member, report, now, why))
             case MemberLeft(member):
                 self._obey(director.lost(member, "left", now))
@@ -147,7 +149,7 @@ class LocalLeader:
             waiting = [command.member for command in commands if isinstance(command, Evict)]
             self._begin_anew()
             change = WorldChange(generation=self._first, left=lost, why="all members are lost")
-            self.world = replace(self.world, generation=self._first, members=(), change=change)
+            self.world = msgspec.structs.replace(self.world, generation=self._first, members=(), change=change)
             self._first += 1
             self.tell(self.world)
             for member in waiting:

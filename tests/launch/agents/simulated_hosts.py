@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from asyncpar.elasticity.pipe import decode_lineage, encode_lineage
 from asyncpar.errors import AsyncparError, LaunchError
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, SlotEvent, StartRank, WriteToRank
@@ -24,6 +23,7 @@ from asyncpar.launch.options import ProgramKind
 from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership.consensus_messages import Entry, Term
 from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_messages import HostCommand, JobOpened
 from asyncpar.net.membership.world_service import WorldService

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from asyncpar.net.membership.group_codec import decode_group, decode_message, encode_group, encode_message
 from asyncpar.net.membership.group_state import GroupNode, GroupState, choose_voters
 from asyncpar.net.membership.host_facts import HostFacts
@@ -237,12 +239,12 @@ def test_members_that_are_done_leave_no_world_of_nobody() -> None:
 
 def test_jobs_open_one_after_another_and_generations_go_on() -> None:
     talk = begun("a", "b")
-    talk.tell("a", replace(talk.job, number=2))
+    talk.tell("a", msgspec.structs.replace(talk.job, number=2))
     assert talk.state.job == talk.job
     talk.tell("b", JobClosed(number=2, record=b"none"))
     assert talk.state.is_job_open
     talk.tell("b", JobClosed(number=1, record=b"end"))
-    talk.tell("a", replace(talk.job, number=2))
+    talk.tell("a", msgspec.structs.replace(talk.job, number=2))
     assert talk.state.is_job_open
     talk.arrive("a/0/b", "b/0/b")
     assert talk.state.world is not None
@@ -257,7 +259,7 @@ def test_facts_are_kept_until_they_are_decided_and_void_ones_go() -> None:
     assert facts.all() == [MemberWithdrawn("a/0/a")]
     facts.note(arrived)
     facts.note(MemberProgressed("a/0/a", Lineage(1, b"one")))
-    assert facts.all()[0] == replace(arrived, lineage=Lineage(1, b"one"))
+    assert facts.all()[0] == msgspec.structs.replace(arrived, lineage=Lineage(1, b"one"))
     talk = begun("a", "b")
     facts.prune(talk.state)
     assert facts.all() == []
