@@ -1,6 +1,6 @@
-"""What the two ends of the socket between an agent and a process of an elastic job write: JSON objects, one per line.
+"""Messages on the socket between an agent and a process of an elastic job: JSON objects, one per line.  Pure.
 
-Pure, and apart from the process's end, so that agents import nothing of training.
+They stand apart from the end in the process, so that agents import nothing of training.
 """
 
 from __future__ import annotations
