@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.timeout(300)
 async def test_very_many_small_operations_lose_no_wake_up(tmp_path: Path) -> None:
-    polled, awaited = (800_000, 200_000) if IS_WHOLE else (100_000, 50_000)
+    polled, awaited = (800_000, 200_000) if IS_WHOLE else (50_000, 25_000)
     async with process_world(2, RANKS, tmp_path, "often", str(polled), str(awaited)) as ranks:
         ends = [await rank.next() for rank in ranks]
     assert [end["done"] for end in ends] == [polled + awaited] * 2
@@ -33,7 +33,8 @@ async def test_very_many_small_operations_lose_no_wake_up(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(300)
 async def test_more_ranks_than_cores_lose_no_wake_up(tmp_path: Path) -> None:
-    async with process_world(4, RANKS, tmp_path, "often", "0", "20000") as ranks:
+    count = 20_000 if IS_WHOLE else 8_000
+    async with process_world(4, RANKS, tmp_path, "often", "0", str(count)) as ranks:
         ends = [await rank.next() for rank in ranks]
     assert [end["rescues"] for end in ends] == [0] * 4
 
