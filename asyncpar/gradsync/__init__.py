@@ -12,7 +12,7 @@ from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.synchronizer import GradientSynchronizer
-from asyncpar.gradsync.tuning import TuningConfig
+from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 
 __all__ = [
     "Bucket",
@@ -30,6 +30,7 @@ __all__ = [
     "SyncStatistics",
     "SyncStep",
     "TuningConfig",
+    "TuningOutcome",
     "least_bytes",
     "plan_buckets",
 ]

@@ -53,7 +53,7 @@ from asyncpar.gradsync.step import (
     refuse,
 )
 from asyncpar.gradsync.tuned_steps import StepTuning
-from asyncpar.gradsync.tuning import TuningConfig
+from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 
 
 class GradientSynchronizer:
@@ -309,6 +309,13 @@ class GradientSynchronizer:
         self._check_idle("update_tuning_config")
         self._tuning = self._make_tuning(tuning)
         self._layouts.tune(None)
+
+    def tuning_outcome(self) -> TuningOutcome | None:
+        """Return the best choice so far, as a pin, and what finding it has cost.
+
+        None without ``tuning``, and before the first step.
+        """
+        return None if self._tuning is None else self._tuning.outcome
 
     def tuning_table(self) -> str:
         """Return the bucket sizes and algorithms that were tried, what steps with them waited for, and what that cost.

@@ -19,7 +19,7 @@ from asyncpar.collectives.communicator import Communicator, lane_figures_of, rec
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import GradientSpec
-from asyncpar.gradsync.tuning import Choice, Tuner, TuningConfig
+from asyncpar.gradsync.tuning import Choice, Tuner, TuningConfig, TuningOutcome
 from asyncpar.gradsync.tuning_space import StepModel, check_pin, make_tuner
 
 FIGURES: Final = 4
@@ -99,6 +99,11 @@ class StepTuning:
     def restart(self) -> None:
         """Forget everything, as ranks may differ."""
         self._tuner = self._model = self._last_end = None
+
+    @property
+    def outcome(self) -> TuningOutcome | None:
+        """What was found so far; None before the first step."""
+        return None if self._tuner is None else self._tuner.outcome
 
     def table(self) -> str:
         """Return what was tried; empty before the first step."""

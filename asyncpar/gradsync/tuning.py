@@ -67,7 +67,8 @@ class Choice:
         return f"{self.algorithm}/{self.segment}" if self.segment else self.algorithm
 
     def __str__(self) -> str:
-        return f"{self.bucket_size_mb:g}m@{self.name}"
+        """Return it as ``TuningConfig`` takes a pin."""
+        return f"{self.bucket_size_mb:g}m" + ("" if self.algorithm == AUTO else f"@{self.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,20 @@ class TuningConfig:
         """The pinned algorithm, with its size of messages if it has one; None if it is tuned."""
         match = _PIN.fullmatch(self.pin)
         return match[2] or None if match is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningOutcome:
+    """What tuning has found so far, the same on all ranks.
+
+    ``best`` is the best choice, as ``TuningConfig`` takes it for a ``pin``.  In ``steps`` steps of ``seconds`` seconds,
+    trials of others have cost ``lost`` seconds.
+    """
+
+    best: str
+    steps: int
+    seconds: float
+    lost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +286,11 @@ class Tuner:
         if choice.bucket_size_mb == self.best.bucket_size_mb:
             return loss
         return 2 * (loss + self._switch_seconds)  # a step that does not count, one that does, and the way back
+
+    @property
+    def outcome(self) -> TuningOutcome:
+        """What was found so far."""
+        return TuningOutcome(best=str(self.best), steps=self.steps, seconds=self.elapsed, lost=self.lost)
 
     def table(self) -> str:
         """Return what was tried and how it went, in aligned columns; ``*`` marks what is best so far."""

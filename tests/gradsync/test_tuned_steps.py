@@ -76,6 +76,26 @@ async def test_what_is_pinned_is_used(pin: str, algorithm: str) -> None:
         assert pin in tables_of(ranks).pop()
 
 
+async def test_what_was_found_can_be_pinned() -> None:
+    async with parallel_world(2, hosts=["a", "b"], tuning=EAGER) as ranks:
+        assert ranks[0].synchronizer.tuning_outcome() is None
+        for step in range(20):
+            await draw_and_synchronize(ranks, step)
+        outcome = ranks[0].synchronizer.tuning_outcome()
+        assert outcome is not None
+        assert outcome == ranks[1].synchronizer.tuning_outcome()
+        assert outcome.steps == 20
+        assert outcome.lost < outcome.seconds
+        for rank in ranks:
+            rank.synchronizer.update_tuning_config(TuningConfig(pin=outcome.best))
+        await draw_and_synchronize(ranks)
+        again = ranks[0].synchronizer.tuning_outcome()
+        assert again is not None
+        assert again.best == outcome.best
+        for rank in ranks:
+            assert_right(rank)
+
+
 async def test_a_pin_that_cannot_run_is_refused_on_every_rank_and_nothing_changes() -> None:
     async with parallel_world(2, hosts=["a", "b"], tuning=TuningConfig(pin="@ring")) as ranks:
         await draw_and_synchronize(ranks)
