@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, overload
 
 import numpy as np
@@ -423,7 +424,12 @@ class Operations:
         return self.on_loop.measured_lane
 
     def calibrate(
-        self, *, device: int | None = None, from_operations: bool = False, timeout: float | None = None
+        self,
+        *,
+        device: int | None = None,
+        from_operations: bool = False,
+        cache: str | Path | bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
 
@@ -432,13 +438,19 @@ class Operations:
         now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
         last bits (it is the same on all ranks as ever), and pinned algorithms stay.
 
+        With ``cache``, the path of a file on the host of rank 0, or True for one in the user's cache directory, figures
+        of the same hosts and kinds of lanes are used that an earlier job has measured in the last week; where one is
+        not there, all are measured, and kept.  A file that is damaged counts as empty.
+
         With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
         copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
         device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
         until it is over.
         """
         self._handle.wait(
-            "calibrate", lambda: self.on_loop.calibrate(device=device, from_operations=from_operations), timeout
+            "calibrate",
+            lambda: self.on_loop.calibrate(device=device, from_operations=from_operations, cache=cache),
+            timeout,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from asyncpar.collectives import reductions
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
+from asyncpar.collectives.lane_cache import LaneCache
 from asyncpar.collectives.lane_estimate import UNKNOWN
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer
@@ -23,6 +25,7 @@ _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20
 _SMALL_TRIPS = 30
 _LARGE_TRIPS = 6
+_BY_CACHE = describe("calibrate", ("by a cache",), "direct")
 _MOST_LATENCY = 10.0
 """At least a tenth of a large transfer's time is due to its length: the latency was measured at another time."""
 
@@ -32,9 +35,7 @@ def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, A
 
     Rank 0's figures are broadcast, and all ranks choose by them from then on.
     """
-    hosts = engine.hosts
-    near = next((rank for rank in hosts[0] if rank != 0), None)
-    far = hosts[1][0] if len(hosts) > 1 else None
+    near, far = _peers_of(engine)
 
     async def body(operation: Operation) -> None:
         figures = np.zeros(5)
@@ -49,6 +50,79 @@ def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, A
     return engine.start("calibrate", describe("calibrate", (), "direct"), None, body)
 
 
+def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], float]) -> Coroutine[Any, Any, None]:
+    """Choose by what ``cache`` of rank 0 has of the lanes that ``calibrate`` measures; else measure, and keep it."""
+    peers = _peers_of(engine)
+
+    async def body(operation: Operation) -> bool:
+        figures = np.full(5, np.nan)
+        for index, peer in enumerate(peers):
+            if peer is not None and engine.rank in (0, peer):
+                await _exchange(
+                    engine, operation, peer, phase=3 * index, trips=1, length=_SMALL_BYTES
+                )  # opens the lane
+        if engine.rank == 0:
+            _look_up(engine, cache, peers, figures)
+        plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).messages
+        await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
+        if np.isnan(figures).any():
+            return False
+        _adopt(engine, figures, has_near=peers[0] is not None, has_far=peers[1] is not None)
+        return True
+
+    return _measured_where_unknown(engine, cache, engine.start("calibrate", _BY_CACHE, None, body), clock)
+
+
+async def _measured_where_unknown(
+    engine: Engine, cache: LaneCache, known: Coroutine[Any, Any, bool], clock: Callable[[], float]
+) -> None:
+    if await known:
+        return
+    await calibrate(engine, clock=clock)
+    if engine.rank != 0:
+        return
+    near, far = _peers_of(engine)
+    for peer, costs in ((near, engine.policy.model.local), (far, engine.policy.model.lane)):
+        if peer is not None:
+            await asyncio.to_thread(cache.put, *_lane_to(engine, peer), costs)
+
+
+def _look_up(
+    engine: Engine, cache: LaneCache, peers: tuple[int | None, int | None], figures: np.ndarray[Any, Any]
+) -> None:
+    """Fill in what the cache has; NaN stays where it has nothing."""
+    for index, peer in enumerate(peers):
+        known = None if peer is None else cache.get(*_lane_to(engine, peer))
+        if known is not None:
+            figures[2 * index : 2 * index + 2] = known.latency, known.bandwidth
+            figures[4] = known.reduction
+        elif peer is None:
+            figures[2 * index : 2 * index + 2] = 0.0
+
+
+def _peers_of(engine: Engine) -> tuple[int | None, int | None]:
+    """Return the first other rank of the host of rank 0, and the first rank of another host."""
+    hosts = engine.hosts
+    return next((rank for rank in hosts[0] if rank != 0), None), hosts[1][0] if len(hosts) > 1 else None
+
+
+def _lane_to(engine: Engine, peer: int) -> tuple[str, str, str]:
+    """Return this rank's host, that of ``peer``, and the kind of the lane between them, which is open."""
+    links, rank = engine.table.links, engine.ranks[peer]
+    lane = links.link(rank).lane
+    members = links.world.members
+    return members[links.rank].host, members[rank].host, "none" if lane is None else lane.kind
+
+
+async def _exchange(engine: Engine, operation: Operation, peer: int, *, phase: int, trips: int, length: int) -> None:
+    """Pass ``length`` bytes to and fro between rank 0 and ``peer``."""
+    rounds = _ping_pong(trips, 0 if engine.rank else peer, is_first=engine.rank == 0)
+    layout = AlongBuffer(count=1, chunks=1, itemsize=1)
+    plan = engine.bind(schedule(1, rounds), layout, phase=phase)
+    memory = np.zeros(1, np.dtype((np.void, length))) if length > 1 else np.zeros(1, np.uint8)
+    await execute(operation, plan, InPlace(memory))
+
+
 async def _measure(
     engine: Engine, operation: Operation, peer: int, index: int, clock: Callable[[], float]
 ) -> tuple[float, float]:
@@ -57,12 +131,8 @@ async def _measure(
     for phase, (trips, length) in enumerate(
         ((2, _SMALL_BYTES), (_SMALL_TRIPS, _SMALL_BYTES), (_LARGE_TRIPS, _LARGE_BYTES))
     ):
-        rounds = _ping_pong(trips, 0 if engine.rank else peer, is_first=engine.rank == 0)
-        layout = AlongBuffer(count=1, chunks=1, itemsize=1)
-        plan = engine.bind(schedule(1, rounds), layout, phase=3 * index + phase)
-        memory = np.zeros(1, np.dtype((np.void, length))) if length > 1 else np.zeros(1, np.uint8)
         begun = clock()
-        await execute(operation, plan, InPlace(memory))
+        await _exchange(engine, operation, peer, phase=3 * index + phase, trips=trips, length=length)
         times.append(max(clock() - begun, 1e-9) / (2 * trips))
     latency = times[1]
     return latency, _LARGE_BYTES / max(times[2] - latency, times[2] / _MOST_LATENCY, 1e-9)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ from asyncpar.collectives.arrays import Array, check_array, check_key, check_ran
 from asyncpar.collectives.completion.policies import LateCounts
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
+from asyncpar.collectives.lane_cache import LaneCache, default_path
 from asyncpar.collectives.ledger import Traffic, world_number
 from asyncpar.collectives.operation import Limits
 from asyncpar.collectives.point_to_point import PointToPoint, ReceivedMessage
@@ -233,7 +235,9 @@ class Communicator(ArrayOperations):
         """
         return self._engine.measured_lane
 
-    def calibrate(self, *, device: int | None = None, from_operations: bool = False) -> Coroutine[Any, Any, None]:
+    def calibrate(
+        self, *, device: int | None = None, from_operations: bool = False, cache: str | Path | bool = False
+    ) -> Coroutine[Any, Any, None]:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
 
         With ``from_operations`` nothing is sent to measure: the figures are those of the latest operations by messages
@@ -241,17 +245,28 @@ class Communicator(ArrayOperations):
         now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
         last bits (it is the same on all ranks as ever), and pinned algorithms stay.
 
+        With ``cache``, the path of a file on the host of rank 0, or True for one in the user's cache directory, figures
+        of the same hosts and kinds of lanes are used that an earlier job has measured in the last week; where one is
+        not there, all are measured, and kept.  A file that is damaged counts as empty.
+
         With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
         copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
         device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
         until it is over.
         """
+        try:
+            if (device is not None) + from_operations + (cache is not False) > 1:
+                raise UsageError(
+                    "calibrate: expected one of device, from_operations and cache; leave it out, or others"
+                )
+            lanes = None if cache is False else LaneCache(default_path() if cache is True else cache)
+        except UsageError as error:
+            self._engine.refuse("calibrate", error)
+            raise
         if from_operations:
-            if device is not None:
-                error = UsageError("device: devices are measured by themselves; leave it out, or from_operations")
-                self._engine.refuse("calibrate", error)
-                raise error
             return calibration.calibrate_from_operations(self._engine)
+        if lanes is not None:
+            return calibration.calibrate_by_cache(self._engine, lanes, clock=time.perf_counter)
         measured = calibration.calibrate(self._engine, clock=time.perf_counter)
         if device is None:
             return measured

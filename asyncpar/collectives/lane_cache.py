@@ -1,0 +1,104 @@
+"""A file of what lanes between hosts were measured to cost, for later jobs on the same hosts.
+
+The file is JSON, and is replaced as a whole.  One that is damaged, of another version, or that cannot be read counts as
+empty, and one that cannot be written is left alone: then lanes are measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from asyncpar.core.config.transport import LaneCosts
+from asyncpar.errors import UsageError
+
+_VERSION: Final = 1
+_MOST_ENTRIES: Final = 512
+_MOST_BYTES: Final = 1 << 20
+KEPT_SECONDS: Final = 7 * 24 * 3600.0
+"""Figures that are older are measured anew."""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    latency: float
+    bandwidth: float
+    reduction: float
+    measured_at: float
+
+
+class _Content(msgspec.Struct, frozen=True):
+    version: int
+    lanes: dict[str, _Entry]
+
+
+def default_path() -> Path:
+    """Return the file in the user's cache directory: that of ``XDG_CACHE_HOME``, else ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "asyncpar" / "lanes.json"
+    except RuntimeError as error:
+        raise UsageError("cache: this user has no home directory; name a file, or set XDG_CACHE_HOME") from error
+
+
+class LaneCache:
+    """The file at ``path``.  Entries are of two hosts, in either order, and a kind of lane between them."""
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
+        try:
+            self._path = Path(path)
+        except TypeError as error:
+            raise UsageError(f"cache: expected the path of a file, or True, got {path!r}") from error
+        self._clock = clock
+
+    def get(self, host: str, other: str, kind: str) -> LaneCosts | None:
+        """Return what was measured in the last week, None if nothing was."""
+        entry = self._read().get(_name(host, other, kind))
+        if entry is None or not 0.0 <= self._clock() - entry.measured_at < KEPT_SECONDS:
+            return None
+        try:
+            return LaneCosts(
+                latency=entry.latency, bandwidth=entry.bandwidth, reduction=entry.reduction, is_measured=True
+            )
+        except UsageError:  # figures that cannot be
+            return None
+
+    def put(self, host: str, other: str, kind: str, costs: LaneCosts) -> None:
+        """Keep ``costs``; does nothing where the file cannot be written."""
+        entries = self._read()
+        name = _name(host, other, kind)
+        entries.pop(name, None)
+        entries[name] = _Entry(costs.latency, costs.bandwidth, costs.reduction, self._clock())
+        newest = sorted(entries.items(), key=lambda item: item[1].measured_at)[-_MOST_ENTRIES:]
+        with suppress(OSError):
+            self._write(msgspec.json.encode(_Content(version=_VERSION, lanes=dict(newest))))
+
+    def _read(self) -> dict[str, _Entry]:
+        try:
+            with self._path.open("rb") as file:
+                content = msgspec.json.decode(file.read(_MOST_BYTES), type=_Content)
+        except (OSError, msgspec.DecodeError):
+            return {}
+        return content.lanes if content.version == _VERSION else {}
+
+    def _write(self, content: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=self._path.parent, prefix=".lanes-")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(content)
+            os.replace(name, self._path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+def _name(host: str, other: str, kind: str) -> str:
+    return " ".join((*sorted((host, other)), kind))
