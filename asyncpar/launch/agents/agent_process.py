@@ -239,7 +239,7 @@ def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
     running = decode_record(status.job.record)
     for name in SubmittedJob.__struct_fields__:
         ours, theirs = getattr(job, name), getattr(running, name)
-        if name not in ("environment", "directory") and ours != theirs:
+        if name not in ("environment", "directory", "ticket") and ours != theirs:
             raise UsageError(f"launch: expected {name} {theirs!r}, as the job that runs, got {ours!r}")
 
 

@@ -23,6 +23,7 @@ from asyncpar.launch.options import parse_seconds
 
 if TYPE_CHECKING:
     from asyncpar.launch.agents.control_client import ControlClient
+    from asyncpar.net.transport.rpc import Credentials
 
 _CERTS_HELP = "This host's, from `asyncpar certs init`: use TLS."
 _AGENT_HELP = "An agent of the group.  [127.0.0.1:29400]"
@@ -110,7 +111,7 @@ def show_status(address: str, secret_file: str | None, certs: str | None, *, as_
 
     from asyncpar.launch.agents.views import show_group
 
-    client = _client(address, secret_file, certs)
+    client, _ = _client(address, secret_file, certs)
     view = asyncio.run(client.status())
     if as_json:
         print_result("the status", msgspec.json.encode(view) + b"\n")
@@ -121,20 +122,25 @@ def show_status(address: str, secret_file: str | None, certs: str | None, *, as_
 
 
 def _drain(host: str, address: str, secret_file: str | None, certs: str | None, grace: str, *, waits: bool) -> int:
+    from asyncpar.launch.agents.any_agent import AnyAgent
     from asyncpar.launch.agents.control_client import NoAgent
     from asyncpar.launch.agents.requests import DrainRequest
 
-    client = _client(address, secret_file, certs)
+    client, credentials = _client(address, secret_file, certs)
     seconds = check_grace(parse_seconds("--grace", grace))
 
     async def run() -> int:
+        others = [one.address for one in (await client.status()).hosts if one.name != host]
         await client.drain(DrainRequest(host=host, grace=seconds))
         deadline = asyncio.get_running_loop().time() + seconds + _LEAVE_SECONDS
+        agents = AnyAgent(others, credentials)
         while waits:
             try:
-                view = await client.status()
-            except NoAgent:  # it was the one that we asked
-                return 0
+                view = await (agents if others else client).status()
+            except NoAgent:
+                if others:
+                    raise
+                return 0  # it was the last one
             if host not in [one.name for one in view.hosts]:
                 return 0
             if asyncio.get_running_loop().time() > deadline:
@@ -149,10 +155,11 @@ _LEAVE_SECONDS = 20.0
 _POLL = 0.2
 
 
-def _client(address: str, secret_file: str | None, certs: str | None) -> ControlClient:
+def _client(address: str, secret_file: str | None, certs: str | None) -> tuple[ControlClient, Credentials]:
     from asyncpar.launch.agents.control_client import ControlClient
     from asyncpar.launch.agents.group_credentials import find_credentials
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     where = parse_address("--agent", address)
-    return ControlClient(where, find_credentials(secret_file, certs or None, where).rpc)
+    credentials = find_credentials(secret_file, certs or None, where).rpc
+    return ControlClient(where, credentials), credentials

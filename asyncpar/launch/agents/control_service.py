@@ -40,6 +40,8 @@ _TAKEN_SECONDS = 10.0
 """How long the group may take to take something over, leaders that change included."""
 _LOOK_SECONDS = 1.0
 """How long another agent may take to tell what it does."""
+_STARTING_SECONDS = 3.0
+"""How long who asks an agent that takes no part in its group waits until it does."""
 _POLL = 0.02
 
 
@@ -91,13 +93,15 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         return await self._answer(request, context, DrainRequest, self.drain)
 
     async def submit(self, request: SubmitRequest) -> Submitted:
-        """Open a job, and return its number.  Raises ``UsageError`` if one runs."""
+        """Open a job, and return its number, also to a launcher that asks again.  Raises ``UsageError`` if one runs."""
         status = await self._group.status()
+        last = None if status.job is None else decode_record(status.job.record)
+        if status.job is not None and last is not None and last.ticket and last.ticket == request.record.ticket:
+            return Submitted(number=status.job.number)
         number = 1 if status.job is None else status.job.number + 1
-        if status.job is not None and not _is_closed(status):
-            running = decode_record(status.job.record)
+        if status.job is not None and last is not None and not _is_closed(status):
             raise UsageError(
-                f"launch: the agents run job {status.job.number} ({running.name}); wait for its end, or end it with "
+                f"launch: the agents run job {status.job.number} ({last.name}); wait for its end, or end it with "
                 "Ctrl-C at its launcher"
             )
         content = encode_record(request.record)
@@ -203,6 +207,8 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
                 refusal=f"this agent is of asyncpar {version}, and was asked by {request.version or 'an older one'}; "
                 "install the same version on all hosts"
             )
+        if not await self._takes_part():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it takes no part in its group (any more, or yet)")
         try:
             result = await serve(msgspec.json.decode(request.content or b"{}", type=kind))
         except msgspec.DecodeError as error:
@@ -210,6 +216,16 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         except (AsyncparError, grpc.aio.AioRpcError) as error:
             return pb.AgentsReply(refusal=str(error))
         return pb.AgentsReply(content=msgspec.json.encode(result))
+
+    async def _takes_part(self) -> bool:
+        """Is this agent one of its group?  Else it knows of no job, or of an old one, and decides nothing."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _STARTING_SECONDS
+        while self._name not in [host.name for host in (await self._group.status()).hosts]:
+            if loop.time() > deadline:
+                return False
+            await asyncio.sleep(_POLL)
+        return True
 
     async def _until(self, is_so: Callable[[WorldStatus], bool], what: str) -> WorldStatus:
         loop = asyncio.get_running_loop()

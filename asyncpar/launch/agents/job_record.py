@@ -51,6 +51,8 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     silent_after: float | None
     transport: str | None = None
     log_directory: str | None = None
+    ticket: str = ""
+    """Another one for each launcher, by which agents know a job that is submitted again; "" for none."""
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
 

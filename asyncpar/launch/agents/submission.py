@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+
+import msgspec
 
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address
 from asyncpar.launch.agents.agent_process import AgentProcess
+from asyncpar.launch.agents.any_agent import AnyAgent
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
 from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_view
@@ -34,16 +37,13 @@ from asyncpar.net.membership.host import resolve
 from asyncpar.net.transport.rpc import Credentials, split_address
 from asyncpar.observe.summary import JobSummary
 
-T = TypeVar("T")
-
 _PROBE_SECONDS = 5.0
 """How long an agent may take that a connection reaches; where nothing listens that shows at once."""
 _PROBE_EVERY = 0.1
 _POLL_SECONDS = 0.2
-_STATUS_SECONDS = 5.0
-"""How long the agent that is asked may take; one that is stopped is not waited for, another one is asked."""
-_LOST_SECONDS = 15.0
-"""For so long a launcher looks for an agent that can tell of its job."""
+_SUBMIT_SECONDS = 15.0
+"""How long an agent may take until its group has a job."""
+_TICKET_BYTES = 8
 _OUTPUT_PATIENCE = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WINDOW_SECONDS = 3600.0
@@ -167,7 +167,7 @@ class _Submission:
     ) -> None:
         self._record = record
         self._view = view
-        self._addresses = [address]
+        self._agents = AnyAgent([address, *(host.address for host in view.hosts)], credentials)
         self._credentials = credentials
         self._display = display
         self._said = ""
@@ -195,8 +195,10 @@ class _Submission:
         return group_of_view(self._view)
 
     async def _run(self) -> int:
-        submitted = await self._client().submit(SubmitRequest(record=self._record))
-        await self._say(f"job {submitted.number} runs on the agents of {self._addresses[0]}")
+        record = msgspec.structs.replace(self._record, ticket=secrets.token_hex(_TICKET_BYTES))
+        request = SubmitRequest(record=record)
+        submitted = await self._agents.ask(lambda client: client.submit(request), seconds=_SUBMIT_SECONDS)
+        await self._say(f"job {submitted.number} runs on the agents of {self._agents.address}")
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signals.append, number)
@@ -206,9 +208,6 @@ class _Submission:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
 
-    def _client(self) -> ControlClient:
-        return ControlClient(self._addresses[0], self._credentials)
-
     async def _follow(self, number: int) -> int:
         cancelled = 0
         while True:
@@ -217,7 +216,7 @@ class _Submission:
                 if cancelled > 1:
                     return 128 + self._signals[0]
                 await self._cancel(number, self._signals[0])
-            view = await self._look()
+            view = self._view = await self._agents.status()
             job = view.job
             if job is None or job.number != number:
                 raise LaunchError(f"job {number}: the agents know nothing of it any more")
@@ -236,28 +235,7 @@ class _Submission:
         name = signal.Signals(signal_number).name
         await self._say(f"got {name}; ranks have {self._record.grace:g} s to end (again: leave them to it)")
         request = CancelRequest(number=number, exit_code=128 + signal_number, why=f"its launcher got {name}")
-        await self._ask_any(lambda client: client.cancel(request))
-
-    async def _look(self) -> GroupView:
-        """Return what an agent of the group tells."""
-        view = await self._ask_any(lambda client: client.status())
-        others = [host.address for host in view.hosts if host.address != self._addresses[0]]
-        self._addresses[1:] = others
-        self._view = view
-        return view
-
-    async def _ask_any(self, ask: Callable[[ControlClient], Awaitable[T]]) -> T:
-        """Return what an agent of the group answers; the one that was asked before may be gone."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LOST_SECONDS
-        while True:
-            try:
-                return await ask(ControlClient(self._addresses[0], self._credentials, seconds=_STATUS_SECONDS))
-            except NoAgent:
-                if loop.time() > deadline:
-                    raise
-                self._addresses.append(self._addresses.pop(0))
-                await asyncio.sleep(_POLL_SECONDS)
+        await self._agents.ask(lambda client: client.cancel(request))
 
     def _say_later(self, text: str) -> None:
         task = asyncio.ensure_future(self._say(text))

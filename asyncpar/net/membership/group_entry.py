@@ -83,17 +83,19 @@ async def enter_group(
     """Return what the group has decided last, in which ``own`` is one of its agents; ``known`` is what it had before.
 
     Raises ``UsageError`` with the group's reason if there is no place, ``AuthenticationError`` if its secret is
-    another one, and ``LaunchError`` if nobody at ``addresses`` (``host:port``) answers within ``seconds``.
+    another one, and ``LaunchError`` if nobody at ``addresses`` (``host:port``) answers within ``seconds``, or at the
+    first question to each of them: one that is stopped takes its time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     message = pb.EnterRequest(
         version=version, node=own.node, name=own.name, address=own.address, is_witness=own.is_witness, known=known
     )
-    waiting, refusal = list(addresses), ""
+    waiting, unasked, refusal = list(addresses), set(addresses), ""
     trouble = ""
     while True:
         address = waiting.pop(0) if waiting else addresses[0]
+        unasked.discard(address)
         try:
             reply = await network.ask(address, message)
         except ConnectionError as error:
@@ -104,11 +106,11 @@ async def enter_group(
             refusal = reply.refusal or refusal  # who only names the leader takes nothing back
             if reply.refusal and not reply.is_passing:
                 raise UsageError(reply.refusal)
-            if reply.leader_address:
+            if reply.leader_address and loop.time() <= deadline:
                 trouble = f"the agent at {address} names a leader at {reply.leader_address}, which does not let it in"
                 waiting.insert(0, reply.leader_address)
                 await asyncio.sleep(0.01)
-        if loop.time() > deadline:
+        if loop.time() > deadline and not unasked:
             if refusal.startswith("--"):
                 raise UsageError(refusal)
             raise LaunchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -89,6 +90,34 @@ def test_who_was_held_for_lost_or_serves_elsewhere_asks_the_others() -> None:
         network = Answering(pb.EnterReply(entry=now))
         assert place(stored, (), network, own).node == "a#new"
         assert network.asked[0][0] == "b:1"
+
+
+class Stopped(Answering):
+    """A network in which only the last of the agents answers; the others are stopped."""
+
+    def __init__(self, reply: pb.EnterReply, last: str) -> None:
+        super().__init__(reply)
+        self.last = last
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        if address != self.last:
+            self.asked.append((address, request))
+            await asyncio.sleep(3.0)
+            raise ConnectionError("nothing for 3 s")
+        return await super().ask(address, request)
+
+
+def test_every_agent_is_asked_however_many_are_stopped() -> None:
+    network = Stopped(pb.EnterReply(entry=encode_entry(entry(OTHER, NEW, generation=9))), "f:1")
+    assert place(None, ("b:1", "c:1", "d:1", "e:1", "f:1"), network).node == "a#new"
+    assert [address for address, _ in network.asked] == ["b:1", "c:1", "d:1", "e:1", "f:1"]
+
+
+def test_agents_that_name_each_other_as_the_leader_are_not_followed_for_ever() -> None:
+    network = Answering(pb.EnterReply(leader_address="b:1"))
+    with pytest.raises(LaunchError, match="names a leader at b:1, which does not let it in"):
+        place(None, ("b:1", "c:1"), network)
+    assert network.asked[-1][0] == "c:1", "the others are asked, too"
 
 
 def test_votes_of_another_host_are_refused() -> None:

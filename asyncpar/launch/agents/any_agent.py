@@ -1,0 +1,72 @@
+"""Ask the agents of a group: another one where the one that was asked before does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from asyncpar.launch.agents.control_client import ControlClient, NoAgent
+from asyncpar.launch.agents.views import GroupView
+from asyncpar.net.transport.rpc import Credentials
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS: Final = 5.0
+"""How long one agent may take; one that is stopped is not waited for, another one is asked."""
+_LOST_SECONDS: Final = 15.0
+"""For so long an agent is looked for that answers."""
+_AGAIN_SECONDS: Final = 0.2
+
+
+class AnyAgent:
+    """Asks the agent that answered last, and where it does not answer those that it had named, one after another.
+
+    What is asked must do no harm if two of them are told: one may have obeyed whose answer was lost.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        credentials: Credentials,
+        *,
+        connect: Callable[[str, Credentials, float], ControlClient] | None = None,
+    ) -> None:
+        """``addresses`` (``host:port``) are known to begin with; ``connect`` makes a client with a limit in seconds."""
+        self._addresses = list(dict.fromkeys(addresses))
+        self._credentials = credentials
+        self._connect = connect or (lambda address, own, seconds: ControlClient(address, own, seconds=seconds))
+
+    @property
+    def address(self) -> str:
+        """The address of the agent that answered last."""
+        return self._addresses[0]
+
+    def know(self, view: GroupView) -> None:
+        """Take in who is in the group now."""
+        first = self._addresses[0]
+        self._addresses[1:] = [host.address for host in view.hosts if host.address != first]
+
+    async def status(self) -> GroupView:
+        """Return what an agent tells of its group, and ask those in it from now on."""
+        view = await self.ask(lambda client: client.status())
+        self.know(view)
+        return view
+
+    async def ask(self, ask: Callable[[ControlClient], Awaitable[T]], *, seconds: float = _ANSWER_SECONDS) -> T:
+        """Return what an agent answers, each of which has ``seconds`` for it.
+
+        Raises what ``ControlClient`` does; ``NoAgent`` when all were asked, and none has answered for 15 s.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, waiting = loop.time() + _LOST_SECONDS, set(self._addresses)
+        while True:
+            address = self._addresses[0]
+            try:
+                return await ask(self._connect(address, self._credentials, seconds))
+            except NoAgent:
+                waiting.discard(address)
+                if loop.time() > deadline and not waiting:
+                    raise
+                self._addresses.append(self._addresses.pop(0))
+                await asyncio.sleep(_AGAIN_SECONDS)
