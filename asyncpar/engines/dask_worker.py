@@ -10,12 +10,21 @@ from asyncpar.engines.polled_place import PolledPlace, describe_process
 
 _LOOPBACK = "127.0.0.1"
 _PLACES = "_asyncpar_places"
+_ENDED = "_asyncpar_ended"
+_MOST_ENDED = 256
+"""So many places are remembered that were ended before they had begun."""
 
 
 def _places(worker: Any) -> dict[tuple[str, int], PolledPlace]:
     """Return the places on ``worker``, which lives as long as they do."""
     places: dict[tuple[str, int], PolledPlace] = worker.__dict__.setdefault(_PLACES, {})
     return places
+
+
+def _ended(worker: Any) -> dict[tuple[str, int], None]:
+    """Return the places that were ended before they had begun, the oldest first."""
+    ended: dict[tuple[str, int], None] = worker.__dict__.setdefault(_ENDED, {})
+    return ended
 
 
 async def describe_worker(dask_worker: Any = None) -> dict[str, str]:
@@ -26,7 +35,9 @@ async def describe_worker(dask_worker: Any = None) -> dict[str, str]:
 
 
 async def start_place(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:
-    """Start the agent of an order."""
+    """Start the agent of an order, unless its place was ended: what a stopped worker is told may come in any order."""
+    if (job, number) in _ended(dask_worker):
+        return
     _places(dask_worker)[job, number] = PolledPlace(order, on_loop=on_loop)
 
 
@@ -50,6 +61,11 @@ async def end_place(job: str, number: int, dask_worker: Any = None) -> None:
     place = _places(dask_worker).pop((job, number), None)
     if place is not None:
         await place.end()
+        return
+    ended = _ended(dask_worker)
+    ended[job, number] = None
+    while len(ended) > _MOST_ENDED:
+        del ended[next(iter(ended))]
 
 
 async def end_job(job: str, dask_worker: Any = None) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines.elastic_place import host_of
+from asyncpar.engines.elastic_view import serve_elastic
 from asyncpar.engines.function_call import decode_error, decode_value
 from asyncpar.engines.interface import (
     GrowingEngine,
@@ -133,7 +134,7 @@ class ElasticEngineJob:
         reaper.add_path(directory)
         secret = Secret(self._spec.secret)
         write_secret(directory / SECRET_FILE, secret)
-        address = self._engine.caller_address
+        address, credentials = self._engine.caller_address, Credentials(secret)
         place = HostPlace(
             host=_CALLER,
             host_id=host_id(_CALLER),
@@ -142,18 +143,23 @@ class ElasticEngineJob:
             environment=os.environ,
             is_witness=True,
         )
-        return await take_part(
+        part = await take_part(
             stack,
             place,
             listen=join_address(address, 0),
             join=(),
-            credentials=Credentials(secret),
+            credentials=credentials,
             votes=directory,
             display=EventDisplay(lambda _: None),
             reaper=reaper,
             is_for_one_job=True,
             on_say=lambda _: None,
         )
+        await stack.enter_async_context(serve_elastic(self._spec.name, part, credentials, reaper, say=self._say))
+        return part
+
+    def _say(self, text: str) -> None:
+        self._console.output(PlaceOutput(f"asyncpar: {text}\n".encode(), is_error=True))
 
     def _record(self) -> SubmittedJob:
         spec = self._spec

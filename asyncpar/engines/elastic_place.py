@@ -102,6 +102,7 @@ class ElasticPlace:
     async def _live(self, directory: Path, reaper: ReaperClient) -> bool:
         """Take part once, and report; return whether the others have gone on without this place meanwhile."""
         # They take half a second to import, which jobs that are not elastic need not wait for.
+        from asyncpar.engines.elastic_view import serve_elastic
         from asyncpar.launch.agents.group_part import take_part
         from asyncpar.launch.agents.slot_processes import HostPlace
 
@@ -113,13 +114,14 @@ class ElasticPlace:
             secret_file=str(directory / SECRET_FILE),
             environment=os.environ | order.environment,
         )
+        credentials = Credentials(Secret(order.secret))
         async with AsyncExitStack() as stack:
             part = await take_part(
                 stack,
                 place,
                 listen=join_address(order.address, 0),
                 join=(order.group,),
-                credentials=Credentials(Secret(order.secret)),
+                credentials=credentials,
                 votes=directory,
                 display=EventDisplay(self._take),
                 reaper=reaper,
@@ -128,7 +130,8 @@ class ElasticPlace:
                 on_say=lambda _: None,  # the caller's agent says it once for all
             )
             self._agent = part.agent
-            end = await part.agent.run()
+            async with serve_elastic(order.job, part, credentials, reaper, place=host):
+                end = await part.agent.run()
             if not part.group.is_dismissed:
                 self._report(_make_report(directory, end, part.agent))
             return part.group.is_dismissed

@@ -6,8 +6,11 @@ The directories are private (0700): only the user who runs a job can look at it.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -84,21 +87,48 @@ def jobs_directory(environment: Mapping[str, str]) -> Path:
 
 
 def make_job_directory(environment: Mapping[str, str], entry: JobEntry) -> JobEntry:
-    """Make the directory of a job that this process runs, and return its entry.  Raises ``OSError``."""
+    """Make the directory of a job that this process runs, and return its entry.  Raises ``OSError``.
+
+    A process may run several parts of a job, each of which has a directory of its own.
+    """
     plain = re.sub(r"[^A-Za-z0-9._]+", "_", entry.job)[:_LONGEST_NAME].strip("._") or "job"
     name = plain if plain.endswith(f"-{entry.pid}") else f"{plain}-{entry.pid}"
     for attempt in range(_TRIES):
-        directory = jobs_directory(environment) / name
-        _remove(directory)
+        draft = jobs_directory(environment) / f".{secrets.token_hex(8)}"
         try:
-            directory.mkdir(mode=0o700)
+            draft.mkdir(mode=0o700)
             break
         except FileNotFoundError:  # another job has ended meanwhile, and removed what was empty
             if attempt == _TRIES - 1:
                 raise
-    entry = msgspec.structs.replace(entry, directory=str(directory), born=_born(entry.pid), started=time.time())
-    (directory / _ENTRY).write_bytes(msgspec.json.encode(entry))
-    return entry
+    entry = msgspec.structs.replace(entry, born=_born(entry.pid), started=time.time())
+    (draft / _ENTRY).write_bytes(msgspec.json.encode(entry))
+    return msgspec.structs.replace(entry, directory=str(_place_directory(draft, name, entry.born)))
+
+
+def _place_directory(draft: Path, name: str, born: float) -> Path:
+    """Rename ``draft`` to ``name``, with a number after it where a part of this process, ``born`` then, has that."""
+    for number in itertools.count(1):
+        directory = draft.with_name(name if number == 1 else f"{name}.{number}")
+        before = _read_entry(directory)
+        if before is not None and before.born != born:
+            _remove(directory)  # of one that is dead, and had our number
+        try:
+            draft.rename(directory)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        else:
+            return directory
+    raise AssertionError("numbers do not end")
+
+
+def _read_entry(directory: Path) -> JobEntry | None:
+    """Return the entry of a job, None if there is none (yet, or any more)."""
+    try:
+        return msgspec.json.decode((directory / _ENTRY).read_bytes(), type=JobEntry)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def remove_job_directory(entry: JobEntry) -> None:
@@ -115,10 +145,11 @@ def list_jobs(environment: Mapping[str, str]) -> list[JobEntry]:
     """Return the jobs of this user on this host, the newest first; directories that dead ones left are removed."""
     entries = []
     for path in sorted(jobs_directory(environment).iterdir()):
-        try:
-            entry = msgspec.json.decode((path / _ENTRY).read_bytes(), type=JobEntry)
-        except (OSError, msgspec.DecodeError):
+        entry = _read_entry(path)
+        if entry is None:
             continue  # it is being made, or removed
+        if entry.is_alive and path.name.startswith("."):
+            continue  # it is being made
         if entry.is_alive:
             entries.append(msgspec.structs.replace(entry, directory=str(path)))
         else:
@@ -145,7 +176,7 @@ def find_job(environment: Mapping[str, str], name: str | None) -> JobEntry:
         )
         raise LaunchError(what + known + _others())
     whole = [entry for entry in found if entry.is_whole]
-    if name is None and len({entry.job for entry in found}) == 1 and len(whole) == 1:
+    if len({entry.job for entry in found}) == 1 and len(whole) == 1:
         return whole[0]  # several hosts of one job, on this machine
     if len(found) > 1:
         lines = "".join(f"\n  {entry.name}  since {entry.since}: {' '.join(entry.command)[:80]}" for entry in found)

@@ -14,6 +14,14 @@ async def die(*_: Any, dask_worker: Any = None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+async def stop_before_start(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:
+    """Stop the worker of a place, and start that when the worker goes on."""
+    from asyncpar.engines.dask_worker import start_place
+
+    os.kill(os.getpid(), signal.SIGSTOP)
+    await start_place(job, number, order, on_loop, dask_worker=dask_worker)
+
+
 async def die_as_second(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:
     """Start the first place, and kill the worker of the second."""
     from asyncpar.engines.dask_worker import start_place

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.engines import dask as engine
 from asyncpar.engines import dask_worker
+from asyncpar.engines.interface import PlaceOrder, encode
 from asyncpar.testing import engine_programs as programs
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
@@ -33,7 +36,7 @@ def client() -> Iterator[Any]:
         yield client
 
 
-async def launch(client: Any, ranks: int = 2, **options: Any) -> list[Any]:
+async def launch(client: Any, ranks: int | tuple[int, int] = 2, **options: Any) -> list[Any]:
     return await ap.dask.launch(client, programs.add, 1, 2, ranks=ranks, console=RecordingConsole(), **options)
 
 
@@ -100,6 +103,83 @@ async def test_a_worker_that_hangs_is_named(client: Any, monkeypatch: pytest.Mon
     finally:
         os.kill(pids[stopped], signal.SIGCONT)
     await check_that_nothing_is_left(client)
+
+
+async def test_an_elastic_job_names_a_worker_that_hangs(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = client.run(os.getpid)
+    stopped = min(pids)
+    os.kill(pids[stopped], signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(engine, "ANSWER_SECONDS", 1.0)
+        with pytest.raises(ap.LaunchError, match=f"{stopped}.*no answer within 1 s"):
+            await launch(client, ranks=(1, 2), workers=[stopped])
+        monkeypatch.undo()
+    finally:
+        os.kill(pids[stopped], signal.SIGCONT)
+    await check_that_nothing_is_left(client)
+
+
+async def test_a_job_that_is_cancelled_while_a_worker_hangs_leaves_nothing(client: Any) -> None:
+    pids = client.run(os.getpid)
+    stopped = min(pids)
+    os.kill(pids[stopped], signal.SIGSTOP)
+    try:
+        launching = asyncio.ensure_future(launch(client, ranks=2))
+        while client.run_on_scheduler(_gangs) == 0:  # noqa: ASYNC110  # then it asks the workers
+            await asyncio.sleep(0.05)
+        launching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(30.0):
+                await launching
+    finally:
+        os.kill(pids[stopped], signal.SIGCONT)
+    await check_that_nothing_is_left(client)
+
+
+async def test_a_worker_that_hangs_as_its_place_starts_is_named_and_its_place_ends(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on later, and starts a place of which nobody wants to know any more."""
+    pids = client.run(os.getpid)
+    stopped = min(pids)
+    monkeypatch.setattr(dask_worker, "start_place", dask_programs.stop_before_start)
+    monkeypatch.setattr(engine, "ANSWER_SECONDS", 5.0)
+    try:
+        with pytest.raises(ExceptionGroup) as failed:
+            await launch(client, ranks=1, workers=[stopped])
+        assert f"{stopped} gives no answer within 5 s" in str(failed.value.exceptions[0])
+        monkeypatch.undo()
+    finally:
+        os.kill(pids[stopped], signal.SIGCONT)
+    deadline = time.monotonic() + 60.0
+    while any(client.run(dask_programs.count_places).values()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    await check_that_nothing_is_left(client)
+
+
+async def test_a_place_that_starts_after_its_end_is_not_started() -> None:
+    """What a worker was told while it was stopped comes in any order."""
+    worker = SimpleNamespace()
+    order = encode(
+        PlaceOrder(
+            job="late",
+            number=0,
+            places=1,
+            slots=1,
+            address="127.0.0.1",
+            secret=bytes(32),
+            program=b"",
+            timeout=1.0,
+            grace=1.0,
+            max_restarts=0,
+            environment={},
+            transport=None,
+        )
+    )
+    await dask_worker.end_place("late", 0, dask_worker=worker)
+    await dask_worker.start_place("late", 0, order, False, dask_worker=worker)
+    assert dask_programs.count_places(dask_worker=worker) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,15 @@ from typing import Any
 import pytest
 
 import asyncpar as ap
+from asyncpar.launch.job_directory import list_jobs
 from asyncpar.testing import engine_programs as programs
-from asyncpar.testing.engines import ElasticConformance, EngineConformance, EngineOutput
+from asyncpar.testing.engines import (
+    ElasticConformance,
+    EngineConformance,
+    EngineOutput,
+    finish_counting,
+    ranks_of_world,
+)
 from tests.engines.consoles import RecordingConsole
 from tests.engines.kernels import interrupt_a_cell, start_kernel
 
@@ -42,6 +50,39 @@ class TestElasticLocal(ElasticConformance):
         self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
     ) -> list[Any]:
         return await ap.cluster.launch(function, *arguments, ranks=ranks, console=RecordingConsole(), **options)
+
+
+async def test_commands_look_at_an_elastic_job_as_at_others(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+
+    async def show(*arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "asyncpar",
+            *arguments,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+        return output.decode()
+
+    async with asyncio.timeout(90):
+        launching = asyncio.ensure_future(
+            ap.cluster.launch(programs.count_elastically, str(tmp_path), ranks=(1, 2), console=RecordingConsole())
+        )
+        pids = await ranks_of_world(str(tmp_path), 2, launching)
+        (job,) = {entry.job for entry in list_jobs(os.environ) if entry.pid == os.getpid()}
+        seen = json.loads(await show("status", job, "--json"))
+        ranks = {rank["rank"]: rank["pid"] for host in seen["hosts"] for rank in host["ranks"]}
+        assert (seen["job"], seen["phase"], seen["world_size"]) == (job, "running", 2)
+        assert (sorted(ranks), sorted(ranks.values())) == ([0, 1], pids)
+        stacks = await show("stacks", job)
+        assert all(f"(pid {pid})" in stacks for pid in pids), stacks
+        await finish_counting(str(tmp_path), launching, results=2)
+    assert [entry.job for entry in list_jobs(os.environ) if entry.job == job] == []
 
 
 class Counter(ap.Actor):

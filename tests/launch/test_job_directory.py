@@ -11,7 +11,14 @@ import psutil
 import pytest
 
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.job_directory import JobEntry, find_job, jobs_directory, list_jobs, make_job_directory
+from asyncpar.launch.job_directory import (
+    JobEntry,
+    find_job,
+    jobs_directory,
+    list_jobs,
+    make_job_directory,
+    remove_job_directory,
+)
 
 
 def entry(job: str, pid: int | None = None, *, is_whole: bool = True) -> JobEntry:
@@ -76,6 +83,27 @@ def test_hosts_of_one_job_on_one_machine_are_one_job(environment: dict[str, str]
     whole = make_job_directory(environment, entry("train"))
     assert find_job(environment, None) == find_job(environment, whole.name)
     assert find_job(environment, None).is_whole
+
+
+def test_parts_of_a_job_in_one_process_are_one_job_and_have_directories_of_their_own(
+    environment: dict[str, str],
+) -> None:
+    """Places of an engine may be in the caller's own process."""
+    parts = [make_job_directory(environment, entry("train", is_whole=False)) for _ in range(2)]
+    whole = make_job_directory(environment, entry("train"))
+    names = [made.name for made in (*parts, whole)]
+    assert names == [f"train-{os.getpid()}{tail}" for tail in ("", ".2", ".3")]
+    for name in (None, "train", str(os.getpid()), whole.name):
+        assert find_job(environment, name) == find_job(environment, whole.name)
+    assert find_job(environment, parts[1].name).name == parts[1].name
+    remove_job_directory(parts[0])
+    assert [one.name for one in list_jobs(environment)] == [whole.name, parts[1].name]
+
+
+def test_directories_that_are_being_made_are_no_jobs(environment: dict[str, str]) -> None:
+    made = make_job_directory(environment, entry("train"))
+    Path(made.directory).rename(Path(made.directory).with_name(".draft"))
+    assert list_jobs(environment) == []
 
 
 def test_what_a_dead_launcher_left_is_removed(environment: dict[str, str]) -> None:

@@ -1,0 +1,50 @@
+"""Let commands (`asyncpar status`, `stacks`, ...) look at an elastic job of an engine, as at other jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from asyncpar.launch.agents.group_part import GroupPart
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
+from asyncpar.launch.job_directory import JobEntry
+from asyncpar.launch.job_service import serve_watch
+from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.net.membership.host import host_name
+from asyncpar.net.transport.rpc import Credentials
+from asyncpar.observe.summary import JobSummary
+
+_COMMAND: Final = (sys.executable, "-m", "asyncpar.engines.rank_program")
+
+
+def serve_elastic(
+    job: str,
+    part: GroupPart,
+    credentials: Credentials,
+    reaper: ReaperClient,
+    *,
+    place: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> AbstractAsyncContextManager[None]:
+    """Serve what all hosts of ``job`` do inside the block, on the host of ``part``: a ``place``, or the caller's ("").
+
+    What cannot be served runs all the same: ``say`` tells why.
+    """
+    now = time.time()
+
+    async def know() -> GroupNow:
+        return group_of_status(await part.group.status())
+
+    view = GroupWatch(
+        JobSummary(job=job, pid=os.getpid(), time=now, started=now, command=_COMMAND),
+        know,
+        credentials,
+        place,
+        part.agent.watch if place else None,
+    )
+    entry = JobEntry(job=job, pid=os.getpid(), host=host_name(), started=now, command=_COMMAND, is_whole=not place)
+    return serve_watch(entry, os.environ, view, reaper, say=say, on_signals=False)
