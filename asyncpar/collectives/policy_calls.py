@@ -26,6 +26,7 @@ from asyncpar.collectives.engine import Engine, describe_array
 from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.subgroups import make_engine
 from asyncpar.core.observe.reporting import text_of
+from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.transport.links import Links
 
@@ -184,7 +185,10 @@ class _PolicyCall:
         need, wait = wanted(self._policy, engine.size)
         future = choices.call(self._place, engine.ranks, CalledHere(text, need, wait, limits.timeout))
         try:
-            return await future
+            if future.done():
+                return future.result()
+            with engine.table.links.observer.telling(self._notice_wait):
+                return await future
         except ChoiceFailedError as error:
             choices.leave(self._place, self._abort)
             raise self._error_of(error.failed, text) from None
@@ -195,6 +199,19 @@ class _PolicyCall:
             if engine.group.is_closed:
                 choices.refuse(self._place, engine.ranks, f"{_REFUSED}{text_of(error)}"[:2048])
             raise
+
+    def _notice_wait(self, seconds: float) -> WaitNotice:
+        """Return what is told of the wait for those who are to contribute: the first rank that has not called."""
+        links, group = self._engine.table.links, self._engine.group
+        missing = self._engine.table.choices.missing(self._place)
+        rank = missing[0] if missing else None
+        return WaitNotice(
+            operation=self._label if group.name == "world" else f"{self._label} of group {group.name}",
+            seconds=seconds,
+            culprit=rank,
+            host="" if rank is None else links.world.members[rank].host,
+            where="" if rank is None else links.observer.conditions.get(rank, "has not called it"),
+        )
 
     def _error_of(self, failed: FailChoice, text: str) -> AsyncparError:
         links = self._engine.table.links

@@ -8,6 +8,7 @@ import logging
 import numpy as np
 import pytest
 
+from asyncpar import Quorum
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.rank_observer import MOST_TOLD
@@ -115,3 +116,25 @@ def test_thousands_of_waits_are_looked_at_with_rests_and_told_in_few_words(
     assert len(waits) == MOST_TOLD
     assert all(told in text for text in waits)
     assert sum(text.endswith("goes on") for text in said(caplog)) == MOST_TOLD
+
+
+def test_a_sum_under_a_policy_says_for_whom_it_waits(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with open_ranks(3) as ranks:
+            zero, one, two = ranks.communicators
+            for each in (zero, one):
+                engine_of(each).table.links.observer.warn_after = 2.0
+            engine_of(one).table.links.observer.hear_condition(2, "is stopped")
+            waiting = [asyncio.ensure_future(each.all_reduce(np.zeros(1), until=Quorum(1.0))) for each in (zero, one)]
+            await asyncio.sleep(5.0)
+            await two.all_reduce(np.zeros(1), until=Quorum(1.0))
+            await asyncio.gather(*waiting)
+
+    with caplog.at_level(logging.WARNING):
+        run_virtual(main())
+    policy = Quorum(1.0)
+    assert sorted(text for text in said(caplog) if "has waited" in text) == [
+        f"rank 0: all_reduce #1 until {policy} has waited 2.0 s for rank 2 (localhost), which has not called it",
+        f"rank 1: all_reduce #1 until {policy} has waited 2.0 s for rank 2 (localhost), which is stopped",
+    ]
+    assert sum(text.endswith("goes on") for text in said(caplog)) == 2

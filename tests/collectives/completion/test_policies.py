@@ -192,6 +192,14 @@ async def test_a_policy_that_no_rank_can_meet_is_an_error_on_every_rank(open_ran
         left = [ranks.communicators[rank] for rank in (0, 2, 3)]
         results = await on_all(left, lambda c: c.all_reduce(arrays[c.rank], until=Deadline(30.0)))
         assert_alike(results, (0, 2, 3))
+        for policy in (Quorum(0.8), Deadline(0.0, at_least=1.0)):  # called when it is known already
+            outcomes = await asyncio.gather(
+                *(communicator.all_reduce(np.ones(3), until=policy) for communicator in left), return_exceptions=True
+            )
+            assert [getattr(outcome, "rank", outcome) for outcome in outcomes] == [1, 1, 1]
+            assert all(isinstance(outcome, PeerLost) for outcome in outcomes)
+        results = await on_all(left, lambda c: c.all_reduce(np.ones(3), until=Quorum(0.75)))
+        assert_alike(results, (0, 2, 3))
 
 
 def test_a_rank_that_waits_for_too_long_says_for_whom() -> None:
