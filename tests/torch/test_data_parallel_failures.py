@@ -54,7 +54,7 @@ def step(model: nn.Module) -> None:
 
 @on_ranks(2)
 @pytest.mark.parametrize("when", [0, 1, 3])
-@pytest.mark.parametrize("how", ["forward", "backward", "beginning", "unused", "parameter hook"])
+@pytest.mark.parametrize("how", ["forward", "backward", "beginning", "unused", "parameter hook", "last hook"])
 def test_a_step_that_one_rank_cannot_end_ends_on_all_and_the_next_one_works(how: str, when: int) -> None:
     torch.manual_seed(1)
     module = Breaking()
@@ -65,6 +65,8 @@ def test_a_step_that_one_rank_cannot_end_ends_on_all_and_the_next_one_works(how:
     handle: Any = None
     if how == "parameter hook" and dist.get_rank() == 1:
         handle = module.body.first.weight.register_hook(_raise)
+    if how == "last hook" and dist.get_rank() == 1:
+        handle = module.body.first.weight.register_post_accumulate_grad_hook(_raise)
     if dist.get_rank() == 0:
         with pytest.raises(PeerCancelled, match="unused" if how == "unused" else "breaks|exception") as caught:
             step(model)

@@ -107,7 +107,8 @@ class _HookGroups:
     @classmethod
     def of(cls, over: Communicator, hook: str) -> _HookGroups:
         """Return the groups of all ranks for the hook called ``hook``, the same name on all ranks.  Nothing is sent."""
-        own = over.subgroup(range(over.size), key=f"gradient hook {hook}", name=f"the gradient hook of {over.name}")
+        name, key = f"the gradient hook of {over.name}", f"gradient hook {hook}"
+        own = over.subgroup(range(over.size), name=name, key=key, has_own_timeout=False)
         assert own is not None, "this rank is one of them"
         groups = SyncGroups(everyone=own, replicas=own, partitions={REPLICAS: (range(own.size),)})
         return cls(own=own, sync_groups=groups, communicators=(own,))
