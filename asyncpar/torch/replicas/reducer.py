@@ -312,9 +312,14 @@ class GradientReducer:
                 self._begin_full(now)
 
     def _begin_full(self, now: _GradientPass, *, is_last: bool = False) -> None:
-        """Begin the buckets whose turn it is and whose gradients are all there."""
+        """Begin the buckets whose turn it is and whose gradients are all there.
+
+        The last one begins at the end of the pass, which follows its last gradient: so whatever ends a pass before
+        that, such as a hook of the program, leaves a bucket by which the other ranks are told.
+        """
         buckets = self._buckets
-        while now.begun < len(buckets) and not buckets[now.begun].missing:
+        turns = len(buckets) if is_last else len(buckets) - 1
+        while now.begun < turns and not buckets[now.begun].missing:
             bucket = buckets[now.begun]
             if self.hook is None:
                 now.works.append(self._begin(bucket.array, "mean", [bucket.flat]))
