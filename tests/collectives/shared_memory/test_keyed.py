@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -298,7 +299,7 @@ async def test_a_rank_that_never_calls_is_named_when_time_is_up(missing: int) ->
         assert timeouts
         for outcome in timeouts:
             assert outcome.rank == missing
-            assert f'all_reduce #1 "k" waited 0.2 s for rank {missing}' in str(outcome)
+            assert re.search(rf'all_reduce #1 "k" waited \d+\.\d s for rank {missing}', str(outcome))
         assert all(isinstance(outcome, PeerTimeout | PeerCancelled) for outcome in outcomes)
         for node in nodes:
             node.world.timeout = 30.0
