@@ -16,11 +16,11 @@ its codecs and error feedback instead of one all-reduce each; what a rank has no
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -239,10 +239,10 @@ class GradientReducer:
         self._pass = None
         for begun in self._buckets:
             begun.missing = len(begun.members)
-        waited = perf_counter()
+        waited = time.perf_counter()
         wait_for_all(now.works)
         if self.hook is not None:
-            self.hook.add_wait(perf_counter() - waited)
+            self.hook.add_wait(time.perf_counter() - waited)
         if self._factor != 1.0:
             for reduced in self._buckets:
                 reduced.flat.mul_(self._factor)
