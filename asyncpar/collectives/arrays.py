@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -156,10 +156,16 @@ def check_writable(array: Array, name: str) -> Array:
     return array
 
 
-def check_out(out: object, shape: Sequence[int], dtype: np.dtype[Any], *, of: str = "the result") -> Array:
-    """Return ``out`` if it can take a result of ``shape`` and ``dtype``; a fresh array if it is None."""
+MakeArray: TypeAlias = Callable[[Sequence[int], np.dtype[Any]], Array]
+"""Returns an array of a shape and dtype, of undefined content."""
+
+
+def check_out(
+    out: object, shape: Sequence[int], dtype: np.dtype[Any], *, of: str = "the result", make: MakeArray = np.empty
+) -> Array:
+    """Return ``out`` if it can take a result of ``shape`` and ``dtype``; what ``make`` makes if it is None."""
     if out is None:
-        return np.empty(shape, dtype)
+        return make(shape, dtype)
     array = check_writable(check_array(out, "out"), "out")
     if array.shape != tuple(shape) or array.dtype != dtype:
         raise UsageError(f"out: expected {dtype}{list(shape)} for {of}, got {array.dtype}{list(array.shape)}")

@@ -40,7 +40,7 @@ def all_to_all(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     source = check_leading(check_array(x), engine.size)
-    target = check_out(out, source.shape, source.dtype)
+    target = check_out(out, source.shape, source.dtype, make=engine.table.links.memory.empty)
     if out is not None:
         check_apart(source, target)
     plan = engine.prepared(
@@ -110,7 +110,7 @@ def all_to_all_v(
         matrix = await exchange_numbers(engine, operation, sent)
         check_lengths(matrix.reshape(-1))
         received = [int(count) for count in matrix[:, engine.rank]]
-        target = check_out(out, (sum(received), *rest), source.dtype)
+        target = check_out(out, (sum(received), *rest), source.dtype, make=engine.table.links.memory.empty)
         if out is not None:
             check_apart(source, target)
         work = contiguous(target)

@@ -33,7 +33,7 @@ def all_gather(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     source = check_array(x)
-    target = check_out(out, (engine.size, *source.shape), source.dtype)
+    target = check_out(out, (engine.size, *source.shape), source.dtype, make=engine.table.links.memory.empty)
     plan = engine.prepared(
         ("all_gather", source.dtype, source.shape, algorithm),
         lambda: _prepare_all_gather(engine, source, algorithm),
@@ -101,7 +101,7 @@ def all_gather_v(
             ("all_gather_v", source.dtype, rest, counts, algorithm),
             lambda: _prepare_all_gather_v(engine, source, counts, algorithm),
         ).messages
-        target = check_out(out, (sum(counts), *rest), source.dtype)
+        target = check_out(out, (sum(counts), *rest), source.dtype, make=engine.table.links.memory.empty)
         work = contiguous(target)
         first = sum(counts[: engine.rank])
         work[first : first + source.shape[0]] = source

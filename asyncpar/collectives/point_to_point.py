@@ -271,7 +271,7 @@ class PointToPoint:
                 raise ProtocolError(
                     f"{operation.label}: at most {MAX_BYTES} bytes are received without out=, got {envelope.nbytes}"
                 )
-            return np.empty(envelope.shape, envelope.dtype)
+            return self._table.links.memory.empty(envelope.shape, envelope.dtype)
         if (envelope.dtype, envelope.shape) != (out.dtype, out.shape):
             raise self._mismatch(slot, envelope, str(Envelope(out.dtype, out.shape, False)))
         return out

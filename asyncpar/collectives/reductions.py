@@ -199,7 +199,11 @@ def reduce(
     source = check_array(x)
     root = check_rank(root, engine.size)
     check_only_root(out, "out", engine.rank, root)
-    target = check_out(out, source.shape, source.dtype) if engine.rank == root else None
+    target = (
+        check_out(out, source.shape, source.dtype, make=engine.table.links.memory.empty)
+        if engine.rank == root
+        else None
+    )
     plan = engine.prepared(
         ("reduce", source.dtype, source.shape, op, root, algorithm),
         lambda: _prepare_reduce(engine, source, op, root, algorithm),
@@ -296,7 +300,13 @@ def reduce_scatter(
 ) -> Coroutine[Any, Any, Array]:
     source = check_rows(check_array(x))
     start, stop = ceil_chunks(source.shape[0], engine.size)[engine.rank]
-    target = check_out(out, (stop - start, *source.shape[1:]), source.dtype, of="this rank's slice")
+    target = check_out(
+        out,
+        (stop - start, *source.shape[1:]),
+        source.dtype,
+        of="this rank's slice",
+        make=engine.table.links.memory.empty,
+    )
     if out is not None:
         check_apart(source, target)
     plan = engine.prepared(

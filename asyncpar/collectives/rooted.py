@@ -69,7 +69,11 @@ def gather(
     root = check_rank(root, engine.size)
     source = check_array(x)
     check_only_root(out, "out", engine.rank, root)
-    target = check_out(out, (engine.size, *source.shape), source.dtype) if engine.rank == root else None
+    target = (
+        check_out(out, (engine.size, *source.shape), source.dtype, make=engine.table.links.memory.empty)
+        if engine.rank == root
+        else None
+    )
     plan = engine.prepared(
         ("gather", source.dtype, source.shape, root, algorithm),
         lambda: _prepare_rooted("gather", engine, source, root, algorithm),

@@ -63,7 +63,7 @@ class ArrayPool:
         if nbytes < LEAST_BYTES:
             return np.empty(shape, kind)
         lease, _ = lend(self._take(nbytes), self._returned.append)
-        return np.frombuffer(lease, kind).reshape(shape)
+        return np.ndarray(shape, kind, buffer=lease)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return a C-contiguous array of zeros."""

@@ -170,7 +170,8 @@ class Links:
         self._referees: list[_LinkReferee] = []
         self.link: Callable[[int], Link] = self._links.__getitem__
         """Returns the link to a rank, which is opened in the background if it is new."""
-        self._memory = MemoryPool()
+        self.memory = MemoryPool()
+        """Memory of what is received: large messages, and results that are given back without ``out``."""
         self._tasks = asyncio.TaskGroup()
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._leaving: list[asyncio.TimerHandle] = []
@@ -387,7 +388,7 @@ class Links:
             link.fail(self.closed)
         self._operations.closed(self.closed)
         await asyncio.gather(*(self._close_link(link) for link in links))
-        self._memory.close()
+        self.memory.close()
         self.recorder.close()
 
     async def _close_link(self, link: Link) -> None:
@@ -418,7 +419,7 @@ class Links:
             on_message=partial(self._on_message, rank),
             max_message_bytes=MAX_MESSAGE_BYTES,
             message_budget=MESSAGE_BUDGET,
-            allocate=self._memory.allocate,
+            allocate=self.memory.allocate,
             shared=self.shared,
         )
         self._links[rank] = link

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.core.array_pool import LEAST_BYTES, Block, lend
 from asyncpar.net.wire.frame import allocate
@@ -36,6 +39,7 @@ class MemoryPool:
         """What was idle already at the last look."""
         self._leases: list[weakref.finalize[..., Any]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     @property
@@ -60,6 +64,13 @@ class MemoryPool:
         start = -ctypes.addressof(lease) % ALIGNMENT
         return memoryview(lease).cast("B")[start : start + length]
 
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return a C-contiguous array of undefined content; from a thread without a loop, in memory of its own."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not LEAST_BYTES <= nbytes <= MOST_BYTES or not self._is_at_home():
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, buffer=self.allocate(nbytes))
+
     def close(self) -> None:
         """Free idle memory, and keep none from now on.  Idempotent."""
         self._is_closed = True
@@ -67,6 +78,15 @@ class MemoryPool:
         self._aging.clear()
         if self._timer is not None:
             self._timer.cancel()
+
+    def _is_at_home(self) -> bool:
+        """Is this the loop that memory was lent on first?"""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        self._loop = self._loop or loop
+        return loop is self._loop
 
     def _age(self) -> None:
         """Give back to the system what was idle at the last look, too."""
