@@ -21,7 +21,8 @@ from asyncpar.collectives import reductions, rooted
 from asyncpar.collectives.arrays import Array, check_array, check_key, collective_reduction
 from asyncpar.collectives.completion.machine import CalledHere, FailChoice
 from asyncpar.collectives.completion.policies import LateCounts, Reduced, Until, check_policy, wanted
-from asyncpar.collectives.completion.service import ChoiceFailedError, Place
+from asyncpar.collectives.completion.service import ChoiceFailedError
+from asyncpar.collectives.control_calls import Place
 from asyncpar.collectives.engine import Engine, describe_array
 from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.subgroups import make_engine

@@ -27,12 +27,10 @@ from asyncpar.collectives.completion.messages import (
     decode_contributors,
     encode_contributors,
 )
+from asyncpar.collectives.control_calls import ControlCalls, Place
 from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.frame import FrameKind, Key
-
-Place = tuple[int, int]
-"""The number of a series of operations, and that of the operation in it."""
 
 _REMEMBERED: Final = 4096
 """Choices that are kept, for ranks that have not heard of them."""
@@ -53,7 +51,7 @@ class ContributorChoices:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._choices: OrderedDict[Place, ContributorChoice] = OrderedDict()
-        self._waiting: dict[Place, asyncio.Future[tuple[int, ...]]] = {}
+        self._calls = ControlCalls[tuple[int, ...]](links, FrameKind.CONTRIBUTORS)
         self._left: dict[Place, Callable[[tuple[int, ...]], None]] = {}
         self._decided: dict[int, int] = {}
         """By series, the last operation that is decided."""
@@ -66,19 +64,18 @@ class ContributorChoices:
         The error is ``ChoiceFailedError``, or ``PeerLost`` when this rank leaves.
         """
         choice = self._find(place, ranks)
-        future = self._waiting[place] = self._loop.create_future()
+        future = self._calls.open(place)
         if self._links.closed is not None:
             self.close(self._links.closed)
             return future
         self._feed(place, choice, call)
-        if choice.chosen is not None and not future.done():
-            self._waiting.pop(place, None)
-            future.set_result(choice.chosen.contributors)
+        if choice.chosen is not None:
+            self._calls.settle(place, choice.chosen.contributors)
         return future
 
     def leave(self, place: Place, on_chosen: Callable[[tuple[int, ...]], None]) -> None:
         """Wait no longer; ``on_chosen`` is called with the contributors when they are known."""
-        self._waiting.pop(place, None)
+        self._calls.leave(place)
         choice = self._choices.get(place)
         if choice is not None and choice.chosen is not None:
             on_chosen(choice.chosen.contributors)
@@ -94,10 +91,9 @@ class ContributorChoices:
 
     def end(self, series: int, error: AsyncparError) -> None:
         """End what is awaited of ``series`` with ``error``: this rank's group is over."""
-        for place in [place for place in self._waiting if place[0] == series]:
-            future = self._waiting.pop(place)
-            if not future.done():
-                future.set_exception(error)
+        for place in self._calls:
+            if place[0] == series:
+                self._calls.fail(place, error)
 
     def last_decided(self, series: int) -> int:
         """Return the number of the last operation of ``series`` that is known to be decided, 0 without one."""
@@ -116,10 +112,8 @@ class ContributorChoices:
         if choice is None:
             if not isinstance(message, Here | PrepareChoice | AcceptChosen | DecideChosen):
                 return  # an answer to what this rank has asked long ago
-            ranks = message.ranks
-            if not {rank, self._links.rank} <= set(ranks) or len(set(ranks)) != len(ranks):
-                raise ProtocolError(f"CONTRIBUTORS frame: ranks {rank} and {self._links.rank} are not among {ranks}")
-            choice = self._find(place, ranks)
+            self._calls.check_ranks(rank, message.ranks)
+            choice = self._find(place, message.ranks)
         chosen = getattr(message, "chosen", None) or getattr(message, "accepted", None)
         if chosen is not None and not (chosen.contributors and set(chosen.contributors) <= set(choice.ranks)):
             raise ProtocolError(f"CONTRIBUTORS frame: expected some of ranks {choice.ranks}, got {chosen.contributors}")
@@ -130,11 +124,7 @@ class ContributorChoices:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(error)
-                future.exception()
+        self._calls.close(error)
         self._left.clear()
         self._choices.clear()
 
@@ -146,14 +136,14 @@ class ContributorChoices:
             choice = self._choices[place] = ContributorChoice(me=self._links.rank, ranks=ranks, lost=self._links.lost)
             while len(self._choices) > _REMEMBERED:
                 oldest = next(iter(self._choices))
-                if oldest in self._waiting:
+                if oldest in self._calls:
                     break
                 self._left.pop(oldest, None)
                 del self._choices[oldest]
         return choice
 
     def _lost(self, rank: int, error: PeerLost) -> None:  # noqa: ARG002
-        for place in [*self._waiting, *self._left]:
+        for place in [*self._calls, *self._left]:
             choice = self._choices.get(place)
             if choice is not None:
                 self._feed(place, choice, RankLost(rank))
@@ -171,25 +161,21 @@ class ContributorChoices:
                     self._decided[place[0]] = max(place[1], self._decided.get(place[0], 0))
                     self._return(place, chosen.contributors)
                 case FailChoice():
-                    future = self._waiting.pop(place, None)
-                    if future is not None and not future.done():
-                        future.set_exception(ChoiceFailedError(command))
+                    self._calls.fail(place, ChoiceFailedError(command))
         self._look_later()
 
     def _tell(self, rank: int, place: Place, message: object) -> None:
-        self._links.control(rank, FrameKind.CONTRIBUTORS, Key(*place, 0), encode_contributors(message))  # type: ignore[arg-type]
+        self._calls.tell(rank, place, encode_contributors(message))  # type: ignore[arg-type]
 
     def _return(self, place: Place, contributors: tuple[int, ...]) -> None:
-        future = self._waiting.pop(place, None)
-        if future is not None and not future.done():
-            future.set_result(contributors)
+        self._calls.settle(place, contributors)
         left = self._left.pop(place, None)
         if left is not None:
             left(contributors)
 
     def _look_later(self) -> None:
         now = self._loop.time()
-        looks = [self._choices[place].next_look(now) for place in self._waiting if place in self._choices]
+        looks = [self._choices[place].next_look(now) for place in self._calls if place in self._choices]
         due = min(looks, default=math.inf)
         if self._timer is not None:
             self._timer.cancel()
@@ -199,7 +185,7 @@ class ContributorChoices:
 
     def _look(self) -> None:
         self._timer = None
-        for place in list(self._waiting):
+        for place in self._calls:
             choice = self._choices.get(place)
             if choice is not None:
                 self._feed(place, choice, TimePassed())

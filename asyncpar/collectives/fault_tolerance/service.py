@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from asyncpar.collectives.control_calls import ControlCalls, Place
 from asyncpar.collectives.fault_tolerance.machine import (
     AgreementCalled,
     AgreementEvent,
@@ -33,9 +34,6 @@ from asyncpar.errors import AsyncparError, OperationMismatch, PeerLost, PeerTime
 from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.frame import FrameKind, Key
 
-_Place = tuple[int, int]
-"""The number of the group, and that of the agreement in it."""
-
 _MOST_OPEN: Final = 4096
 _REMEMBERED: Final = 256
 """Agreements that are over and are kept for ranks that have not heard of their outcome."""
@@ -53,9 +51,9 @@ class SurvivorAgreements:
     def __init__(self, links: Links) -> None:
         self._links = links
         self._loop = asyncio.get_running_loop()
-        self._open: dict[_Place, SurvivorAgreement] = {}
-        self._over: OrderedDict[_Place, SurvivorAgreement] = OrderedDict()
-        self._waiting: dict[_Place, asyncio.Future[Outcome]] = {}
+        self._open: dict[Place, SurvivorAgreement] = {}
+        self._over: OrderedDict[Place, SurvivorAgreement] = OrderedDict()
+        self._calls = ControlCalls[Outcome](links, FrameKind.AGREE)
         self._timer: asyncio.TimerHandle | None = None
         links.add_loss_listener(self._lost)
 
@@ -65,15 +63,14 @@ class SurvivorAgreements:
         """Take part in agreement ``number`` of ``group``; return what gets its outcome."""
         place = group, number
         agreement = self._find(place, ranks, timeout)
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._waiting[place] = future
+        future = self._calls.open(place)
         if self._links.expelled is not None:
             self._feed(place, agreement, MemberExpelled(str(self._links.expelled)))
         self._feed(place, agreement, AgreementCalled(kind, flag, timeout))
         if self._links.closed is not None:
             self.close(self._links.closed)
-        if agreement.outcome is not None and not future.done():
-            future.set_result(agreement.outcome)
+        if agreement.outcome is not None:
+            self._calls.settle(place, agreement.outcome)
         return future
 
     def heard(self, rank: int, key: Key, payload: bytes) -> None:
@@ -84,8 +81,7 @@ class SurvivorAgreements:
         if agreement is None:
             if not isinstance(message, Contribution | ProposeOutcome | AskMember):
                 return  # an answer to what this rank has asked long ago
-            if not {rank, self._links.rank} <= set(message.ranks) or len(set(message.ranks)) != len(message.ranks):
-                raise ProtocolError(f"AGREE frame: ranks {rank} and {self._links.rank} are not among {message.ranks}")
+            self._calls.check_ranks(rank, message.ranks)
             if len(self._open) >= _MOST_OPEN:
                 raise ProtocolError(f"AGREE frame: more than {_MOST_OPEN} agreements are open")
             agreement = self._find(place, message.ranks, _DEFAULT_TIMEOUT)
@@ -96,17 +92,13 @@ class SurvivorAgreements:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(error)
-                future.exception()
+        self._calls.close(error)
         self._open.clear()
         self._over.clear()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _find(self, place: _Place, ranks: tuple[int, ...], timeout: float | None) -> SurvivorAgreement:
+    def _find(self, place: Place, ranks: tuple[int, ...], timeout: float | None) -> SurvivorAgreement:
         agreement = self._open.get(place) or self._over.get(place)
         if agreement is None:
             links = self._links
@@ -124,7 +116,7 @@ class SurvivorAgreements:
         for place, agreement in [*self._open.items(), *self._over.items()]:
             self._feed(place, agreement, event)
 
-    def _feed(self, place: _Place, agreement: SurvivorAgreement, event: AgreementEvent) -> None:
+    def _feed(self, place: Place, agreement: SurvivorAgreement, event: AgreementEvent) -> None:
         if self._links.closed is not None:
             return
         for command in agreement.handle(event, now=self._loop.time()):
@@ -137,17 +129,15 @@ class SurvivorAgreements:
                     self._return(place, agreement, outcome)
         self._look_later()
 
-    def _tell(self, rank: int, place: _Place, message: AgreementMessage) -> None:
-        self._links.control(rank, FrameKind.AGREE, Key(*place, 0), encode_agreement(message))
+    def _tell(self, rank: int, place: Place, message: AgreementMessage) -> None:
+        self._calls.tell(rank, place, encode_agreement(message))
 
-    def _return(self, place: _Place, agreement: SurvivorAgreement, outcome: Outcome) -> None:
+    def _return(self, place: Place, agreement: SurvivorAgreement, outcome: Outcome) -> None:
         self._open.pop(place, None)
         self._over[place] = agreement
         if len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
-        future = self._waiting.pop(place, None)
-        if future is not None and not future.done():
-            future.set_result(outcome)
+        self._calls.settle(place, outcome)
 
     def _look_later(self) -> None:
         if self._timer is None:
