@@ -8,7 +8,7 @@ from typing import Final
 
 from asyncpar.core.observe.reporting import Phase
 
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.2
 """Seconds between two looks of an agent at its ranks."""
 
 HUNG_SECONDS: Final = 5.0

@@ -25,6 +25,7 @@ from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.membership.lineage import MemberReport
 from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_lineage, encode_lineage
 from asyncpar.net.membership.world_director import (
+    STOPPED_PATIENCE,
     AnnouncePending,
     DirectorCommand,
     ElasticDirector,
@@ -35,9 +36,7 @@ from asyncpar.net.membership.world_director import (
     rotated,
 )
 
-_LOOK_EVERY = 0.2
-STOPPED_AFTER = 0.6
-"""Seconds after which a process that is stopped (SIGSTOP, a debugger) is held for lost."""
+_LOOK_SECONDS = 0.2
 
 
 @dataclass
@@ -71,6 +70,8 @@ class ProcessWorlds:
         self._environment = dict(os.environ if environment is None else environment)
         self._members: dict[str, _Member] = {}
         self._addresses: dict[str, str] = {}
+        self._handed: dict[str, str] = {}
+        """Who takes the place of whom that is drained."""
         self._asked = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -128,8 +129,14 @@ class ProcessWorlds:
         self._members[name].process.send_signal(number)
 
     def drain(self, name: str) -> None:
-        """Let a member leave at the end of a step."""
-        self._obey(self.director.drain(name))
+        """Let a member leave at the end of a step; where one waits for a place, when that one is there to take it."""
+        successor = self._asking[0] if self._asking else None
+        if successor is None:
+            self._obey(self.director.drain(name))
+            return
+        self._members[name].has_place = False
+        self._handed[successor] = name
+        self._admit()
 
     @property
     def present(self) -> list[str]:
@@ -163,12 +170,13 @@ class ProcessWorlds:
         member.is_gone, self.exits[name] = True, code
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         self._obey(self.director.lost(name, how, self._now()))
+        self._hand_over(name)
         self._admit()
         await close_stream(member.writer)
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_LOOK_SECONDS)
             for name, member in list(self._members.items()):
                 if not member.is_gone:
                     self._look_at(name, member)
@@ -184,7 +192,7 @@ class ProcessWorlds:
             member.stopped_at = None
             return
         member.stopped_at = member.stopped_at or self._now()
-        if self._now() - member.stopped_at > STOPPED_AFTER:
+        if self._now() - member.stopped_at > STOPPED_PATIENCE:
             member.has_place = False
             self._obey(self.director.lost(name, "is stopped", self._now()))
 
@@ -209,6 +217,7 @@ class ProcessWorlds:
                 lineage = decode_lineage(message["lineage"])
                 assert lineage is not None
                 self._obey(self.director.arrive(name, lineage, now))
+                self._hand_over(name)
             case "progress":
                 lineage = decode_lineage(message["lineage"])
                 assert lineage is not None
@@ -232,6 +241,12 @@ class ProcessWorlds:
                 self._obey(self.director.lost(name, "left", now))
             case kind:
                 raise LaunchError(f"{name}: unknown kind {kind!r}")
+
+    def _hand_over(self, successor: str) -> None:
+        """Let the one leave whose place ``successor`` takes, which is there, or will not come."""
+        leaving = self._handed.pop(successor, None)
+        if leaving in self.present:
+            self._obey(self.director.drain(leaving))
 
     def _admit(self) -> None:
         """Answer those who ask and have a place, or find one."""

@@ -47,6 +47,7 @@ ORDER = (
     "serve",
     "strangers",
     "observability",
+    "elasticity",
 )
 """The cases in the order of the page."""
 

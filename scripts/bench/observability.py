@@ -1,66 +1,21 @@
 """Print the goals of seeing a job, A1 to A10, and what was measured of each; measure some of them anew.
 
-    python scripts/bench/observability.py                       # the table, from scripts/bench/results/goals
-    python scripts/bench/observability.py --run "A5" "A9"       # run the commands of these rows first; a quiet machine
-    python scripts/bench/observability.py --run all             # about an hour, most of it A10
-
-A figure is stored with the day and the commit that it was measured at, and stays until it is measured again.  A command
-that fails leaves its figure as it was.
+python scripts/bench/observability.py                       # the table, from scripts/bench/results/goals
+python scripts/bench/observability.py --run "A5" "A9"       # run the commands of these rows first; a quiet machine
+python scripts/bench/observability.py --run all             # about an hour, most of it A10
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import re
-import shlex
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-STORED = ROOT / "scripts" / "bench" / "results" / "goals" / "observability.json"
-NEVER = "not measured"
-Read = Callable[[str], str]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from scripts.bench.goals import RESULTS, Goal, last_object, lines, main
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """One row: ``read`` makes the figure of what ``command`` prints, ``bound`` says what keeps it from being better."""
-
-    name: str
-    wanted: str
-    command: str
-    read: Read
-    bound: str
-
-
-def lines(pattern: str, shown: str) -> Read:
-    """Return what fills ``shown`` with the groups of ``pattern``, wherever that is in the output."""
-
-    def read(output: str) -> str:
-        found = re.search(pattern, output, re.DOTALL)
-        if found is None:
-            raise SystemExit(f"expected {pattern!r} in the output, got {output[-400:]!r}")
-        return shown.format(*found.groups())
-
-    return read
-
-
-def last_object(show: Callable[[dict[str, Any]], str]) -> Read:
-    """Return what shows the JSON object in the last line of the output that is one."""
-
-    def read(output: str) -> str:
-        text = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
-        if text is None:
-            raise SystemExit(f"expected a JSON object in the last line, got {output[-400:]!r}")
-        return show(json.loads(text))
-
-    return read
+STORED = RESULTS / "observability.json"
 
 
 def _cost(found: dict[str, Any]) -> str:
@@ -172,61 +127,5 @@ GOALS = (
     ),
 )
 
-
-def load() -> dict[str, dict[str, str]]:
-    """Return by name of goal its ``figure`` and when it was ``measured``."""
-    found: dict[str, dict[str, str]] = json.loads(STORED.read_text(encoding="utf-8"))
-    return found
-
-
-def table(stored: dict[str, dict[str, str]]) -> list[str]:
-    """Return the lines of the table, in Markdown."""
-    rows = ["| goal | wanted | figure | measured | command | what bounds it |", "| --- | --- | --- | --- | --- | --- |"]
-    for goal in GOALS:
-        known = stored.get(goal.name, {"figure": "-", "measured": NEVER})
-        cells = (goal.name, goal.wanted, known["figure"], known["measured"], f"`{goal.command}`", goal.bound)
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
-
-
-def measure(goal: Goal, *, when: str) -> dict[str, str]:
-    """Run the command of ``goal``; return its figure."""
-    words = shlex.split(goal.command)
-    own = {"asyncpar": [sys.executable, "-m", "asyncpar"], "python": [sys.executable]}
-    done = subprocess.run(
-        [*own.get(words[0], words[:1]), *words[1:]],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{goal.command}: exit status {done.returncode}; its figure stays as it was\n{done.stdout}")
-    return {"figure": goal.read(done.stdout), "measured": when}
-
-
-def today_and_commit() -> str:
-    """Return the day, and the commit that is checked out."""
-    day = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    return f"{day}, {done.stdout.strip()}" if done.returncode == 0 else day
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    names = [goal.name for goal in GOALS]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs="+", default=[], choices=("all", *names), metavar="GOAL", help="measure these")
-    chosen = parser.parse_args(arguments).run
-    stored = load()
-    for goal in GOALS:
-        if goal.name in chosen or "all" in chosen:
-            stored[goal.name] = measure(goal, when=today_and_commit())
-            STORED.write_text(f"{json.dumps(stored, indent=1, ensure_ascii=False)}\n", encoding="utf-8")
-    print("\n".join(table(stored)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, GOALS, STORED))

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
+from asyncpar.net.membership.world_director import DirectorCommand
 from asyncpar.testing.elastic_processes import ProcessWorlds
 from tests.elasticity.rank import HURRY, encode
 from tests.elasticity.training import train
@@ -86,6 +88,39 @@ async def test_spares_wait_and_take_the_places_of_a_killed_and_of_a_stopped_rank
         job.hurry()
         assert (await job.result("m2"), await job.result("m3")) == (wanted, wanted)
         assert json.loads(await job.result("m4"))[-1] is True
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+async def test_a_drained_rank_waits_for_the_spare_that_takes_its_place_unless_that_one_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = encode(await train(None, until=UNTIL, pause=0.0))
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    async with ProcessWorlds(2, environment=environment, spares=True) as worlds:
+        job = Job(worlds, tmp_path)
+        await job.start("m0", "m1")
+        await job.reaches("m0", 2)
+        await job.start("m2")
+        await job.asks("m2")
+        arrived = worlds.director.arrive
+        present: list[tuple[str, ...]] = []
+
+        def arrive(name: str, *rest: Any) -> list[DirectorCommand]:
+            present.append(worlds.director.members)
+            return arrived(name, *rest)
+
+        monkeypatch.setattr(worlds.director, "arrive", arrive)
+        worlds.drain("m1")
+        await job.is_in_world("m0", "m2")
+        assert present == [("m0", "m1")]
+        await job.start("m3")
+        await job.asks("m3")
+        worlds.drain("m0")
+        worlds.signal("m3", signal.SIGKILL)
+        await job.is_in_world("m2")
+        job.hurry()
+        assert await job.result("m2") == wanted
 
 
 @pytest.mark.process

@@ -32,10 +32,10 @@ def condition(vitals: Vitals) -> Condition:
 def test_a_stopped_process_is_told_at_the_next_look_and_only_then() -> None:
     vitals = Vitals()
     assert not vitals.look(is_stopped=False, now=0.0)
-    assert vitals.look(is_stopped=True, now=0.5)
-    assert (vitals.condition, vitals.seconds) == (Condition.STOPPED, 0.5)
-    assert not vitals.look(is_stopped=True, now=1.0)
-    assert vitals.look(is_stopped=False, now=1.5)
+    assert vitals.look(is_stopped=True, now=LOOK_SECONDS)
+    assert (vitals.condition, vitals.seconds) == (Condition.STOPPED, LOOK_SECONDS)
+    assert not vitals.look(is_stopped=True, now=2 * LOOK_SECONDS)
+    assert vitals.look(is_stopped=False, now=3 * LOOK_SECONDS)
     assert vitals.condition is Condition.WELL
 
 

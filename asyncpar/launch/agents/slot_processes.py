@@ -30,11 +30,10 @@ from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.membership.pipe_messages import MOST_BYTES
+from asyncpar.net.membership.world_director import STOPPED_PATIENCE
 
 _LAST_WORDS = 0.2
 """Seconds that a process which has ended may take to be heard out over its pipe."""
-_STOPPED_SECONDS = 0.6
-"""Seconds after which an elastic rank that is stopped is ended: the others wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +253,7 @@ class SlotProcesses:
         how = "is stopped" if is_stopped else "runs no Python code: something holds its GIL"
         limit = self._record.silent_after
         if is_stopped and self._record.mode is ElasticMode.RANKS:
-            limit = _STOPPED_SECONDS if limit is None else min(_STOPPED_SECONDS, limit)
+            limit = STOPPED_PATIENCE if limit is None else min(STOPPED_PATIENCE, limit)
         if limit is not None:
             loop = asyncio.get_running_loop()
             running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))

@@ -32,6 +32,12 @@ JOIN_PATIENCE = 5.0
 SHORT_PATIENCE = 3.0
 """Seconds that a world of too few goes on when those are gone for whose healing it was formed."""
 
+STOPPED_PATIENCE = 0.3
+"""Seconds after which a process that is stopped (SIGSTOP, a debugger) is held for lost: the others wait for it.
+
+About what they need to go on without it: to wait longer costs more than to end one that would have run again at once.
+"""
+
 REPORT_PATIENCE = 10.0
 """Seconds after a revoke within which each member has to report, or it is held for lost."""
 

@@ -1,0 +1,174 @@
+"""Print the goals of elastic worlds, G1 to G16, and what was measured of each; measure some of them anew.
+
+    python scripts/bench/elasticity.py                          # the table, from scripts/bench/results/goals
+    python scripts/bench/elasticity.py --run G1 G3              # run the commands of these rows first; a quiet machine
+    python scripts/bench/elasticity.py --run all                # about three hours, most of it G9 and G11
+
+Ranks are processes of one host with two cores, so that all of them and what watches them share these.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.bench.goals import RESULTS, Goal, Read, last_object, lines, main
+
+STORED = RESULTS / "elasticity.json"
+
+
+def row(number: str, *labels: str) -> Read:
+    """Return what shows the rows of goal ``number`` in the table that a script of faults prints, one for each label."""
+
+    def show(found: dict[str, Any]) -> str:
+        measured = [value for goal, _, value, _ in found["rows"] if goal == number]
+        return ", ".join(" ".join(pair).strip() for pair in zip(labels, measured, strict=True))
+
+    return last_object(show)
+
+
+def _kept(found: dict[str, Any]) -> str:
+    value = {goal: measured for goal, _, measured, _ in found["rows"]}
+    costs = ", ".join(f"{kind} {seconds:.1f} s of {count}" for kind, (count, seconds) in sorted(found["costs"].items()))
+    return f"{value['G9']} kept, {value['G1']}, {value['G11']} false deaths; a fault costs: {costs}"
+
+
+def _restarts(found: dict[str, Any]) -> str:
+    return (
+        f"SIGKILL to the next new step {found['recovery_median']:.2f} s (median of {found['faults']}), "
+        f"{found['steps_done_again']} steps done again"
+    )
+
+
+FAULTS = "python scripts/bench/chaos.py --faults 60 --seed 1"
+LARGE = "python scripts/bench/chaos.py --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill"
+JOINS = "python scripts/bench/chaos.py --faults 6 --seed 1 --megabytes 100 --compute 0.05 --kinds join"
+HOSTS = "python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1"
+WHAT_A_KILL_COSTS = (
+    "commits of the others are checked (a vote of 1 ms), a new world forms (0.1 s), lost portions are done again"
+)
+
+GOALS = (
+    Goal("G1", "60 seeded faults: parameters, losses, sample log bit-equal", FAULTS, row("G1", ""), "-"),
+    Goal("G2", "committed steps lost or repeated: 0", FAULTS, row("G2", ""), "-"),
+    Goal(
+        "G3",
+        "SIGKILL to the next commit, less a step, 4 ranks, 100 MB: p50 0.3 s, p99 1 s",
+        LARGE,
+        row("G3", "p50", "p99"),
+        "a new world forms in 0.1 s; four ranks share two cores",
+    ),
+    Goal("G3, 1 MB", "the same with 1 MB", FAULTS, row("G3", "p50", "p99"), "forming the world"),
+    Goal("G4", "SIGSTOP to the next commit: p99 5 s", FAULTS, row("G4", ""), "when silence counts as loss"),
+    Goal(
+        "G5",
+        "survivors' stall per join, 100 MB: 150 ms",
+        JOINS,
+        row("G5", "p50", "largest"),
+        "the snapshot is read on the cores that train",
+    ),
+    Goal(
+        "G6", "process start to counted member, 100 MB: 3 s", JOINS, row("G6", "p50"), "Python's start, then the copy"
+    ),
+    Goal(
+        "G7",
+        "the leader's host killed in a step: 2 s",
+        HOSTS,
+        row("G7", "p50", "largest"),
+        "when silence counts as loss",
+    ),
+    Goal("G8", "every host replaced in turn", HOSTS, row("G8", ""), "-"),
+    Goal(
+        "G9",
+        "throughput kept, 8 ranks, 30 min, a fault every 15 s: 95 %",
+        "python scripts/bench/endurance.py --minutes 30 --spares 1",
+        last_object(_kept),
+        "a rank that is stopped is missed for 1 s before it is held for lost",
+    ),
+    Goal(
+        "G9, DiLoCo",
+        "the same, a fault every 29 s: 98 %",
+        "python scripts/bench/endurance.py --minutes 30 --spares 1 --mode diloco --every 29",
+        last_object(_kept),
+        "a rank that is stopped is missed for 1 s before it is held for lost",
+    ),
+    Goal(
+        "G10",
+        "votes, fences, digests: at most 1 % of a step (1,024 tokens, 25 MB)",
+        "asyncpar launch --nproc-per-node 2 scripts/bench/elastic_cost.py --megabytes 25",
+        lines(r"elastic [^:]*: ([-+.\d]+ %)", "{}"),
+        "3.8 ms of second buffers and 3.3 ms of checksums per 75 MB of state",
+    ),
+    Goal(
+        "G10, 3,072 tokens",
+        "the same",
+        "asyncpar launch --nproc-per-node 2 scripts/bench/elastic_cost.py --megabytes 25 --flops 18432",
+        lines(r"elastic [^:]*: ([-+.\d]+ %)", "{}"),
+        "the same",
+    ),
+    Goal(
+        "G11",
+        "false deaths in 30 min, the GIL held for 4 s, processors taken by others: 0",
+        "python scripts/bench/endurance.py --minutes 30 --kinds hold,hog --seed 3",
+        row("G11", ""),
+        "-",
+    ),
+    Goal(
+        "G12, ZeRO 3",
+        "any rank lost: 3 s",
+        "python scripts/bench/chaos.py --faults 12 --seed 1 --kinds kill --mode zero3",
+        row("G3", "p50", "p99"),
+        "forming the world; lost parts come from a neighbour's memory",
+    ),
+    Goal(
+        "G12, PP 2 x DP 2",
+        "any rank lost: 3 s",
+        "python scripts/bench/chaos.py --faults 12 --seed 1 --kinds kill --mode pipeline",
+        row("G3", "p50", "p99"),
+        "forming the world; a lost stage comes from its replica",
+    ),
+    Goal(
+        "G14",
+        "10,000 seeds in 5 minutes",
+        "python scripts/bench/simulation.py",
+        lines(r"elastic, 3 nodes, 6 steps, 3 faults.*?(\d+) in 5 minutes on two", "{} elastic programs with 3 faults"),
+        "the production code itself; figures are of processor time",
+    ),
+    Goal(
+        "G14, safeguards",
+        "20 removed safeguards, each found within 500 seeds",
+        "scripts/test tests/testing/simulation/test_safeguards.py tests/launch/agents/test_simulation.py -k missing",
+        lines(r"(\d+) passed", "{} found"),
+        "-",
+    ),
+    Goal(
+        "G15",
+        "ULFM's tests (revoke, shrink, agree), overlapping groups",
+        "scripts/test tests/collectives/test_ulfm.py tests/collectives/test_revoke.py",
+        lines(r"(\d+) passed", "{} tests passed"),
+        "-",
+    ),
+    Goal(
+        "G16", "drained: no work done again", FAULTS, row("G16", "to the next commit, less a step"), "forming the world"
+    ),
+    Goal(
+        "control, torchrun",
+        "the same kills, 1 MB (asyncpar: row G3, 1 MB)",
+        "python scripts/bench/chaos_peers.py torchrun --faults 8 --seed 1 --install",
+        last_object(_restarts),
+        "all ranks start again from the last checkpoint",
+    ),
+    Goal(
+        "control, torchft",
+        "the same kills, 1 MB (asyncpar: row G3, 1 MB)",
+        "python scripts/bench/chaos_peers.py torchft --faults 8 --seed 1 --install",
+        last_object(_restarts),
+        "replicas that are left go on",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, GOALS, STORED))

@@ -1,0 +1,128 @@
+"""Tables of goals: what is stored, how figures are read, and that they are the ones on the page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scripts.bench import elasticity, figures, goals, observability
+from scripts.bench.goals import Goal, lines, table
+
+TABLES = (observability, elasticity)
+ROWS = {goal.name: goal for module in TABLES for goal in module.GOALS}
+FAULTS = '{"rows": [["G1", "bits", "bit-equal", ""], ["G3", "p", "0.05 s", ""], ["G3", "q", "0.09 s", ""]'
+
+
+def test_every_goal_has_a_row() -> None:
+    seen = [*dict.fromkeys(goal.name.partition(",")[0] for goal in observability.GOALS)]
+    assert seen == [f"A{number}" for number in range(1, 11)]
+    elastic = [*dict.fromkeys(goal.name.partition(",")[0] for goal in elasticity.GOALS)]
+    assert elastic == [*(f"G{number}" for number in range(1, 17) if number != 13), "control"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_command_of_a_goal_is_there(name: str) -> None:
+    found = [word for word in ROWS[name].command.split() if word.startswith(("scripts/", "tests/"))]
+    assert found
+    assert all((figures.ROOT / word).exists() for word in found)
+
+
+@pytest.mark.parametrize("module", TABLES, ids=lambda module: module.STORED.stem)
+def test_the_page_has_the_table_of_the_stored_figures(module: ModuleType) -> None:
+    name, known = module.STORED.stem, goals.load(module.STORED)
+    assert known.keys() <= {goal.name for goal in module.GOALS}
+    assert figures.load(name).output == tuple(table(module.GOALS, known)), f"run scripts/bench/figures.py --run {name}"
+
+
+def test_what_was_not_measured_says_so() -> None:
+    first = table(observability.GOALS, {})[2]
+    assert first.startswith("| A1 | a record takes at most 0.8 us | - | not measured |")
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "figure"),
+    [
+        (
+            "A1",
+            "records alone: 1.18 us per operation, 0.59 us for one that is over without the loop",
+            "1.18 us; 0.59 us for one that is over at once",
+        ),
+        ("A1, step", 'trained\n{"percent": 0.31, "pairs": 144}\n', "+0.3 % (median of 144 pairs)"),
+        ("A3", "dead  right\nculprit and cause: 13 of 13", "13 of 13"),
+        (
+            "A6",
+            "stacks of 8 ranks, one stopped: median 0.80 s, slowest 1.00 s (goal 1 s)",
+            "median 0.80 s, slowest 1.00 s",
+        ),
+        ("A7", '{"none": {"right": 9, "wrong": 1}, "link": {"silent": 2}}', "right looks: none 9 of 10, link 0 of 2"),
+        (
+            "A8",
+            "page_bytes    100\ncore_percent    2.1\npicture_bytes   9\nresident_mb_after_a_fifth   60.1\n"
+            "resident_mb_at_the_end   60.2\n",
+            "100 bytes; 2.1 % of a core; 60.1 MB after a fifth, 60.2 MB at the end",
+        ),
+        ("A9", "found\n10 of 10, the slowest in 4.1 s", "10 of 10, the slowest in 4.1 s"),
+        ("A10", '{"kills": 200, "complete": 199, "problems": ["x"]}', "199 of 200"),
+        ("G1", f"G1 ...\n{FAULTS}]}}", "bit-equal"),
+        ("G3", f"{FAULTS}]}}", "p50 0.05 s, p99 0.09 s"),
+        (
+            "G9",
+            f'{FAULTS}, ["G9", "", "96.1%", ""], ["G11", "", "0", ""]], '
+            '"costs": {"stop": [3, 1.12], "kill": [7, 0.57]}}',
+            "96.1% kept, bit-equal, 0 false deaths; a fault costs: kill 0.6 s of 7, stop 1.1 s of 3",
+        ),
+        ("G10", "2 ranks\nelastic 101 ms, bare 100 ms: +1.0 %   goal 1 %", "+1.0 %"),
+        (
+            "G14",
+            "elastic, 3 nodes, 6 steps  9.0 ms a seed, 30 seeds/s a processor,    99 in 5 minutes on two,  9 events\n"
+            "elastic, 3 nodes, 6 steps, 3 faults   9 ms a seed, 40 seeds/s a processor,   12345 in 5 minutes on two, 9",
+            "12345 elastic programs with 3 faults",
+        ),
+        ("G15", "..... 61 passed in 9.31s", "61 tests passed"),
+        (
+            "control, torchrun",
+            '{"peer": "torchrun", "faults": 8, "recovery_median": 3.62, "steps_done_again": 8}',
+            "SIGKILL to the next new step 3.62 s (median of 8), 8 steps done again",
+        ),
+    ],
+)
+def test_figures_are_read_from_what_commands_print(name: str, printed: str, figure: str) -> None:
+    assert ROWS[name].read(printed) == figure
+
+
+def test_output_without_the_figure_is_refused() -> None:
+    with pytest.raises(SystemExit, match="in the output, got 'nothing'"):
+        ROWS["A3"].read("nothing")
+    with pytest.raises(SystemExit, match="expected a JSON object"):
+        ROWS["A10"].read("nothing")
+
+
+def test_measuring_runs_a_command_once_and_a_failure_leaves_the_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored, count = tmp_path / "goals.json", tmp_path / "count"
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(count)!r}, 'a').write('x'); print('took 3 us and 4 us')")
+    first = Goal("A1", "fast", f"python {script}", lines(r"took (\d+ us)", "{}"), "the clock")
+    second = replace(first, name="A2", read=lines(r"and (\d+ us)", "{}"))
+    failing = replace(first, command='python -c "raise SystemExit(3)"')
+    stored.write_text(json.dumps({"A1": {"figure": "2 us", "measured": "before"}}))
+    with pytest.raises(SystemExit, match="exit status 3; its figures stay as they were"):
+        goals.main("", (failing,), stored, ["--run", "A1"])
+    assert goals.main("", (first,), stored, []) == 0
+    assert "| A1 | fast | 2 us | before |" in capsys.readouterr().out
+    assert goals.main("", (first, second), stored, ["--run", "all"]) == 0
+    known = json.loads(stored.read_text())
+    assert (known["A1"]["figure"], known["A2"]["figure"], count.read_text()) == ("3 us", "4 us", "x")
+
+
+def test_a_goal_that_was_never_measured_needs_no_stored_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goal = Goal("A1", "fast", "python -c pass", lines("x", ""), "the clock")
+    assert goals.main("", (goal,), tmp_path / "none.json", []) == 0
+    assert "| A1 | fast | - | not measured |" in capsys.readouterr().out
