@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ledger import Traffic
+from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 
 
 class ReductionOp(enum.StrEnum):
@@ -108,6 +109,26 @@ class CommunicationMetrics:
     def of(self, operation: str) -> OperationMetrics:
         """Return the figures of ``operation``, zeros if it was never called."""
         return self.operations.get(operation, OperationMetrics())
+
+    def __str__(self) -> str:
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        lines = [*sorted(self.operations.items()), ("all", self.total)]
+        return [
+            ("operation", "calls", "sent", "mean time", "errors"),
+            *(
+                (name, f"{one.count:,}", bytes_text(one.bytes), seconds_text(one.avg_latency), f"{one.errors:,}")
+                for name, one in lines
+            ),
+        ]
 
 
 @dataclass(slots=True, kw_only=True)

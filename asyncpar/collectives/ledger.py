@@ -266,6 +266,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         """Return a table: operations by algorithm, with calls, payload, messages and mean times."""
         return text_table(self._rows(), left=2)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """Return the same for notebooks."""
         return html_table(self._rows())

@@ -111,6 +111,8 @@ class SyncStatistics:
         """Return a table of the figures, with units, rounded."""
         return text_table(self._rows(), left=1)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """Return the same for notebooks."""
         return html_table(self._rows())

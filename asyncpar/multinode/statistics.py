@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from asyncpar.backends.backend import CommunicationBackend
+from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.gradsync import HostGroups, least_bytes
 from asyncpar.gradsync.statistics import StepRecord, SyncStatistics, SyncTraffic
 from asyncpar.zero.config import ZeROStage
@@ -58,40 +59,41 @@ class MultiNodeStats:
         return self.num_nodes * self.devices_per_node
 
     def __str__(self) -> str:
-        """Return a few lines for people, at most 80 columns."""
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
         sync, memory, compression = self.synchronization, self.memory, self.compression
-        sent = _size(compression.compressed_size)
-        rows = {
-            "node": f"{self.node_rank} of {self.num_nodes}, local rank {self.local_rank} of {self.devices_per_node}",
-            "backend": self.communication_backend,
-            "sharding": f"ZeRO {self.zero_stage}, {self.memory_savings:.0%} of memory saved",
-            "compression": "8-bit gradients" if self.gradient_compression_enabled else "off",
-            "parameters": f"{self.parameter_count:,}",
-            "steps": f"{self.steps:,} of {self.micro_steps:,} micro-steps",
-            "synchronization": f"{sync.average_sync_time_ms:.2f} ms on average, {sync.overlap_fraction:.0%} hidden",
-            "between nodes": f"{sent} sent, {compression.compression_ratio:.2f} times fewer than uncompressed",
-            "memory": _size(memory.total),
-            "  parameters": _size(memory.parameters),
-            "  gradients": _size(memory.gradients + memory.accumulation),
-            "  optimizer": _size(memory.optimizer_states),
-            "  buffers": _size(memory.buffers),
-            "  residuals": _size(memory.residuals),
-        }
-        head = f"Multi-node training, rank {self.global_rank} of {self.world_size}"
-        return "\n".join([head, *(f"  {name:16}{text}" for name, text in rows.items())])
+        return [
+            ("multi-node training", f"rank {self.global_rank} of {self.world_size}"),
+            ("node", f"{self.node_rank} of {self.num_nodes}"),
+            ("local rank", f"{self.local_rank} of {self.devices_per_node}"),
+            ("backend", self.communication_backend),
+            ("sharding", f"ZeRO {self.zero_stage}"),
+            ("memory saved", f"{self.memory_savings:.0%}"),
+            ("gradients", "in 8 bits" if self.gradient_compression_enabled else "not compressed"),
+            ("parameters", f"{self.parameter_count:,}"),
+            ("steps", f"{self.steps:,}"),
+            ("micro-steps", f"{self.micro_steps:,}"),
+            ("time of a synchronization", seconds_text(sync.average_sync_time_ms / 1e3)),
+            ("hidden behind computation", f"{sync.overlap_fraction:.0%}"),
+            ("sent between nodes", bytes_text(compression.compressed_size)),
+            ("compression", f"{compression.compression_ratio:.3g} x"),
+            ("memory", bytes_text(memory.total)),
+            *((f"  {name}", text) for name, text in memory.rows()),
+        ]
 
     def print_stats(self, stream: TextIO | None = None) -> None:
         """Write the figures to ``stream``, by default standard output."""
         out = sys.stdout if stream is None else stream
         out.write(f"{self}\n")
         out.flush()
-
-
-def _size(nbytes: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} B"
 
 
 class LeaderTraffic:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncpar.core.array_pool import ArrayPool
+from asyncpar.core.tables import bytes_text, html_table, text_table
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.share import ParameterShare
@@ -31,6 +32,30 @@ class MemoryUsage:
     def total(self) -> int:
         kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
         return kept + self.buffers + self.residuals
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what the memory is for, and how much it is, as texts."""
+        return [
+            ("parameters", bytes_text(self.parameters)),
+            ("gradients", bytes_text(self.gradients)),
+            ("sums of micro-steps", bytes_text(self.accumulation)),
+            ("optimizer states", bytes_text(self.optimizer_states)),
+            ("buffers", bytes_text(self.buffers)),
+            ("residuals", bytes_text(self.residuals)),
+        ]
+
+    def __str__(self) -> str:
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [("memory", "of this rank"), *self.rows(), ("total", bytes_text(self.total))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +98,32 @@ class ZeROMemoryStats:
     def bytes_per_value(self) -> float:
         """Bytes that are there to stay, for each value of the parameters; 0 where there are none."""
         return self.kept / self.values if self.values else 0.0
+
+    def __str__(self) -> str:
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("memory", "of this rank"),
+            ("parameters", bytes_text(self.parameters)),
+            ("gradients", bytes_text(self.gradients)),
+            ("optimizer states", bytes_text(self.states)),
+            ("residuals", bytes_text(self.residuals)),
+            ("there to stay", bytes_text(self.kept)),
+            ("gathered parameters", bytes_text(self.gathered)),
+            ("buffers", bytes_text(self.buffers)),
+            ("most of both so far", bytes_text(self.transient_peak)),
+            ("without sharding", bytes_text(self.whole)),
+            ("saved", f"{self.reduction:.0%}"),
+            ("bytes per value", f"{self.bytes_per_value:.3g}"),
+        ]
 
 
 def held_now(shares: Iterable[ParameterShare], transient: TransientBytes, *, residuals: int) -> ZeROMemoryStats:

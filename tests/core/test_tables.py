@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from asyncpar.backends import CommunicationMetrics, OperationMetrics
 from asyncpar.collectives.ledger import Traffic
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.gradsync import SyncStatistics
+from asyncpar.multinode import MemoryUsage, MultiNodeStats
+from asyncpar.zero import ZeROMemoryStats
 
 ROWS = [("name", "figure"), ("<b>&", "12")]
 
@@ -36,9 +41,54 @@ def test_times_have_units(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 
-def test_statistics_are_tables() -> None:
-    statistics = SyncStatistics(total_sync_operations=3, bytes_on_wire=25_000_000, average_sync_time_ms=12.345)
-    assert "time of a step" in str(statistics)
-    assert "12.3 ms" in str(statistics)
-    assert "<td>25 MB</td>" in statistics._repr_html_()  # the name that notebooks call
-    assert Traffic(operations=())._repr_html_().startswith("<table>")
+STATISTICS: dict[str, tuple[Any, dict[str, str]]] = {
+    "gradients": (
+        SyncStatistics(total_sync_operations=3, bytes_on_wire=25_000_000, average_sync_time_ms=12.345),
+        {"sent": "25 MB", "time of a step": "12.3 ms"},
+    ),
+    "traffic": (Traffic(operations=()), {}),
+    "nodes": (
+        MultiNodeStats(
+            num_nodes=2,
+            devices_per_node=2,
+            node_rank=1,
+            local_rank=0,
+            global_rank=2,
+            steps=1200,
+            memory_savings=0.25,
+            memory=MemoryUsage(parameters=4000, buffers=2_000_000),
+        ),
+        {"multi-node training": "rank 2 of 4", "steps": "1,200", "memory saved": "25%", "  buffers": "2 MB"},
+    ),
+    "memory of a trainer": (MemoryUsage(gradients=1500), {"gradients": "1.5 KB", "total": "1.5 KB"}),
+    "ZeRO": (
+        ZeROMemoryStats(
+            parameters=4000,
+            gradients=4000,
+            states=2000,
+            gathered=0,
+            buffers=0,
+            transient_peak=0,
+            whole=16_000,
+            values=1000,
+        ),
+        {"there to stay": "10 KB", "without sharding": "16 KB", "saved": "38%", "bytes per value": "10"},
+    ),
+    "backend": (
+        CommunicationMetrics(operations={"all_reduce": OperationMetrics(count=4, bytes=8_000_000, seconds=0.2)}),
+        {"all_reduce": "4  8 MB      50 ms       0", "all": "4  8 MB      50 ms       0"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_are_tables(name: str) -> None:
+    statistics, figures = STATISTICS[name]
+    lines = str(statistics).splitlines()
+    for what, figure in figures.items():
+        assert any(line.startswith(f"{what}  ") and line.endswith(f" {figure}") for line in lines), str(statistics)
+    assert max(map(len, lines)) <= 80
+    assert repr(statistics) == str(statistics)  # what a prompt shows
+    html = statistics._repr_html_()  # the name that notebooks call
+    assert html.startswith("<table>")
+    assert html.count("<tr>") == len(lines)
