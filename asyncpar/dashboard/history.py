@@ -67,7 +67,7 @@ class History:
 
     def take(self, job: JobSummary, states: Mapping[int, RankActivity]) -> None:
         """Take the summary of about one second."""
-        self._spread(max(len(states), job.world_size))
+        self._spread(max(job.world_size, 1 + max(states, default=-1)))  # one that is lost may have a lower number
         for rank, state in states.items():
             row = rank // self.ranks_per_row
             self._column[row] = max(self._column[row], state)

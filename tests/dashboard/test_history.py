@@ -48,6 +48,14 @@ def test_a_world_that_grows_keeps_what_was_shown() -> None:
     assert history.columns[1] == bytes([RankActivity.COMPUTES] * 2)
 
 
+def test_a_rank_that_is_missing_below_others_leaves_its_row_empty() -> None:
+    history = History(columns=8)
+
+    history.take(at(0.0), {1: RankActivity.COMPUTES, 3: RankActivity.WAITS})
+
+    assert history.columns == [bytes([0, RankActivity.COMPUTES, 0, RankActivity.WAITS])]
+
+
 def test_speed_is_steps_over_the_ranks_own_time() -> None:
     history = History()
     for second in range(3):
