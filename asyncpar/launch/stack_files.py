@@ -1,15 +1,23 @@
-"""Ask a rank that does not answer for its stacks by a signal: the agent's end of ``core/observe/stack_dump.py``."""
+"""Ask a rank that does not answer for its stacks by signals: the agent's end of ``core/observe/stack_dump.py``."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import time
 from typing import Final
 
 from asyncpar.core.observe.stack_dump import STACK_SIGNAL, is_ready, read_stack_dump
 
 _PATIENCE: Final = 0.3
-_POLL_SECONDS: Final = 0.02
+"""Seconds that all threads have to write in."""
+
+_THREAD_PATIENCE: Final = 0.03
+"""Seconds that a thread has which is not the main one; threads of C libraries write nothing."""
+
+_POLL_SECONDS: Final = 0.005
+_HEAD: Final = "Stack (most recent call first):"
 
 
 class StackFile:
@@ -19,21 +27,44 @@ class StackFile:
         self.descriptor = descriptor
 
     async def ask(self, pid: int) -> str:
-        """Have process ``pid`` write its stacks, and return them; "" if it cannot."""
+        """Have the threads of process ``pid`` write their stacks, the main one first; return them, it last; "" if none.
+
+        The text is as ``faulthandler`` writes the stacks of all threads.
+        """
         if not is_ready(self.descriptor, pid):
             return ""
+        until = time.monotonic() + _PATIENCE
+        stacks: list[str] = []
+        for thread in [pid, *(number for number in _threads_of(pid) if number != pid)]:
+            limit = until if thread == pid else min(until, time.monotonic() + _THREAD_PATIENCE)
+            if time.monotonic() < limit and (text := await self._ask_thread(pid, thread, limit)):
+                stacks.insert(0, text)
+        return "\n\n".join(stacks)
+
+    async def _ask_thread(self, pid: int, thread: int, until: float) -> str:
         before = size = os.fstat(self.descriptor).st_size
-        try:
-            os.kill(pid, STACK_SIGNAL)
-        except ProcessLookupError:
+        if not _signal_thread(pid, thread):
             return ""
-        for _ in range(round(_PATIENCE / _POLL_SECONDS)):
+        while time.monotonic() < until:
             await asyncio.sleep(_POLL_SECONDS)
             last, size = size, os.fstat(self.descriptor).st_size
             if size == last > before:  # all is written
                 break
-        return read_stack_dump(self.descriptor, before)
+        text = read_stack_dump(self.descriptor, before)
+        return text.replace(_HEAD, f"Thread {thread:#x} (most recent call first):", 1) if text.startswith(_HEAD) else ""
 
     def close(self) -> None:
         """Close the file, which stays where it has a name."""
         os.close(self.descriptor)
+
+
+def _threads_of(pid: int) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except FileNotFoundError:
+        return []
+
+
+def _signal_thread(pid: int, thread: int) -> bool:
+    """Send the signal to one thread of a process; return whether it is there."""
+    return int(ctypes.CDLL(None).tgkill(pid, thread, STACK_SIGNAL)) == 0

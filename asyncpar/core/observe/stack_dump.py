@@ -1,7 +1,8 @@
 """Stacks of a rank whose interpreter does not come to answer: written by a signal handler in C (``faulthandler``).
 
 The agent hands down a file (``ASYNCPAR_STACKS_FD``).  The rank says in it that the handler is there; then the agent may
-send ``STACK_SIGNAL``, and reads what was written.  It needs neither the interpreter lock nor a debugger.  A crash
+send ``STACK_SIGNAL`` to one thread after another, each of which writes its own stack, and reads what was written.  It
+needs neither the interpreter lock nor a debugger.  A crash
 (SIGSEGV, SIGABRT and the like) leaves its stack there, too.
 """
 
@@ -37,7 +38,8 @@ def open_stack_dump(environment: Mapping[str, str]) -> None:
         os.write(descriptor, _READY)
     except OSError:
         return
-    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
+    # Each thread writes its own: to walk the frames of one that runs meanwhile crashes this Python now and then.
+    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=False)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=descriptor)
 

@@ -1,0 +1,80 @@
+"""Stacks that a process writes when it is asked by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncpar.core.observe.stack_dump import STACKS_FD
+from asyncpar.launch.stack_files import StackFile
+from asyncpar.observe.stack_views import parse_dump
+
+pytestmark = pytest.mark.process
+
+BUSY = """
+import os, threading
+from asyncpar.core.observe.stack_dump import open_stack_dump
+open_stack_dump(os.environ)
+
+def go_down(depth):
+    return sum(range(3)) if depth == 0 else go_down(depth - 1)
+
+def stay_busy():
+    while True:
+        go_down(20)
+
+def main_work():
+    print("ready", flush=True)
+    while True:
+        go_down(20)
+
+for _ in range(2):
+    threading.Thread(target=stay_busy, daemon=True).start()
+main_work()
+"""
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    number = os.open(tmp_path / "stacks", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    yield number
+    os.close(number)
+
+
+def test_threads_that_run_python_code_write_their_own_stacks_and_go_on(descriptor: int) -> None:
+    """One that writes the stacks of others while these run crashes now and then."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY],
+        stdout=subprocess.PIPE,
+        env={**os.environ, STACKS_FD: str(descriptor)},
+        pass_fds=[descriptor],
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            stacks = StackFile(descriptor)
+            answers = [parse_dump(asyncio.run(stacks.ask(process.pid)))[1] for _ in range(12)]
+            assert process.poll() is None
+        finally:
+            process.kill()
+    answered = [threads for threads in answers if threads]
+    assert answered
+    for main, *_ in answered:
+        assert main.is_main
+        assert main.frames[0].function == "<module>"
+        assert "main_work" in [frame.function for frame in main.frames]
+    assert any("stay_busy" in {frame.function for frame in other.frames} for _, *others in answered for other in others)
+
+
+def test_a_process_that_never_said_that_it_is_ready_is_left_alone(descriptor: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert asyncio.run(StackFile(descriptor).ask(process.pid)) == ""
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == 1
