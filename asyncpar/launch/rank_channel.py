@@ -44,7 +44,10 @@ class RankChannel:
                 await asyncio.wait({self._opening})
                 if self._opening.cancelled():  # by close
                     return None
-                self._opening.result().write(frame(ObserverRequest(number, kind)))
+                writer = self._opening.result()
+                if writer.is_closing():  # the rank has ended, and nobody has read so far that it has
+                    return None
+                writer.write(frame(ObserverRequest(number, kind)))
                 return await answer
         except (TimeoutError, OSError):
             return None

@@ -17,6 +17,9 @@ _THREAD_PATIENCE: Final = 0.03
 """Seconds that a thread has which is not the main one; threads of C libraries write nothing."""
 
 _POLL_SECONDS: Final = 0.005
+_SETTLED_SECONDS: Final = 0.02
+"""Seconds without a change after which a thread has written all."""
+
 _HEAD: Final = "Stack (most recent call first):"
 
 
@@ -27,17 +30,17 @@ class StackFile:
         self.descriptor = descriptor
 
     async def ask(self, pid: int) -> str:
-        """Have the threads of process ``pid`` write their stacks, the main one first; return them, it last; "" if none.
+        """Have the threads of process ``pid`` write their stacks, the main one first; return them, it last; "" if not.
 
         The text is as ``faulthandler`` writes the stacks of all threads.
         """
         if not is_ready(self.descriptor, pid):
             return ""
         until = time.monotonic() + _PATIENCE
-        stacks: list[str] = []
-        for thread in [pid, *(number for number in _threads_of(pid) if number != pid)]:
-            limit = until if thread == pid else min(until, time.monotonic() + _THREAD_PATIENCE)
-            if time.monotonic() < limit and (text := await self._ask_thread(pid, thread, limit)):
+        stacks = [main] if (main := await self._ask_thread(pid, pid, until)) else []
+        for thread in _threads_of(pid) if main else ():
+            limit = min(until, time.monotonic() + _THREAD_PATIENCE)
+            if thread != pid and time.monotonic() < limit and (text := await self._ask_thread(pid, thread, limit)):
                 stacks.insert(0, text)
         return "\n\n".join(stacks)
 
@@ -45,10 +48,13 @@ class StackFile:
         before = size = os.fstat(self.descriptor).st_size
         if not _signal_thread(pid, thread):
             return ""
+        changed = time.monotonic()
         while time.monotonic() < until:
             await asyncio.sleep(_POLL_SECONDS)
             last, size = size, os.fstat(self.descriptor).st_size
-            if size == last > before:  # all is written
+            if size != last:
+                changed = time.monotonic()
+            elif size > before and time.monotonic() - changed >= _SETTLED_SECONDS:
                 break
         text = read_stack_dump(self.descriptor, before)
         return text.replace(_HEAD, f"Thread {thread:#x} (most recent call first):", 1) if text.startswith(_HEAD) else ""

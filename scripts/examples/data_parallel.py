@@ -30,8 +30,8 @@ def make_model() -> Sequential:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, default=0, help="steps that a rank may be ahead (default: 0)")
-    bound = parser.parse_args().staleness
-    if bound is not None and bound < 0:
+    bound: int = parser.parse_args().staleness
+    if bound < 0:
         parser.error(f"--staleness: expected 0 or more steps, got {bound}")
     model = make_model()
     mode = SynchronizationMode.BOUNDED_STALENESS(bound)

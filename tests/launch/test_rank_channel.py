@@ -6,10 +6,11 @@ import asyncio
 import gc
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from asyncpar.launch.rank_channel import RankChannel
 
@@ -48,3 +49,31 @@ async def test_ranks_that_end_at_any_moment_leave_no_error_that_nobody_retrieves
         await asyncio.sleep(0)
     gc.collect()
     assert told == []
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_rank_that_ends_between_two_questions_is_no_error(
+    make: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection may be closed before the task that reads it has run: uvloop refuses to write then."""
+    connect, writers = asyncio.open_connection, list[asyncio.StreamWriter]()
+
+    async def open_connection(**given: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await connect(**given)
+        writers.append(writer)
+        return reader, writer
+
+    async def ask_twice() -> None:
+        here, there = socket.socketpair()
+        channel = RankChannel(here)
+        asking = asyncio.create_task(channel.ask("look", within=10.0))
+        await asyncio.to_thread(there.recv, 1)
+        writers[-1].transport.abort()  # as at a reset
+        second = await channel.ask("look", within=10.0)
+        assert (second, await asking) == (None, None)
+        there.close()
+        await channel.close()
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(ask_twice())
