@@ -72,5 +72,14 @@ def _threads_of(pid: int) -> list[int]:
 
 
 def _signal_thread(pid: int, thread: int) -> bool:
-    """Send the signal to one thread of a process; return whether it is there."""
-    return int(ctypes.CDLL(None).tgkill(pid, thread, STACK_SIGNAL)) == 0
+    """Send the signal to one thread of a process; return whether it is there, and can be reached alone."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "tgkill"):
+        return int(library.tgkill(pid, thread, STACK_SIGNAL)) == 0
+    if thread != pid:  # glibc before 2.30
+        return False
+    try:
+        os.kill(pid, STACK_SIGNAL)  # the main thread takes it
+    except ProcessLookupError:
+        return False
+    return True

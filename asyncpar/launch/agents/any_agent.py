@@ -66,7 +66,7 @@ class AnyAgent:
                 return await ask(self._connect(address, self._credentials, seconds))
             except NoAgent:
                 waiting.discard(address)
-                if loop.time() > deadline and not waiting:
+                if loop.time() > deadline and waiting.isdisjoint(self._addresses):  # who is known may change meanwhile
                     raise
                 self._addresses.append(self._addresses.pop(0))
                 await asyncio.sleep(_AGAIN_SECONDS)

@@ -98,6 +98,23 @@ def test_a_lonely_agent_that_is_gone_is_waited_for_for_a_while() -> None:
     assert len(agents.asked) > 1
 
 
+def test_who_is_asked_may_change_meanwhile_and_asking_ends_all_the_same() -> None:
+    agents = Agents("a:1", "b:1", "x:1", stopped=("a:1", "b:1", "c:1", "d:1", "x:1"))
+    hosts = tuple(
+        HostView(name=name, address=f"{name}:1", state="up", is_leader=False, is_voter=True) for name in ("c", "d")
+    )
+
+    async def ask() -> None:
+        asked = agents.any
+        asyncio.get_running_loop().call_later(1.0, asked.know, cast("GroupView", FakeView(hosts)))
+        async with asyncio.timeout(600):
+            await asked.status()
+
+    with pytest.raises(NoAgent):
+        run_virtual(ask())
+    assert "x:1" not in agents.asked
+
+
 class Served:
     """An agent without ranks in this process; it takes part in its group after ``begin``."""
 
