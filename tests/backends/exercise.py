@@ -33,14 +33,28 @@ async def work(backend: str, config: BackendConfig) -> dict[str, Any]:
         alone = runtime.create_group("first", [0])
         if alone is not None:
             found["alone"] = alone.size
-        try:
-            async with asyncio.timeout(0):
-                await group.communicator.barrier()
-        except (TimeoutError, ap.PeerCancelled):  # the other rank may have been quicker
-            found["cancelled"] = True
-        await group.communicator.barrier(key="after")
+        left = await _barrier_that_rank_0_leaves(group.communicator)
+        found["cancelled_by"] = await group.communicator.all_gather_object(left, key="after")
         found["bytes"] = runtime.get_metrics().of("all_reduce").bytes
     return found
+
+
+async def _barrier_that_rank_0_leaves(comm: ap.Communicator) -> int | None:
+    """Return which rank cancelled a barrier.  Rank 1 comes once rank 0 has left: it could be complete otherwise."""
+    if comm.rank == 1:
+        await comm.recv_object(0)
+        try:
+            await comm.barrier()
+        except ap.PeerCancelled as error:
+            return error.rank
+        return None
+    try:
+        async with asyncio.timeout(0):
+            await comm.barrier()
+    except TimeoutError:
+        await comm.send_object("left", 1)
+        return 0
+    return None
 
 
 async def lose(backend: str, config: BackendConfig, *, how: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def test_one_process_alone_is_a_world_of_one(mpiexec: str, tmp_path: Path) -> No
 
 def test_a_runtime_opens_the_backend_again_and_again(mpiexec: str, tmp_path: Path) -> None:
     found = exercise(mpiexec, tmp_path, "work")
-    assert found == {"sums": [3.0, 3.0], "lane": "mpi", "alone": 1, "cancelled": True, "bytes": 1_600_000}
+    assert found == {"sums": [3.0, 3.0], "lane": "mpi", "alone": 1, "cancelled_by": [0, 0], "bytes": 1_600_000}
 
 
 def test_a_rank_that_leaves_early_is_named(mpiexec: str, tmp_path: Path) -> None:
