@@ -132,6 +132,7 @@ class RunningPod:
         kubelet = {"HOSTNAME": self.spec.host_name, "JOB_COMPLETION_INDEX": str(self.spec.index)}
         cluster = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
         image = {"PATH": os.environ["PATH"], "HOME": str(self._folder), "PYTHONUNBUFFERED": "1"}
+        image |= {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}  # decides bits
         own = {one["name"]: one["value"] for one in self.spec.container.get("env", [])}
         return {**image, **cluster, **kubelet, **own}
 

@@ -44,6 +44,7 @@ def test_simulated_pods_have_the_losses_of_the_launcher(launched: dict[str, Any]
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the ip command (iproute2)")
     placed = last_line(str(EXAMPLES / "engines" / "kubernetes_pods.py"), *TINY)
-    assert (placed["engine"], placed["ranks"], placed["first_loss"]) == ("kubernetes", 4, launched["first_loss"])
-    # two hosts add up gradients in another order than one
+    assert (placed["engine"], placed["ranks"]) == ("kubernetes", 4)
+    # two hosts add up losses and gradients in another order than one
+    assert placed["first_loss"] == pytest.approx(launched["first_loss"], rel=1e-12)
     assert placed["last_loss"] == pytest.approx(launched["last_loss"], rel=1e-6)

@@ -241,7 +241,8 @@ def test_the_language_model_has_the_losses_of_the_launcher(cluster: SlurmCluster
         output = cluster.run(*command)
         figures.append(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
     launched, placed = figures
-    assert (placed["engine"], placed["ranks"], placed["first_loss"]) == ("srun", 4, launched["first_loss"])
+    assert (placed["engine"], placed["ranks"]) == ("srun", 4)
+    assert placed["first_loss"] == pytest.approx(launched["first_loss"], rel=1e-12)
     # two nodes add up gradients in another order than one
     assert placed["last_loss"] == pytest.approx(launched["last_loss"], rel=1e-6)
 
