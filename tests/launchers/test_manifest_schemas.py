@@ -21,6 +21,7 @@ JOB = KubernetesJob(
     tasks_per_node=4,
     secret=b"s" * 32,
     max_restarts=3,
+    ttl=600,
     resources=(("cpu", "4"), ("memory", "8Gi"), ("nvidia.com/gpu", "1")),
 )
 MINORS = range(25, 38)

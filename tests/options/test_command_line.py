@@ -188,6 +188,7 @@ KUBERNETES: dict[str, str] = {
     "--resource": "cpu=4",
     "--max-restarts": "2",
     "--grace-period": "60",
+    "--ttl": "600",
     "--port": "29401",
     "--secret": "name",
     "--indexed-job": "",

@@ -65,6 +65,7 @@ WRONG: dict[str, list[str]] = {
     "--restart-window": ["x", "0"],
     "--spares": ["x", "-1"],
     "--grace-period": ["x", "-1"],
+    "--ttl": ["x", "-1"],
     "--reconnect-within": ["x", "-1"],
     "--silent-after": ["x", "0.5"],
     "--log-dir": [NOWHERE],

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from asyncpar.errors import UsageError
+from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.options import parse_count, parse_kind
 from asyncpar.launch.scheduler_programs import ask_scheduler
@@ -24,6 +24,7 @@ from asyncpar.launch.scheduler_programs import ask_scheduler
 @option("--resource", metavar="NAME=AMOUNT", multiple=True, help="Of a pod: cpu=4, memory=8Gi, nvidia.com/gpu=1.")
 @option("--max-restarts", metavar="N", default="0", help="Start all again after a failure, N times.  [0]")
 @option("--grace-period", metavar="SECONDS", default="30", help="What ranks have to end in after SIGTERM.  [30]")
+@option("--ttl", metavar="SECONDS", default=None, help="Delete the job this long after its end.  [never]")
 @option("--port", metavar="PORT", default="29400", help="Where the first pod serves the others.  [29400]")
 @option("--secret", metavar="NAME", default=None, help="A Secret with the key 'secret'.  [a new one is made]")
 @option("--indexed-job", is_flag=True, help="A Job and a Service, for clusters without JobSet.")
@@ -62,14 +63,19 @@ def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int
         resources=tuple(_resource(text) for text in given["resource"]),
         max_restarts=parse_count("--max-restarts", given["max_restarts"]),
         grace=parse_count("--grace-period", given["grace_period"]),
+        ttl=None if given["ttl"] is None else parse_count("--ttl", given["ttl"]),
         python=given["python"],
         is_jobset=not given["indexed_job"],
     )
-    manifests = json.dumps(make_manifests(job), indent=2) + "\n"
+    manifests = make_manifests(job)
     if given["dry_run"]:
-        print_result("the manifests", manifests)
-    else:
-        print_result("what was created", _create(manifests))
+        print_result("the manifests", _as_json(manifests))
+        return 0
+    print_result("what was created", _create(manifests))
+    try:
+        _give_owner(manifests)
+    except LaunchError as error:  # the job runs all the same
+        click.echo(f"asyncpar k8s: {error}", err=True)
     return 0
 
 
@@ -80,9 +86,38 @@ def _resource(text: str) -> tuple[str, str]:
     return name, amount
 
 
-def _create(manifests: str) -> str:
+def _as_json(manifests: dict[str, Any]) -> str:
+    return json.dumps(manifests, indent=2) + "\n"
+
+
+def _create(manifests: dict[str, Any]) -> str:
     """Hand ``manifests`` to ``kubectl``, by a pipe, and return what it says.  Raises ``LaunchError`` if it refuses."""
     if shutil.which("kubectl") is None:
         raise UsageError("kubectl: it is not in PATH; see the manifests with --dry-run")
-    create = ["kubectl", "create", "-f", "-"]
-    return ask_scheduler(create, manifests, refused="the job was refused", probe="kubectl cluster-info")
+    return _kubectl("create", "-f", "-", given=_as_json(manifests), refused="the job was refused")
+
+
+def _give_owner(manifests: dict[str, Any]) -> None:
+    """Have the cluster delete the Secret and the Service of a job with the job, which has its identity only now.
+
+    Raises ``LaunchError`` that names what stays.
+    """
+    from asyncpar.launch.kubernetes.manifests import make_ownership, split_owner
+
+    owner, others = split_owner(manifests)
+    namespace = owner["metadata"].get("namespace")
+    where = [] if namespace is None else ["--namespace", namespace]
+    names = [f"{one['kind'].lower()}/{one['metadata']['name']}" for one in others]
+    if not names:
+        return
+    stays, them = ("stay", "them") if len(names) > 1 else ("stays", "it")
+    refused = f"{' and '.join(names)} {stays} when the job is deleted (`kubectl delete` deletes {them} too)"
+    kind = f"{owner['kind'].lower()}.{owner['apiVersion'].partition('/')[0]}"
+    query = ["get", f"{kind}/{owner['metadata']['name']}", *where, "-o", "jsonpath={.metadata.uid}"]
+    patch = json.dumps(make_ownership(owner, _kubectl(*query, refused=refused).strip()))
+    for name in names:
+        _kubectl("patch", name, *where, "--type", "merge", "--patch", patch, refused=refused)
+
+
+def _kubectl(*arguments: str, given: str = "", refused: str) -> str:
+    return ask_scheduler(["kubectl", *arguments], given, refused=refused, probe="kubectl cluster-info")

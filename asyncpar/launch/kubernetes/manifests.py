@@ -35,7 +35,8 @@ class KubernetesJob:
     """One job of ``asyncpar k8s``: ``program`` in ``tasks_per_node`` ranks in each of ``nodes`` pods of ``image``.
 
     ``secret_name`` is a Secret in the namespace with the key ``secret``; None: one is made from ``secret``.
-    ``resources`` are those of a pod (``cpu``, ``memory``, ``nvidia.com/gpu``); ``grace`` is in seconds.
+    ``resources`` are those of a pod (``cpu``, ``memory``, ``nvidia.com/gpu``); ``grace`` is in seconds, as is ``ttl``,
+    after which Kubernetes deletes a job that has ended (None: never).
     ``is_jobset`` False makes an indexed Job and a headless Service.
     """
 
@@ -53,6 +54,7 @@ class KubernetesJob:
     resources: tuple[tuple[str, str], ...] = ()
     max_restarts: int = 0
     grace: int = 30
+    ttl: int | None = None
     python: str = "python"
     is_jobset: bool = True
 
@@ -61,6 +63,8 @@ class KubernetesJob:
             check_count(setting, value)
         check_count("--max-restarts", self.max_restarts, least=0)
         check_count("--grace-period", self.grace)
+        if self.ttl is not None:
+            check_count("--ttl", self.ttl, least=0)
         if not 1 <= self.port <= 65535:
             raise UsageError(f"--port: expected 1..65535, got {self.port}")
         for setting, name in (("--name", self.name), ("--namespace", self.namespace), ("--secret", self.secret_name)):
@@ -94,6 +98,18 @@ def make_manifests(job: KubernetesJob) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
+def split_owner(manifests: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the JobSet or Job, and what is to be deleted with it."""
+    *others, owner = manifests["items"]
+    return owner, others
+
+
+def make_ownership(owner: dict[str, Any], uid: str) -> dict[str, Any]:
+    """Return the merge patch by which Kubernetes deletes an object together with ``owner``, created as ``uid``."""
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
+    return {"metadata": {"ownerReferences": [{**reference, "uid": uid}]}}
+
+
 def _secret_name(job: KubernetesJob) -> str:
     return job.secret_name or f"{job.name}-secret"
 
@@ -117,11 +133,15 @@ def _jobset(job: KubernetesJob) -> dict[str, Any]:
         "failurePolicy": {"maxRestarts": job.max_restarts, "rules": [preempted]},
         "replicatedJobs": [{"name": _RANKS, "replicas": 1, "template": {"spec": _job_spec(job)}}],
     }
-    return {**_head("jobset.x-k8s.io/v1alpha2", "JobSet", job), "spec": spec}
+    return {**_head("jobset.x-k8s.io/v1alpha2", "JobSet", job), "spec": {**spec, **_ttl(job)}}
 
 
 def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
-    return {**_head("batch/v1", "Job", job), "spec": _job_spec(job)}
+    return {**_head("batch/v1", "Job", job), "spec": {**_job_spec(job), **_ttl(job)}}
+
+
+def _ttl(job: KubernetesJob) -> dict[str, int]:
+    return {} if job.ttl is None else {"ttlSecondsAfterFinished": job.ttl}
 
 
 def _service(job: KubernetesJob) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -120,6 +121,7 @@ def test_resources_and_kinds_of_programs() -> None:
         ({"tasks_per_node": 0}, "--tasks-per-node"),
         ({"max_restarts": -1}, "--max-restarts"),
         ({"grace": 0}, "--grace-period"),
+        ({"ttl": -1}, "--ttl"),
         ({"port": 70000}, "--port: expected"),
         ({"name": "Train_1"}, "--name: expected"),
         ({"name": "a" * 41}, "--name: expected"),
@@ -142,6 +144,80 @@ def test_without_kubectl_the_command_says_so(monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "kubectl").chmod(0o755)
     result = CliRunner().invoke(main, ["k8s", "--image", "i", "train.py"])
     assert (result.exit_code, result.output) == (1, "asyncpar k8s: the job was refused: error: no cluster\n")
+
+
+KUBECTL = """#!/bin/sh
+echo "$*" >> "$CALLS"
+case "$1" in
+create) cat > /dev/null; echo "jobset.jobset.x-k8s.io/train created" ;;
+get) test -z "$REFUSES" || { echo "error: you may not look" >&2; exit 1; }; printf 4711-abcd ;;
+esac
+"""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Have a ``kubectl`` that writes its arguments into this file."""
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("REFUSES", "")
+    return tmp_path / "calls"
+
+
+@pytest.mark.parametrize(
+    ("options", "owner", "owned", "where"),
+    [
+        ("", ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobset.jobset.x-k8s.io"), ["secret/train-secret"], ""),
+        (
+            "--indexed-job --namespace physics",
+            ("batch/v1", "Job", "job.batch"),
+            ["secret/train-secret", "service/train"],
+            " --namespace physics",
+        ),
+        ("--indexed-job --secret mine", ("batch/v1", "Job", "job.batch"), ["service/train"], ""),
+    ],
+)
+def test_what_belongs_to_a_job_is_deleted_with_it(
+    calls: Path, options: str, owner: tuple[str, str, str], owned: list[str], where: str
+) -> None:
+    version, kind, resource = owner
+    words = ["k8s", "--image", "i", "--name", "train", *options.split(), "train.py"]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.output) == (0, "jobset.jobset.x-k8s.io/train created\n")
+    create, get, *patches = calls.read_text().splitlines()
+    assert create == "create -f -"
+    assert get == f"get {resource}/train{where} -o jsonpath={{.metadata.uid}}"
+    reference = {"apiVersion": version, "kind": kind, "name": "train", "uid": "4711-abcd"}
+    patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
+    assert patches == [f"patch {one}{where} --type merge --patch {patch}" for one in owned]
+
+
+def test_a_secret_of_the_users_own_has_no_other_owner(calls: Path) -> None:
+    result = CliRunner().invoke(main, ["k8s", "--image", "i", "--secret", "mine", "train.py"])
+    assert result.exit_code == 0
+    assert calls.read_text().splitlines() == ["create -f -"]
+
+
+def test_a_job_that_may_not_own_its_secret_runs_and_says_what_stays(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFUSES", "1")
+    result = CliRunner().invoke(main, ["k8s", "--image", "i", "--name", "train", "train.py"])
+    assert result.exit_code == 0
+    assert result.output.splitlines()[1] == (
+        "asyncpar k8s: secret/train-secret stays when the job is deleted (`kubectl delete` deletes it too): "
+        "error: you may not look"
+    )
+    assert len(calls.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("is_jobset", [True, False])
+def test_a_job_is_deleted_some_time_after_its_end_if_that_is_wanted(is_jobset: bool) -> None:
+    kind = "JobSet" if is_jobset else "Job"
+    assert "ttlSecondsAfterFinished" not in items(replace(JOB, is_jobset=is_jobset))[kind]["spec"]
+    assert items(replace(JOB, is_jobset=is_jobset, ttl=0))[kind]["spec"]["ttlSecondsAfterFinished"] == 0
 
 
 def test_variables_of_torchrun_and_kubeflow_stand_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
