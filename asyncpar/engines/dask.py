@@ -34,7 +34,7 @@ from asyncpar.engines.interface import (
 )
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.output import Console
-from asyncpar.engines.polled_place import check_process, pass_events_on
+from asyncpar.engines.polled_place import ANSWER_SECONDS, check_process, pass_events_on
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.doctor.dask_probe import is_import_error
 from asyncpar.net.membership.host import route_to
@@ -50,8 +50,6 @@ ASK_SECONDS: Final = 0.1
 """Seconds between two questions for workers."""
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks at which workers there are."""
-ANSWER_SECONDS: Final = 30.0
-"""Seconds that a worker has to answer before anything runs there; it imports asyncpar first."""
 _MOST_MISSES: Final = 3
 """Workers that may be gone when they are asked, before the job is given up."""
 _LOOK_AT_ALL: Final = "`asyncpar doctor --dask ADDRESS` looks at all"

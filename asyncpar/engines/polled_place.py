@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncpar import __version__
 from asyncpar.engines.elastic_place import make_agent
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 5.0
 """Seconds that a question for events waits for one."""
 LEASE_SECONDS = 60.0
-"""Seconds after which a caller that has not asked is gone."""
+"""Seconds after which a caller that has not asked is gone, and so is a place that has not answered."""
+ANSWER_SECONDS: Final = 30.0
+"""Seconds that a process of the engine has for anything but events; the first time it imports asyncpar."""
 
 
 class PolledPlace:
@@ -90,17 +92,23 @@ async def pass_events_on(
 ) -> None:
     """Pass the events that ``ask`` returns to ``take``, until the place's report.
 
-    ``lose`` gets the reason if the place does not answer any more.
+    ``lose`` gets the reason if the place does not answer any more: one that is stopped is lost when its lease is over.
     """
+    lease = asyncio.timeout(None)
     try:
         while True:
-            for encoded in await ask():
+            async with asyncio.timeout(LEASE_SECONDS) as lease:
+                answer = await ask()
+            for encoded in answer:
                 event = decode_event(encoded)
                 take(event)
                 if isinstance(event, PlaceReport):
                     return
     except Exception as error:  # noqa: BLE001  # whatever it is, nobody would hear of this place again
-        lose(f"died ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})")
+        if lease.expired():
+            lose(f"gives no answer within {LEASE_SECONDS:g} s")
+        else:
+            lose(f"died ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})")
 
 
 def describe_process(address: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from asyncpar.engines.interface import (
     PlaceOrder,
     encode,
 )
-from asyncpar.engines.polled_place import check_process, pass_events_on
+from asyncpar.engines.polled_place import ANSWER_SECONDS, check_process, pass_events_on
 from asyncpar.engines.ray_actor import RayPlace
 from asyncpar.errors import LaunchError, UsageError
 
@@ -69,12 +69,16 @@ class RayEngine(PlacementEngine):
             ).remote()
             for index in range(size)
         ]
-        return [await self._describe(index, actor, per_place) for index, actor in enumerate(self._actors)]
+        seconds = spec.timeout + spec.wait
+        return [await self._describe(index, actor, per_place, seconds) for index, actor in enumerate(self._actors)]
 
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
         actor = self._actors[order.number]
         try:
-            await actor.start.remote(Secret(encode(order)))
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await actor.start.remote(Secret(encode(order)))
+        except TimeoutError as error:
+            raise LaunchError(f"{place.name} gives no answer within {ANSWER_SECONDS:g} s") from error
         except ray.exceptions.RayError as error:
             raise LaunchError(f"{place.name} is not reached: {error}") from error
         poll = asyncio.create_task(self._poll(order.number, actor, take), name=f"asyncpar events of {place.name}")
@@ -93,7 +97,9 @@ class RayEngine(PlacementEngine):
         actors, self._actors = self._actors, []
         if actors:
             ends = [asyncio.ensure_future(self._end(actor)) for actor in actors]
-            await asyncio.wait(ends, timeout=_END_SECONDS)
+            _, stopped = await asyncio.wait(ends, timeout=_END_SECONDS)
+            for end in stopped:
+                end.cancel()
             for actor in actors:
                 ray.kill(actor)
         group, self._group = self._group, None
@@ -133,9 +139,15 @@ class RayEngine(PlacementEngine):
                 f"{spec.timeout + spec.wait:g} s (timeout= and wait=); PACK asks for less than STRICT_SPREAD"
             ) from error
 
-    async def _describe(self, index: int, actor: Any, slots: int) -> Place:
+    async def _describe(self, index: int, actor: Any, slots: int, seconds: float) -> Place:
+        """Return the place, once the actor has started; before that Ray may have to set up an environment for it."""
         try:
-            seen = await actor.describe.remote()
+            async with asyncio.timeout(seconds):
+                seen = await actor.describe.remote()
+        except TimeoutError as error:
+            raise LaunchError(
+                f"Ray's bundle {index} gives no answer within {seconds:g} s (timeout= and wait=)"
+            ) from error
         except ray.exceptions.RayError as error:
             raise LaunchError(f"Ray's bundle {index} cannot run asyncpar: {error}") from error
         check_process(f"Ray's bundle {index}", seen)
@@ -153,6 +165,7 @@ class RayHandle(Handle):
 
     async def tell(self, command: PlaceCommand) -> None:
         try:
-            await self._actor.tell.remote(encode(command))
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._actor.tell.remote(encode(command))
         except ray.exceptions.RayError as error:
             raise OSError(str(error)) from error

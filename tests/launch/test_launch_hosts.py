@@ -74,6 +74,21 @@ def test_agents_without_a_node_rank_find_their_places(launcher: Launcher) -> Non
     assert shown == ["0 0 2", "1 1 2"]
 
 
+def test_launchers_that_have_only_variables_of_kubeflow_meet(launcher: Launcher) -> None:
+    """As in a runtime of its Trainer, with a Secret in a file."""
+    script = launcher.script("print(rank, os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'], file=sys.stderr)")
+    secret = launcher.directory / "secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    variables = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "localhost"}
+    variables |= {"PET_MASTER_PORT": str(free_port()), "ASYNCPAR_SECRET_FILE": str(secret)}
+    both = [launcher.start(script, env={**variables, "PET_NODE_RANK": str(place)}) for place in (1, 0)]
+    ends = [launcher.finish(process) for process in both]
+    assert [end.returncode for end in ends] == [0, 0], ends
+    lines = [line for end in ends for line in end.stderr.splitlines() if line.startswith("[")]
+    assert sorted(line.split("] ")[1] for line in lines) == ["0 0 4", "1 0 4", "2 1 4", "3 1 4"]
+
+
 def test_a_failure_on_one_host_ends_all_with_its_code(launcher: Launcher) -> None:
     script = launcher.script("""
         register()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,18 @@ async def add() -> str:
         return f"rank {node.rank} of {node.size} sum {total[0]:g} hosts {hosts}"
 
 
+async def save_at_the_end(node: ap.Node) -> None:
+    """Train until a SIGTERM, and write a checkpoint then, which takes a while."""
+    try:
+        Path(sys.argv[2], f"pid-{node.rank}").write_text(str(os.getpid()))
+        await asyncio.sleep(3600.0)
+    finally:
+        time.sleep(1.0)  # noqa: ASYNC251  # as a large file does
+        Path(sys.argv[2], f"saved-{node.rank}").write_text(f"rank {node.rank} of {node.size}")
+
+
 async def main(what: str) -> None:
-    line = "" if what == "endless" else await add()
+    line = "" if what in ("endless", "saving") else await add()
     if what == "twice":
         line = await add()
     elif what == "fail":
@@ -32,6 +43,9 @@ async def main(what: str) -> None:
     elif what == "child":
         done = subprocess.run([sys.executable, __file__, "sum"], capture_output=True, text=True, check=False)  # noqa: ASYNC221  # nothing else runs
         line += " child: " + done.stderr.splitlines()[-1]
+    elif what == "saving":
+        async with ap.init() as node:
+            await save_at_the_end(node)
     elif what == "endless":
         async with ap.init() as node:
             Path(sys.argv[2], f"pid-{node.rank}").write_text(str(os.getpid()))

@@ -31,7 +31,7 @@ pytestmark = [
 
 
 @contextmanager
-def pods_of(*arguments: str, is_jobset: bool = True, names_after: float = 2.0) -> Iterator[list[RunningPod]]:
+def pods_of(*arguments: str, is_jobset: bool = True, names_after: float) -> Iterator[list[RunningPod]]:
     """Run two pods of two ranks each of ``ranks.py``."""
     job = KubernetesJob(
         image="none",
@@ -56,7 +56,7 @@ def pods_of(*arguments: str, is_jobset: bool = True, names_after: float = 2.0) -
     [(True, ["train-ranks-0-0", "train-ranks-0-1"]), (False, ["train-0", "train-1"])],
 )
 def test_pods_meet_when_their_names_come_to_be_known(is_jobset: bool, names: list[str]) -> None:
-    with pods_of("sum", is_jobset=is_jobset) as pods:
+    with pods_of("sum", is_jobset=is_jobset, names_after=8.0) as pods:  # launchers wait then, also on a slow machine
         assert [pod.spec.host_name for pod in pods] == names
         ended = finish(pods, timeout=LIMIT)
     assert [code for code, _ in ended] == [0, 0], ended
@@ -66,15 +66,35 @@ def test_pods_meet_when_their_names_come_to_be_known(is_jobset: bool, names: lis
     assert f"waiting for the host name {names[0]}.train\n" in ended[1][1]
 
 
+def wait_for_ranks(pods: list[RunningPod], folder: Path) -> None:
+    until = time.monotonic() + LIMIT
+    while len(list(folder.glob("pid-*"))) < 4:
+        assert time.monotonic() < until, "four ranks did not start"
+        assert all(pod.process.poll() is None for pod in pods), finish(pods, timeout=LIMIT)
+        time.sleep(0.1)
+
+
+def ask_to_end(pod: RunningPod) -> None:
+    """Do as a kubelet does."""
+    [first] = psutil.Process(pod.process.pid).children()
+    first.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("asked", [(1,), (0, 1)])
+def test_when_pods_are_asked_to_end_all_ranks_write_their_checkpoints(tmp_path: Path, asked: tuple[int, ...]) -> None:
+    with pods_of("saving", str(tmp_path), names_after=0.1) as pods:
+        wait_for_ranks(pods, tmp_path)
+        for pod in asked:
+            ask_to_end(pods[pod])
+        finish(pods, timeout=LIMIT)
+    saved = {path.name: path.read_text() for path in tmp_path.glob("saved-*")}
+    assert saved == {f"saved-{rank}": f"rank {rank} of 4" for rank in range(4)}
+
+
 def test_a_pod_that_is_asked_to_end_lets_its_ranks_leave_and_ends_the_job(tmp_path: Path) -> None:
     with pods_of("endless", str(tmp_path), names_after=0.1) as pods:
-        until = time.monotonic() + LIMIT
-        while len(list(tmp_path.glob("pid-*"))) < 4:
-            assert time.monotonic() < until, "four ranks did not start"
-            assert all(pod.process.poll() is None for pod in pods), finish(pods, timeout=LIMIT)
-            time.sleep(0.1)
-        [first] = psutil.Process(pods[1].process.pid).children()
-        first.send_signal(signal.SIGTERM)  # as a kubelet does
+        wait_for_ranks(pods, tmp_path)
+        ask_to_end(pods[1])
         ended = finish(pods, timeout=LIMIT)
     assert all(code != 0 for code, _ in ended), ended
     assert "Traceback" not in ended[1][1]
