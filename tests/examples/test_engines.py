@@ -30,10 +30,12 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return last_line("-m", "asyncpar", "launch", "--nproc-per-node", "4", script, *TINY, "--out", out)
 
 
-@pytest.mark.parametrize("engine", ["local", "dask_cluster"])
+@pytest.mark.parametrize("engine", ["local", "dask_cluster", "ray_cluster"])
 def test_an_engine_has_the_losses_of_the_launcher(engine: str, launched: dict[str, Any]) -> None:
     if engine == "dask_cluster":
         pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
+    if engine == "ray_cluster":
+        pytest.importorskip("ray", reason="ray (extra ray) is not installed; scripts/test-ray has it")
     placed = last_line(str(EXAMPLES / "engines" / f"{engine}.py"), *TINY)
     assert [placed[name] for name in ("ranks", "first_loss", "last_loss")] == [
         launched[name] for name in ("ranks", "first_loss", "last_loss")
