@@ -44,6 +44,7 @@ from .elasticity.job import ElasticJob as ElasticJob
 from .elasticity.job import elastic as elastic
 from .engines import dask as dask
 from .engines import ray as ray
+from .engines import slurm as slurm
 from .engines.cluster import cluster as cluster
 from .engines.connect import connect as connect
 from .errors import (
@@ -103,7 +104,6 @@ from .errors import (
 from .errors import (
     WorldRevoked as WorldRevoked,
 )
-from .launch import slurm as slurm
 from .node import Node as Node
 from .node import init as init
 from .observe.progress import progress as progress

@@ -155,11 +155,13 @@ async def test_places_that_do_not_come_are_told_when_the_wait_is_over() -> None:
     assert time.monotonic() - begun >= 1.0
 
 
-async def test_a_job_waits_for_a_node_that_comes(cluster: str) -> None:
+async def test_a_job_waits_for_a_node_that_comes(cluster: str, tmp_path: Path) -> None:
+    """``RAY_TMPDIR``: there it notes the cluster's address, which later programs would take for theirs."""
     launching = asyncio.ensure_future(launch(ranks=2, resources={"late": 1.0}, wait=90.0))
-    node = subprocess.Popen(
-        [str(Path(sys.executable).with_name("ray")), "start", f"--address={cluster}", "--num-cpus=1", "--block"]
-        + ['--resources={"late": 2}', "--disable-usage-stats"],
+    node = await asyncio.create_subprocess_exec(
+        *(str(Path(sys.executable).with_name("ray")), "start", f"--address={cluster}", "--block"),
+        *("--num-cpus=1", '--resources={"late": 2}', "--disable-usage-stats"),
+        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -167,7 +169,7 @@ async def test_a_job_waits_for_a_node_that_comes(cluster: str) -> None:
         assert await launching == [3, 1003]
     finally:
         node.terminate()
-        node.wait()
+        await node.wait()
 
 
 async def test_bounds_for_an_elastic_job_are_refused_in_words() -> None:

@@ -32,6 +32,8 @@ async def save_at_the_end(node: ap.Node) -> None:
 
 
 async def main(what: str) -> None:
+    if what == "gone" and os.environ["SLURM_PROCID"] == "1":
+        os._exit(3)
     line = "" if what in ("endless", "saving") else await add()
     if what == "twice":
         line = await add()
@@ -40,6 +42,11 @@ async def main(what: str) -> None:
             if node.rank == 1:
                 raise ValueError("the data of rank 1 is damaged")
             await node.world.all_reduce(np.ones(4))
+    elif what == "again":
+        attempt = os.environ["ASYNCPAR_RESTART_COUNT"]
+        line += f" attempt {attempt}"
+        if attempt == "0" and os.environ["RANK"] == "1":
+            raise ValueError("the first attempt fails")
     elif what == "child":
         done = subprocess.run([sys.executable, __file__, "sum"], capture_output=True, text=True, check=False)  # noqa: ASYNC221  # nothing else runs
         line += " child: " + done.stderr.splitlines()[-1]

@@ -84,6 +84,27 @@ def test_a_rank_that_fails_ends_the_job_with_its_cause(cluster: SlurmCluster) ->
     assert time.monotonic() - begun < 30
 
 
+def test_a_task_that_dies_before_it_meets_the_others_ends_the_job(cluster: SlurmCluster) -> None:
+    begun = time.monotonic()
+    job = cluster.submit("--nodes", "3", PROGRAM, "gone")
+    assert cluster.finish(job) == "FAILED"
+    assert "task 1: Exited with exit code 3" in cluster.output(job)
+    assert time.monotonic() - begun < 60  # the others would wait for 300 s
+    assert list((cluster.home / ".asyncpar" / "meetings").iterdir()) == []
+
+
+def test_agents_start_all_ranks_again(cluster: SlurmCluster) -> None:
+    job = cluster.submit(
+        "--nodes", "2", "--tasks-per-node", "2", "--elastic", "restart", "--max-restarts", "1", PROGRAM, "again"
+    )
+    assert cluster.finish(job) == "COMPLETED", cluster.output(job)
+    output = cluster.output(job)
+    assert "ValueError: the first attempt fails" in output
+    for rank in range(4):
+        assert f"rank {rank} of 4 sum 10 hosts" in output
+    assert output.count("attempt 1") == 4, output
+
+
 def endless(cluster: SlurmCluster, *options: str) -> tuple[str, list[int]]:
     """Submit a job that does not end; return it and the processes of its three ranks."""
     folder = cluster.home / f"pids-{time.monotonic_ns()}"
@@ -119,6 +140,15 @@ def test_at_the_time_limit_ranks_leave_and_the_job_is_queued_again(cluster: Slur
     assert "less than 55 s are left of the time limit" in cluster.output(job)
     cluster.until(lambda: "Restarts=1" in cluster.run("scontrol", "-o", "show", "job", job), "the second start")
     cluster.run("scancel", job)
+
+
+def test_at_the_time_limit_ranks_leave_and_the_job_ends_if_nobody_wants_it_again(cluster: SlurmCluster) -> None:
+    job, ranks = endless(cluster, "--time", "1", "--signal-before", "55")
+    cluster.until(lambda: not any(psutil.pid_exists(pid) for pid in ranks), "the end of the ranks", seconds=90)
+    assert cluster.finish(job) == "FAILED"
+    assert "less than 55 s are left of the time limit" in cluster.output(job)
+    assert "goes into the queue again" not in cluster.output(job)
+    assert "Restarts=0" in cluster.run("scontrol", "-o", "show", "job", job)
 
 
 def test_an_elastic_job_outlives_a_node(cluster: SlurmCluster) -> None:
