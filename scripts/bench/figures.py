@@ -48,6 +48,7 @@ ORDER = (
     "strangers",
     "observability",
     "elasticity",
+    "engines",
 )
 """The cases in the order of the page."""
 

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from scripts.bench import elasticity, figures, goals, observability
+from scripts.bench import elasticity, engine_goals, figures, goals, observability
 from scripts.bench.goals import Goal, lines, table
 
-TABLES = (observability, elasticity)
+TABLES = (observability, elasticity, engine_goals)
 ROWS = {goal.name: goal for module in TABLES for goal in module.GOALS}
 FAULTS = '{"rows": [["G1", "bits", "bit-equal", ""], ["G3", "p", "0.05 s", ""], ["G3", "q", "0.09 s", ""]'
 
@@ -22,6 +22,8 @@ def test_every_goal_has_a_row() -> None:
     assert seen == [f"A{number}" for number in range(1, 11)]
     elastic = [*dict.fromkeys(goal.name.partition(",")[0] for goal in elasticity.GOALS)]
     assert elastic == [*(f"G{number}" for number in range(1, 17) if number != 13), "control"]
+    engines = [*dict.fromkeys(goal.name.partition(",")[0] for goal in engine_goals.GOALS)]
+    assert engines == [f"B{number}" for number in range(1, 7)]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -84,6 +86,35 @@ def test_what_was_not_measured_says_so() -> None:
         ),
         ("G15", "..... 61 passed in 9.31s", "61 tests passed"),
         (
+            "B1",
+            '{"what": "ranks", "kills": 9, "median": 0.3, "most": 1.25, "load": 0.1}\n'
+            '{"what": "nodes", "kills": 9, "median": 0.5, "most": 1.5, "load": 0.1}\n',
+            "median 0.30 s, slowest 1.25 s of 9",
+        ),
+        (
+            "B2",
+            '{"engine": "local", "first": 1.5, "median": 1.4, "most": 1.6}\n'
+            '{"engine": "dask", "first": 2.5, "median": 1.7, "most": 1.9}\n',
+            "median 1.70 s, slowest 1.90 s; the first 2.50 s",
+        ),
+        (
+            "B2, deaths",
+            '{"what": "kills", "rounds": 9, "median": 0.3, "most": 1.25, "within_2_s": 9}\n',
+            "median 0.30 s, slowest 1.25 s of 9",
+        ),
+        ("B2, pairs", '{"what": "pairs", "jobs": 100, "seconds": 71.2, "longest": 70}\n', "100 jobs in 71 s"),
+        (
+            "B3",
+            '{"times_faster": 2.5, "asyncpar_ms": 1.0, "gloo_ms": 2.5}\n',
+            "2.50 times (1.00 ms, GLOO 2.50 ms)",
+        ),
+        (
+            "B4",
+            '{"starts": 20, "well": 19, "names_after": 30.0, "most_seconds_after_names": 2.5}\n',
+            "19 of 20, at most 2.5 s after names resolved (after 30 s)",
+        ),
+        ("B5, cells", '{"what": "cells", "rounds": 20, "launched_again": 20}\n', "20 of 20"),
+        (
             "control, torchrun",
             '{"peer": "torchrun", "faults": 8, "recovery_median": 3.62, "steps_done_again": 8}',
             "SIGKILL to the next new step 3.62 s (median of 8), 8 steps done again",
@@ -99,6 +130,8 @@ def test_output_without_the_figure_is_refused() -> None:
         ROWS["A3"].read("nothing")
     with pytest.raises(SystemExit, match="expected a JSON object"):
         ROWS["A10"].read("nothing")
+    with pytest.raises(SystemExit, match="expected a JSON object with what ranks"):
+        ROWS["B1"].read('{"what": "nodes"}')
 
 
 def test_measuring_runs_a_command_once_and_a_failure_leaves_the_figure(

@@ -35,9 +35,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[str]:
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield context.address_info["gcs_address"]
+def cluster() -> Iterator[dict[str, str]]:
+    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield context.address_info
     ray.shutdown()
 
 
@@ -155,13 +155,11 @@ async def test_places_that_do_not_come_are_told_when_the_wait_is_over() -> None:
     assert time.monotonic() - begun >= 1.0
 
 
-async def test_a_job_waits_for_a_node_that_comes(cluster: str, tmp_path: Path) -> None:
-    """``RAY_TMPDIR``: there it notes the cluster's address, which later programs would take for theirs."""
+async def test_a_job_waits_for_a_node_that_comes(cluster: dict[str, str]) -> None:
     launching = asyncio.ensure_future(launch(ranks=2, resources={"late": 1.0}, wait=90.0))
     node = await asyncio.create_subprocess_exec(
-        *(str(Path(sys.executable).with_name("ray")), "start", f"--address={cluster}", "--block"),
+        *(str(Path(sys.executable).with_name("ray")), "start", f"--address={cluster['gcs_address']}", "--block"),
         *("--num-cpus=1", '--resources={"late": 2}', "--disable-usage-stats"),
-        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -170,6 +168,8 @@ async def test_a_job_waits_for_a_node_that_comes(cluster: str, tmp_path: Path) -
     finally:
         node.terminate()
         await node.wait()
+        note = Path(cluster["session_dir"]).parent / "ray_current_cluster"
+        note.unlink(missing_ok=True)  # by which later programs would look for this cluster
 
 
 async def test_bounds_for_an_elastic_job_are_refused_in_words() -> None:

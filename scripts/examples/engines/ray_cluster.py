@@ -22,6 +22,6 @@ if __name__ == "__main__":
     if "RAY_ADDRESS" in os.environ:
         ray.init()
     else:
-        ray.init(num_cpus=RANKS, include_dashboard=False)
+        ray.init("local", num_cpus=RANKS, include_dashboard=False)
     run_on("ray", lambda arguments: ap.ray.run(train_language_model, list(arguments), ranks=RANKS))
     ray.shutdown()
