@@ -204,6 +204,53 @@ asyncio.run(main())
         "docs/launchers.md",
         "import asyncpar as ap\n\n\nasync def main() -> None:\n    job = await ap.slurm",
     ): Surroundings("BLOCK", needs="a cluster"),
+    (
+        "docs/engines.md",
+        "import asyncpar as ap\n\n\nasync def main() -> None:\n    async with ap.connect",
+    ): Surroundings(
+        """
+import asyncio
+import os
+import pathlib
+
+import numpy as np
+
+import asyncpar as ap
+
+secret = pathlib.Path("job.secret")
+secret.write_bytes(os.urandom(32))
+secret.chmod(0o600)
+os.environ["ASYNCPAR_SECRET_FILE"] = str(secret)
+weights, loaded, address = np.ones(4, np.float32), [], ""
+
+
+class Model(ap.Actor):
+    @ap.endpoint
+    async def load(self, weights, scale=1.0):
+        loaded.append(float((scale * weights).sum()))
+
+    @ap.endpoint
+    async def steps(self):
+        for step in range(3):
+            yield step
+
+BLOCK
+
+async def serve():
+    global address
+    node = await ap.Node.start(serve="127.0.0.1:0")
+    await node.spawn(Model, name="model")
+    address = node.address
+    await main()
+    await node.stop()
+
+
+asyncio.run(serve())
+assert loaded == [2.0, 4.0], loaded
+""",
+        {'"host:4711"': "address", "rank=3": "rank=0"},
+    ),
+    ("docs/engines.md", "import asyncpar as ap\n\nlosses = ap.slurm"): Surroundings("BLOCK", needs="a cluster"),
     ("docs/engines.md", "import asyncpar as ap\nimport ray"): Surroundings("BLOCK", needs="a cluster"),
     ("docs/engines.md", "import asyncpar as ap\nfrom my_training import train"): Surroundings(
         """

@@ -14,6 +14,19 @@ from typing import Any
 
 
 @contextmanager
+def start_cluster(workers: int) -> Iterator[Any]:
+    """Start a cluster of this machine, whose nannies may take their time to replace a worker that is killed."""
+    import dask
+    import distributed
+
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "120s"}),
+        distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
 def start_worker(client: Any, folder: Path, *options: str) -> Iterator[str]:
     """Start a worker that imports from ``folder`` first, and wait until the scheduler knows it; yields its address."""
     command = [sys.executable, "-m", "dask", "worker", client.scheduler.address, "--no-nanny", "--no-dashboard"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,53 @@ async def test_a_client_pushes_weights_asks_tells_and_reads_streams(node: ap.Nod
 async def test_the_secret_may_be_in_a_file(node: ap.Node) -> None:
     async with ap.connect(node.address, os.environ["ASYNCPAR_SECRET_FILE"]) as job:
         assert [step async for step in job.ref("model").steps.stream(1)] == [0]
+
+
+SERVING = """
+import asyncio
+from pathlib import Path
+
+import asyncpar as ap
+from tests.engines.test_connect import Model
+
+
+async def main() -> None:
+    async with ap.init() as node:
+        await node.spawn(Model, name="model")
+        await node.world.barrier()
+        Path(f"address-{node.rank}.new").write_text(node.address)
+        Path(f"address-{node.rank}.new").rename(f"address-{node.rank}")
+        while not Path("over").exists():
+            await asyncio.sleep(0.05)
+
+
+ap.run(main)
+"""
+
+
+@pytest.mark.process
+async def test_a_job_of_the_launcher_takes_weights_and_streams_steps(tmp_path: Path) -> None:
+    (tmp_path / "job.secret").write_bytes(SECRET)
+    (tmp_path / "job.secret").chmod(0o600)
+    (tmp_path / "serving.py").write_text(SERVING)
+    launch = ("-m", "asyncpar", "launch", "--nproc-per-node", "2", "--secret-file", "job.secret", "serving.py")
+    launcher = await asyncio.create_subprocess_exec(
+        sys.executable, *launch, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    )
+    try:
+        while not (tmp_path / "address-0").exists():
+            assert launcher.returncode is None
+            await asyncio.sleep(0.05)
+        async with ap.connect((tmp_path / "address-0").read_text(), tmp_path / "job.secret") as job:
+            for rank in range(2):  # the other one through the first
+                model = job.ref("model", rank=rank)
+                assert await model.load(np.full(4, 2.0, np.float32), scale=1.0 + rank) == 8.0 * (1 + rank)
+                assert [step async for step in model.steps.stream(3)] == [0, 1, 2]
+        (tmp_path / "over").touch()
+        assert await launcher.wait() == 0
+    finally:
+        (tmp_path / "over").touch()
+        await launcher.wait()
 
 
 async def test_errors_are_those_of_the_actor(node: ap.Node) -> None:

@@ -22,6 +22,7 @@ from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
+from tests.engines.dask_workers import start_cluster
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+    with start_cluster(3) as cluster:
         yield cluster
 
 

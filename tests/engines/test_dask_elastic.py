@@ -15,19 +15,16 @@ import asyncpar as ap
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import ElasticConformance, GrowingConformance
 from tests.engines.consoles import RecordingConsole
+from tests.engines.dask_workers import start_cluster
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
-def make_cluster(workers: int) -> Any:
-    return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    with make_cluster(3) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+    with start_cluster(3) as cluster, distributed.Client(cluster, set_as_default=False) as client:
         yield client
 
 
@@ -47,7 +44,7 @@ class TestElasticDask(ElasticConformance):
 class TestGrowingDask(GrowingConformance):
     @pytest.fixture(autouse=True)
     def _use(self) -> Iterator[None]:
-        with make_cluster(2) as self.cluster, distributed.Client(self.cluster, set_as_default=False) as self.client:
+        with start_cluster(2) as self.cluster, distributed.Client(self.cluster, set_as_default=False) as self.client:
             yield
 
     async def launch(

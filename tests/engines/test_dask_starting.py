@@ -20,7 +20,7 @@ from asyncpar.engines.interface import PlaceOrder, encode
 from asyncpar.testing import engine_programs as programs
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
-from tests.engines.dask_workers import start_scheduler, start_worker, write_other_asyncpar
+from tests.engines.dask_workers import start_cluster, start_scheduler, start_worker, write_other_asyncpar
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        start_cluster(2) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
@@ -160,6 +160,24 @@ async def test_a_worker_that_hangs_as_its_place_starts_is_named_and_its_place_en
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
     await check_that_nothing_is_left(client)
+
+
+async def test_a_job_waits_for_a_worker_that_comes(client: Any, tmp_path: Path) -> None:
+    launching = asyncio.ensure_future(launch(client, ranks=3, wait=90.0))
+    await asyncio.sleep(0)  # it looks for workers
+    with start_worker(client, tmp_path):
+        assert await launching == [3, 1003, 2003]
+    with pytest.raises(ap.UsageError, match=r"expected at most 2, 1 on each of 2 workers of Dask, got 3; wait=SECONDS"):
+        await launch(client, ranks=3, wait=0.5)
+    await check_that_nothing_is_left(client)
+
+
+async def test_a_result_that_cannot_travel_is_told(client: Any) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        await ap.dask.launch(client, dask_programs.return_a_lock, ranks=1, console=RecordingConsole())
+    first = failed.value.exceptions[0]
+    assert isinstance(first, ap.RemoteError)
+    assert "the result: it cannot be pickled: TypeError: cannot pickle '_thread.lock' object" in str(first)
 
 
 async def test_a_place_that_starts_after_its_end_is_not_started() -> None:
