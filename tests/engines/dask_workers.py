@@ -28,7 +28,7 @@ def start_cluster(workers: int) -> Iterator[Any]:
 
 @contextmanager
 def start_worker(client: Any, folder: Path, *options: str) -> Iterator[str]:
-    """Start a worker that imports from ``folder`` first, and wait until the scheduler knows it; yields its address."""
+    """Start a worker that imports from ``folder`` first, and wait until it runs; yields its address."""
     command = [sys.executable, "-m", "dask", "worker", client.scheduler.address, "--no-nanny", "--no-dashboard"]
     command += ["--nthreads", "1", "--name", folder.name, "--local-directory", str(folder), *options]
     with _start(command, folder) as worker:
@@ -94,4 +94,5 @@ def write_other_asyncpar(folder: Path, source: str, version: str = "9.9") -> Non
 
 def _find_worker(client: Any, name: str) -> str | None:
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    return next((address for address, worker in workers.items() if str(worker["name"]) == name), None)
+    running = {str(worker["name"]): address for address, worker in workers.items() if worker["status"] == "running"}
+    return running.get(name)
