@@ -34,6 +34,7 @@ from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.core.observe.recorder import Recorder
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.lane_kinds import TCP, lane_kind
@@ -722,3 +723,10 @@ def lane_figures_of(communicator: Communicator) -> Array:
 def recorder_of(communicator: Communicator) -> Recorder:
     """Return the recorder of the rank that has ``communicator``."""
     return communicator._engine.table.links.recorder
+
+
+def step_meter(communicator: Communicator, name: str) -> StepMeter:
+    """Return what records the training steps called ``name`` of the ranks of ``communicator``."""
+    links = communicator._engine.table.links
+    is_whole = communicator.size == links.world.size
+    return StepMeter(links.recorder, name, group=world_number(links.world.generation) if is_whole else 0)

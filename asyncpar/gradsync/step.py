@@ -46,7 +46,12 @@ class SyncStep:
     """The step that ``GradientSynchronizer.step`` yields.  Report final gradients by ``ready``, from any thread."""
 
     def __init__(
-        self, plan: BucketPlan, *, overlap: bool, take_final: Callable[[int | None, str], None] | None
+        self,
+        plan: BucketPlan,
+        *,
+        overlap: bool,
+        take_final: Callable[[int | None, str], None] | None,
+        all_final: Callable[[], None],
     ) -> None:
         self.record = StepRecord()
         self.outcome = StepOutcome()
@@ -65,6 +70,8 @@ class SyncStep:
         self._is_over = False
         self._take_final = take_final
         """Called with a bucket and a name when a gradient is final, in the thread that says so."""
+        self._all_final = all_final
+        """Called when the last gradient is."""
 
     def ready(self, name: str) -> None:
         """Say that the gradient of ``name`` will not change any more in this step.
@@ -81,6 +88,8 @@ class SyncStep:
                 raise UsageError(f"name: the gradient of {name!r} was already reported, or the step's block was left")
             self._unreported.remove(name)
             self.observed.append(name)
+            if not self._unreported:
+                self._all_final()
             index = self._bucket_of.get(name)
             if index is None:  # a gradient without values is in no bucket
                 return
@@ -97,6 +106,7 @@ class SyncStep:
                 for name in self._unreported:
                     self._take_final(self._bucket_of.get(name), name)
             self._unreported.clear()
+        self._all_final()
         self.record.last_gradient_at = self._loop.time()
         for index in self._in_turn:
             self._complete[index].set()

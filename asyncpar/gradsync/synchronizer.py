@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
 from asyncpar.collectives.call import cancel_reason
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.observe.records import EventState
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.choice import Resolved
@@ -117,6 +118,7 @@ class GradientSynchronizer:
         self._is_closed = False
         self._strategy = config.comm_strategy
         self._tuning = self._make_tuning(tuning)
+        self._meter = step_meter(communicator, name)
         communicator.claim(name, self)
 
     @classmethod
@@ -185,9 +187,15 @@ class GradientSynchronizer:
         feed: UpdateFeed | None = None
         try:
             self._keys.begin_step()
+            self._meter.begin(self.steps)
             by_name, layout = await self._prepare(parameters, has_update=update is not None)
             take_final = take_final_of(layout, by_name)
-            step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication, take_final=take_final)
+            step = SyncStep(
+                layout.plan,
+                overlap=self._bucketing.overlap_communication,
+                take_final=take_final,
+                all_final=self._meter.waits,
+            )
             before = SyncTraffic.read(layout.communicators)
             feed = None if update is None else UpdateFeed(update, by_name, flows=len(layout.schemes))
             run = self._make_run(layout, by_name, feed)
@@ -196,6 +204,7 @@ class GradientSynchronizer:
                     with first_error():
                         async with CleanTaskGroup() as tasks:
                             run.begin(step, tasks)
+                            self._meter.works()
                             try:
                                 yield step
                             except BaseException as error:
@@ -218,9 +227,11 @@ class GradientSynchronizer:
                 await self._commit(step, run, by_name, layout.mirrors)
         except BaseException:
             self._keys.epoch += 1
+            self._meter.end(EventState.FAILED)
             raise
         finally:
             self._is_stepping = False
+            self._meter.end()
             if feed is not None:
                 await feed.undo()
 

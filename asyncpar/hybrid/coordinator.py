@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.observe.records import EventState
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid.analysis import PerformanceAnalysis
 from asyncpar.hybrid.assembly import Assembly, GradientScale, agree_on_groups, assemble
@@ -63,6 +64,7 @@ class ThreeDParallelismCoordinator:
         meeting = assembly.groups.world.subgroup(range(assembly.groups.world.size), name="meeting of coordinators")
         assert meeting is not None, "this rank is in its own group"
         self._meeting = meeting
+        self._meter = step_meter(assembly.groups.world, "training")
         self._wanted = wanted_by(assembly.flow)
         self._verdict: StepVerdict | None = None
         self._seconds_before = 0.0
@@ -130,10 +132,11 @@ class ThreeDParallelismCoordinator:
         on all ranks, with parameters unchanged, where gradients are not finite, and names the ranks where that began;
         in mixed precision the step is skipped instead and the loss scale lowered.
         """
-        async with self._together(Intent.TRAIN_STEP, learning_rate):
-            began = asyncio.get_running_loop().time()
-            verdict = await self._runner.backward(inputs, targets)
-            await self._take(verdict, learning_rate)
+        with self._metered():
+            async with self._together(Intent.TRAIN_STEP, learning_rate):
+                began = asyncio.get_running_loop().time()
+                verdict = await self._runner.backward(inputs, targets)
+                await self._take(verdict, learning_rate)
         return self._conclude(verdict, began)
 
     async def backward_pass(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
@@ -141,11 +144,12 @@ class ThreeDParallelismCoordinator:
 
         Returns the mean loss, on all ranks.
         """
-        async with self._together(Intent.BACKWARD_PASS):
-            self._verdict = None
-            began = asyncio.get_running_loop().time()
-            verdict = await self._runner.backward(inputs, targets)
-            self._verdict = verdict
+        with self._metered():
+            async with self._together(Intent.BACKWARD_PASS):
+                self._verdict = None
+                began = asyncio.get_running_loop().time()
+                verdict = await self._runner.backward(inputs, targets)
+                self._verdict = verdict
         self._seconds_before = asyncio.get_running_loop().time() - began
         return verdict.loss
 
@@ -273,6 +277,18 @@ class ThreeDParallelismCoordinator:
         await self.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _metered(self) -> Iterator[None]:
+        """Record a step: the rank's own time in it is that in which it computed."""
+        self._meter.begin(self.steps + 1)
+        try:
+            yield
+            self._meter.add(self._runner.seconds_computing)
+        except BaseException:
+            self._meter.end(EventState.FAILED)
+            raise
+        self._meter.end()
 
     @asynccontextmanager
     async def _together(self, intent: Intent, rate: float = 0.0) -> AsyncIterator[None]:

@@ -162,14 +162,13 @@ class StepRunner:
         """Return the figures of the step just done."""
         assembly, pipeline = self._assembly, self.pipeline
         assert pipeline is not None, "a step was done"
-        sliced = assembly.slices.seconds_waiting - self._sliced
         return StepMeasure(
             step=step,
             seconds=seconds,
-            compute_seconds=max(0.0, pipeline.seconds_busy - sliced),
+            compute_seconds=self.seconds_computing,
             communication_seconds=max(0.0, self._communicating),
             pipeline_wait_seconds=pipeline.seconds_waiting,
-            tensor_parallel_seconds=sliced,
+            tensor_parallel_seconds=assembly.slices.seconds_waiting - self._sliced,
             memory_used=max(self._held, assembly.flow.nbytes) + pipeline.peak_bytes,
             memory_limit=assembly.memory_limit,
             tokens=tokens,
@@ -187,6 +186,12 @@ class StepRunner:
             pipeline=self.pipeline,
             why=verdict.why,
         )
+
+    @property
+    def seconds_computing(self) -> float:
+        """The time of the last passes in which this rank computed, and did not wait for others."""
+        assert self.pipeline is not None, "passes were done"
+        return max(0.0, self.pipeline.seconds_busy - (self._assembly.slices.seconds_waiting - self._sliced))
 
     async def _count_tokens(self, targets: Sequence[Any] | None) -> int:
         """Return how many tokens count in the whole batch.  Each replica has one rank that tells."""

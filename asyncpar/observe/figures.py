@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from asyncpar.core.observe.records import EventState
+from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.observe.image import Event
 from asyncpar.observe.summary import MOST_FIGURES, FigureSummary
 
@@ -20,7 +20,8 @@ def figures_of(events: Iterable[Event]) -> tuple[FigureSummary, ...]:
     found: dict[_Key, list[float]] = defaultdict(list)
     for event in events:
         if event.ended is not None and event.state == EventState.COMPLETED:
-            size = 1 << (event.nbytes - 1).bit_length() if event.nbytes else 0
+            nbytes = 0 if event.kind is EventKind.STEP else event.nbytes
+            size = 1 << (nbytes - 1).bit_length() if nbytes else 0
             found[event.kind.name.lower(), event.name, event.algorithm, size].append(event.ended - event.created)
     figures: list[FigureSummary] = []
     kept: Counter[str] = Counter()

@@ -85,9 +85,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """``all_reduce #7``; other events and keyed operations have their name alone."""
+        """``all_reduce #7``, ``step 7 of gradients``; other events and keyed operations have their name alone."""
         if self.kind in _MESSAGES and self.peer is not None:
             return f"{self.name} {'to' if self.kind == EventKind.SEND else 'from'} rank {self.peer}"
+        if self.kind == EventKind.STEP:
+            return f"step {self.sequence} of {self.name}"
         return f"{self.name} #{self.sequence}" if self.is_operation and not self.is_keyed else self.name
 
     @property
@@ -161,7 +163,8 @@ class RankImage:
 def read_image(image: bytes, *, latest: int | None = None) -> RankImage:
     """Return what ``image``, the bytes of a ring, says.  Raises ``ProtocolError`` if it is none.
 
-    With ``latest``: events that are not over, and the last so many.  A rank that looks at its own ring needs no more.
+    With ``latest``: events that are not over, the last so many, and as many steps and pauses.  A rank that looks at its
+    own ring needs no more.
     """
     raw = parse_image(image, latest=latest)
     return RankImage(

@@ -32,7 +32,7 @@ from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
 from asyncpar.observe.figures import figures_of
 from asyncpar.observe.image import Event, read_image
-from asyncpar.observe.rounds import rounds_of
+from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.stacks import capture_tasks, capture_threads, user_site
@@ -56,7 +56,7 @@ BLOCKED_SECONDS: Final = 0.5
 """A loop that has not answered for so long counts as blocked in a summary."""
 
 _LATEST: Final = 128
-"""Events that are looked at: enough for the rounds that are told, with what happens between."""
+"""Events that are looked at, and steps and pauses besides: enough for the rounds that are told."""
 
 _NOTE_BYTES: Final = 4088
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -111,6 +111,8 @@ class NodeView:
     arena: ArenaHost | None
     pulse: _LoopPulse = field(init=False)
     pauses: PauseRecorder = field(init=False)
+    rounds: list[Round] = field(default_factory=list)
+    """The last rounds, of this look and of those before."""
 
     def __post_init__(self) -> None:
         self.pulse = _LoopPulse(asyncio.get_running_loop(), threading.get_ident())
@@ -233,7 +235,7 @@ def _of_node(view: NodeView) -> dict[str, Any]:
         "asks": _asks(view.actors),
         "mailboxes": _mailboxes(view.actors),
         "links": _links(links),
-        "rounds": _rounds(events, world_number(world.generation)),
+        "rounds": _rounds(view, events, world_number(world.generation)),
         "figures": figures_of(events),
     }
 
@@ -260,7 +262,8 @@ def _called(group: Group) -> int:
     return last if isinstance(last, int) else 0
 
 
-def _rounds(events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
+def _rounds(view: NodeView, events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
+    view.rounds = join_rounds(view.rounds, rounds_of(events, group, TOLD_ROUNDS), TOLD_ROUNDS)
     return tuple(
         RoundSummary(
             number=one.number,
@@ -268,7 +271,7 @@ def _rounds(events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
             micros=round(one.seconds * 1e6),
             parts={cause.value: round(seconds * 1e6) for cause, seconds in one.parts.items()},
         )
-        for one in rounds_of(events, group)[-TOLD_ROUNDS:]
+        for one in view.rounds
     )
 
 

@@ -1,8 +1,9 @@
-"""Rounds of a rank: from the end of one operation of a group to the end of the next, and where the time went.  Pure.
+"""Rounds of a rank: from the end of one step, or operation of a group, to that of the next; where the time went.  Pure.
 
-The time that a rank spends between two operations is its own: no other rank is the cause of it, and it is a difference
-on one clock.  What it waited within an operation may be others'.  So ranks that are slow differ from the others in
-their own time, also where all finish at the same moment.
+A rank that trains says of each step how much of it was its own time (see ``core.observe.steps``).  Where it records no
+steps, rounds are of the operations of the group that are not keyed: the time that a rank spends between two of them is
+its own.  No other rank is the cause of it, and it is a difference on one clock.  What it waited within an operation may
+be others'.  So ranks that are slow differ from the others in their own time, also where all finish at the same moment.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from itertools import pairwise
 from typing import Final
 
 from asyncpar.core.observe.pauses import COLLECTION, TAKEN
-from asyncpar.core.observe.records import EventKind
+from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.observe.image import Event
 
 INPUT_NAMES: Final = ("load", "input", "data", "batch", "read", "fetch")
 """Spans whose names begin with one of these wait for input."""
+
+_TURNS: Final = 8
+"""The last steps, among which are those of all that take turns."""
 
 
 class Cause(StrEnum):
@@ -37,7 +41,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round: ``own`` is the time before the operation, ``seconds`` the whole round; ``parts`` are of ``own``."""
+    """One round: ``own`` is the rank's own time, ``seconds`` the whole round; ``parts`` are of ``own``."""
 
     number: int
     own: float
@@ -45,15 +49,49 @@ class Round:
     parts: dict[Cause, float] = field(default_factory=dict)
 
 
-def rounds_of(events: Sequence[Event], group: int) -> list[Round]:
-    """Return the rounds of ``group`` (a number on the wire), in order, from events in the order of their begins."""
+def rounds_of(events: Sequence[Event], group: int, most: int) -> list[Round]:
+    """Return the ``most`` last rounds of ``group`` (a number on the wire), from events in the order of their begins.
+
+    They are those of its steps, if there are any, else of its operations.
+    """
+    pauses = [event for event in events if event.kind in (EventKind.SPAN, EventKind.BLOCKED)]
+    steps = [event for event in events if event.kind == EventKind.STEP and event.group == group]
+    return _rounds_of_steps(steps, pauses, most) if steps else _rounds_of_operations(events, group, pauses)[-most:]
+
+
+def join_rounds(known: Sequence[Round], found: Sequence[Round], most: int) -> list[Round]:
+    """Return the last ``most`` rounds of an earlier look and of this one.
+
+    A round that is known stays as it was: its pauses may be gone meanwhile.  Numbers that begin anew are of others.
+    """
+    if known and found and found[-1].number < known[-1].number:
+        known = ()
+    last = known[-1].number if known else -1
+    return [*known, *(each for each in found if each.number > last)][-most:]
+
+
+def _rounds_of_steps(steps: Sequence[Event], pauses: Sequence[Event], most: int) -> list[Round]:
+    """Return the rounds of one of those that take steps: of several that take turns, the first by name."""
+    name = min(step.name for step in steps[-_TURNS:])
+    chosen = [step for step in steps if step.name == name][-most - 1 :]
+    found = []
+    for before, this in pairwise(chosen):
+        if this.state != EventState.COMPLETED or before.ended is None or this.ended is None:
+            continue
+        seconds = max(0.0, this.ended - before.ended)
+        own = min(this.nbytes * 1e-6, seconds)
+        parts = _parts(pauses, before.ended, this.ended) if own else {}
+        found.append(Round(number=this.sequence, own=own, seconds=seconds, parts=_rest(own, parts)))
+    return found
+
+
+def _rounds_of_operations(events: Sequence[Event], group: int, pauses: Sequence[Event]) -> list[Round]:
     operations = [
         event
         for event in events
         if event.kind == EventKind.COLLECTIVE and event.group == group and event.is_over and not event.is_keyed
     ]
     operations.sort(key=lambda event: event.sequence)
-    pauses = [event for event in events if event.kind in (EventKind.SPAN, EventKind.BLOCKED)]
     found = []
     for before, this in pairwise(operations):
         if this.sequence != before.sequence + 1 or before.ended is None or this.ended is None:

@@ -148,12 +148,12 @@ def test_rounds_are_made_of_what_the_ring_says() -> None:
         event(EventKind.COLLECTIVE, 5.0, 5.1, sequence=5, **operation),
         event(EventKind.COLLECTIVE, 6.0, None, sequence=6, **operation),
     ]
-    first, second = rounds_of(events, 7)
+    first, second = rounds_of(events, 7, 24)
     assert (first.number, first.own, first.seconds) == (2, 2.0, 2.5)
     assert first.parts == pytest.approx({Cause.TAKEN: 0.5, Cause.COLLECTION: 0.1, Cause.INPUT: 0.2, Cause.COMPUTE: 1.2})
     assert (second.number, second.own) == (3, 0.5)
     assert second.parts == pytest.approx({Cause.BLOCKED: 0.4, Cause.COMPUTE: 0.1})
-    assert rounds_of(events, 99) == []
+    assert rounds_of(events, 99, 24) == []
 
 
 def test_a_slow_link_is_named() -> None:

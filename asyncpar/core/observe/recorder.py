@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -43,6 +43,8 @@ from asyncpar.core.observe.records import (
     RECORD,
     RECORD_BYTES,
     RECORDS_OFFSET,
+    SIZE,
+    SIZE_OFFSET,
     STATE_OFFSET,
     EntryKind,
     EventKind,
@@ -107,6 +109,10 @@ class Recorder:
         self._unnamed = self._evicted = 0
         self.is_closed = False
         """Has the node ended?  Then nothing may be written any more."""
+        self.step: weakref.ref[object] | None = None
+        """Who records the training step that is under way."""
+        self.stepped_at: float | None = None
+        """The time of the end of the last training step."""
         self._used, self._entries, begun = self._take_over()
         self.tickets = count(begun)
         write_header(memory, capacity, identity)
@@ -174,6 +180,26 @@ class Recorder:
             record = RECORDS_OFFSET + place * RECORD_BYTES
             MESSAGE.pack_into(self._memory, record + MESSAGE_OFFSET, group, sequence, nbytes)
             PEER.pack_into(self._memory, record + PEER_OFFSET, peer)
+
+    def measure(self, ticket: int, nbytes: int) -> None:
+        """Record the size of the event of ``ticket``, once it is known."""
+        place = ticket & self.mask
+        if self.owners[place] == ticket + 1:
+            SIZE.pack_into(self._memory, RECORDS_OFFSET + place * RECORD_BYTES + SIZE_OFFSET, nbytes)
+
+    def before(self, ticket: int, *, most: int, since: float) -> Iterator[tuple[int, float, float]]:
+        """Yield kind, begin and end (0.0: not over) of the events before that of ``ticket``, the last one first.
+
+        Ends after ``most`` events, and at the first that began before ``since``.
+        """
+        for earlier in range(ticket - 1, max(ticket - 1 - min(most, self.mask), -1), -1):
+            record = RECORD.unpack_from(self._memory, RECORDS_OFFSET + (earlier & self.mask) * RECORD_BYTES)
+            lap, _, kind, _, ended, created, *_, closing = record
+            if not lap == closing == (earlier >> self.lap_bits) + 1:
+                continue  # another event, or none, has the place
+            if created < since:
+                return
+            yield kind, created, ended
 
     def awaits(self, ticket: int, peer: int) -> None:
         """Record that the event of ``ticket`` waits for ``peer`` now."""

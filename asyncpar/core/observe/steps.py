@@ -1,0 +1,90 @@
+"""Record training steps in the event ring: one event a step, with the time in it that was the rank's own.
+
+Theory of operation.  Collectives of a step run while the rank computes, and are matched by name; so what a rank does
+between them says nothing of who holds up the others.  Who trains knows: time is the rank's own until its last gradient
+is final, and then it waits for the others.  The time between two steps is its own, too, but for the collectives in it,
+which are read from the ring once a step.  An event is of a whole step of the synchronizer or trainer; its ``nbytes``
+are the microseconds of own time since the end of the step before, its ``sequence`` is the number of the step.
+
+Steps nest: a trainer's step has that of its synchronizer in it.  The outer one is recorded.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Final
+
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
+from asyncpar.core.observe.records import EventKind, EventState
+
+_MOST_BETWEEN: Final = 256
+"""Events between two steps that are looked at."""
+
+_WAITS: Final = frozenset((EventKind.COLLECTIVE, EventKind.RECEIVE))
+
+
+class StepMeter:
+    """Records the steps of one synchronizer or trainer, called ``name``, of the ranks of ``group``.
+
+    ``group`` is the number of the world's group where all ranks take the steps, else 0: such steps are not compared.
+    A step is ``begin``, ``works`` and ``waits`` in turn, and ``end``; ``waits`` may be called in any thread.
+    """
+
+    def __init__(self, recorder: Recorder, name: str, *, group: int) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._group = group
+        self._ticket = NO_TICKET
+        self._own = 0.0
+        self._works_since: float | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin step ``number``, which is the same on all ranks; until ``works`` the rank waits for others."""
+        self.end(EventState.CANCELLED)
+        recorder = self._recorder
+        if recorder.is_closed or (recorder.step is not None and recorder.step() is not None):
+            return
+        recorder.step = weakref.ref(self)
+        word = recorder.name(self._name)
+        self._ticket = recorder.begin(EventKind.STEP, word, group=self._group, sequence=number)
+        self._own = self._between(recorder.stepped_at, recorder.clock())
+        self._works_since = None
+
+    def works(self) -> None:
+        """From now on time is the rank's own."""
+        self._works_since = self._recorder.clock()
+
+    def waits(self) -> None:
+        """From now on the rank waits for others.  Idempotent."""
+        since, self._works_since = self._works_since, None
+        if since is not None:
+            self.add(self._recorder.clock() - since)
+
+    def add(self, seconds: float) -> None:
+        """Count ``seconds`` as the rank's own."""
+        self._own += max(0.0, seconds)
+
+    def end(self, state: EventState = EventState.COMPLETED) -> None:
+        """End the step.  Idempotent."""
+        self.waits()
+        ticket, self._ticket = self._ticket, NO_TICKET
+        recorder = self._recorder
+        if recorder.step is None or recorder.step() is not self:
+            return
+        recorder.step = None
+        recorder.stepped_at = recorder.clock()
+        if ticket != NO_TICKET:
+            recorder.measure(ticket, round(self._own * 1e6))
+            recorder.end(ticket, state)
+
+    def _between(self, start: float | None, stop: float) -> float:
+        """Return the own time between two steps: all but the collectives, and receives, that began in it."""
+        if start is None:
+            return 0.0
+        before = self._recorder.before(self._ticket, most=_MOST_BETWEEN, since=start)
+        waits = sorted((created, ended) for kind, created, ended in before if kind in _WAITS and ended)
+        own, until = stop - start, start
+        for created, ended in waits:  # what is before ``until`` is counted
+            own -= max(0.0, min(ended, stop) - max(created, until))
+            until = max(until, ended)
+        return max(0.0, own)
