@@ -34,6 +34,8 @@ from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.core.observe.recorder import Recorder
+from asyncpar.core.observe.records import EventKind
+from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import PeerCancelled, UsageError
@@ -723,6 +725,11 @@ def lane_figures_of(communicator: Communicator) -> Array:
 def recorder_of(communicator: Communicator) -> Recorder:
     """Return the recorder of the rank that has ``communicator``."""
     return communicator._engine.table.links.recorder
+
+
+def bucket_span(communicator: Communicator, index: int, nbytes: int) -> EventSpan:
+    """Return what records bucket ``index`` of gradients, of ``nbytes``, while it is reduced over ``communicator``."""
+    return EventSpan(f"bucket {index}", kind=EventKind.BUCKET, recorder=recorder_of(communicator), nbytes=nbytes)
 
 
 def step_meter(communicator: Communicator, name: str) -> StepMeter:

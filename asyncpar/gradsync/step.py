@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, digest_of
-from asyncpar.collectives.communicator import Communicator, recorder_of
+from asyncpar.collectives.communicator import Communicator, bucket_span
 from asyncpar.core.concurrency.tasks import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
-from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import NonFinitePolicy
@@ -420,20 +419,11 @@ class BucketFlow:
 
         Afterwards ``scheme.result`` holds the reduced bucket, unless ``outcome`` says that there is none.
         """
-        recorder, state = recorder_of(self._settings.groups.replicas), EventState.CANCELLED
-        name = recorder.name(f"bucket {self.scheme.bucket.index}")
-        ticket = recorder.begin(EventKind.BUCKET, name, nbytes=self.scheme.flat.nbytes)
-        try:
+        with bucket_span(self._settings.groups.replicas, self.scheme.bucket.index, self.scheme.flat.nbytes):
             await self._run.take(self._steps, before=self._pack)
             if not self.scheme.is_finite:
                 await self._explain()
             self._feed_rest()
-            state = EventState.COMPLETED
-        except Exception:
-            state = EventState.FAILED
-            raise
-        finally:
-            recorder.end(ticket, state)
         self._is_over = True
 
     def _feed_rest(self) -> None:

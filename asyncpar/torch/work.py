@@ -254,6 +254,10 @@ class Work(dist.Work):
             self._follow()
         return True
 
+    def when_over(self, function: Callable[[BaseException | None], object]) -> None:
+        """Call ``function`` with the error, or None, when it is over, in whatever thread; it must be quick."""
+        self._pending.add_done_callback(lambda pending: function(pending.exception()))
+
     def synchronize(self) -> None:
         """Wait until it is over."""
         self.wait()

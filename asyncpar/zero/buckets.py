@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.agreement.exchanges import OwedCollective
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, bucket_span
 from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import UsageError
@@ -146,13 +146,14 @@ class BucketReduction:
         is_over = False
         nbytes = self._means.partition.bucket_nbytes(self._bucket)
         try:
-            self._opened()
-            await off_loop(self._pack, nbytes=nbytes)
-            await self.owed[0].run()
-            await off_loop(self._opened().settle, nbytes=nbytes)
-            for gather in self.owed[1:]:
-                await gather.run()
-            await off_loop(self._unpack, nbytes=nbytes)
+            with bucket_span(self._means.communicator, self._bucket.index, nbytes):
+                self._opened()
+                await off_loop(self._pack, nbytes=nbytes)
+                await self.owed[0].run()
+                await off_loop(self._opened().settle, nbytes=nbytes)
+                for gather in self.owed[1:]:
+                    await gather.run()
+                await off_loop(self._unpack, nbytes=nbytes)
             is_over = True
         finally:
             self._close(is_over=is_over)

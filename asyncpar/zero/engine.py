@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import compare
 from asyncpar.codecs import Values
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import PeerError, UsageError
@@ -92,7 +92,7 @@ class ZeroEngine:
         )
         self._budget = make_budget(self.partition, config, self._means.row_sums.extra_bytes)
         self._state = StepState(accumulates=config.stage.shards_gradients)
-        self._reducer = Reducer(self._means, window=self._budget.window)
+        self._reducer = Reducer(self._means, window=self._budget.window, meter=step_meter(communicator, name))
         self._recovery = Recovery(self._means, self._reducer, self._state, self._names)
 
     @property

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections import Counter
 
+from asyncpar.core.observe.records import EventState
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.errors import UsageError
 from asyncpar.zero.buckets import BucketReduction, Contributions, Means
 from asyncpar.zero.tasks import first_failure, stopped
@@ -16,15 +18,18 @@ class Reducer:
 
     The order is the same on all ranks whatever order gradients become final in, so that ranks that have room for some
     buckets only never wait for each other in a circle.  ``window`` is how many have room.
+    ``meter`` records each round as a step.
     """
 
-    def __init__(self, means: Means, *, window: int) -> None:
+    def __init__(self, means: Means, *, window: int, meter: StepMeter) -> None:
         self._means = means
         self._window = asyncio.Semaphore(window)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._index = {share.parameter.name: index for index, share in enumerate(means.shares)}
         self._buckets_of = [means.partition.buckets_of(index) for index in range(len(means.shares))]
+        self._meter = meter
+        self._rounds = 0
         self._round = self._new_round()
 
     @property
@@ -43,7 +48,11 @@ class Reducer:
                     f"parameter {name}: its gradient was reported already; pass on_gradient in the last micro-batch "
                     f"only, or reduce() after each"
                 )
+            if self.is_idle:
+                self._begin_round()
             current, is_complete = self._round, self._report(index)
+            if len(current.reported) == len(self._index):
+                self._meter.waits()
         if is_complete and self._means.config.overlap_comm:
             self._loop.call_soon_threadsafe(self._launch, current)
 
@@ -54,6 +63,9 @@ class Reducer:
         """
         current = self._round
         with self._lock:
+            if self.is_idle:
+                self._begin_round()
+            self._meter.waits()
             for index in range(len(self._means.shares)):
                 if index not in current.reported:
                     self._report(index)
@@ -61,19 +73,27 @@ class Reducer:
         await first_failure(current.tasks)
         for share in self._means.shares:
             share.has_gradient = True
+        self._meter.end()
         self._round = self._new_round()
 
     async def abandon(self) -> None:
         """End the round without a result, and abort it on all ranks.  Does not wait for other ranks."""
         current, self._round = self._round, self._new_round()
         current.is_over = True
+        self._meter.end(EventState.FAILED)
         await stopped(current.tasks)
         for reduction in current.reductions:
             reduction.give_up()
 
     def start_over(self) -> None:
-        """Begin a round with nothing reported; the one before was abandoned."""
+        """Begin a round with nothing reported, on all ranks; the one before was abandoned."""
+        self._rounds = 0  # some ranks may have had one more than others
         self._round = self._new_round()
+
+    def _begin_round(self) -> None:
+        self._rounds += 1
+        self._meter.begin(self._rounds)
+        self._meter.works()
 
     def _report(self, index: int) -> bool:
         """Take note of a gradient; return whether that makes a bucket complete."""

@@ -17,13 +17,15 @@ from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.core.observe.spans import EventSpan
 from asyncpar.gradsync import GradientBucketingConfig, GradientSynchronizer
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismConfig, ThreeDParallelismCoordinator, TransformerModel
-from asyncpar.nn import TransformerConfig
+from asyncpar.nn import Parameter, TransformerConfig
+from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.rounds import Cause, Round, join_rounds, rounds_of
 from asyncpar.observe.stragglers import TOLD_ROUNDS, Straggler, find_straggler
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
+from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
 
 STEPS = TOLD_ROUNDS + 2
 CULPRIT = 1
@@ -147,9 +149,10 @@ class SlowerModel(SlowModel):
     seconds = 0.05
 
 
-@pytest.mark.parametrize("layout", [{"dp_size": 2}, {"pp_size": 2}])
-async def test_a_rank_that_computes_longer_under_a_coordinator_is_named(layout: dict[str, int]) -> None:
-    config = HybridConfig(parallelism=ThreeDParallelismConfig(num_layers=2, **layout), micro_batches=2)
+@pytest.mark.parametrize(("replicas", "stages"), [(2, 1), (1, 2)])
+async def test_a_rank_that_computes_longer_under_a_coordinator_is_named(replicas: int, stages: int) -> None:
+    parallelism = ThreeDParallelismConfig(dp_size=replicas, pp_size=stages, num_layers=2)
+    config = HybridConfig(parallelism=parallelism, micro_batches=2)
     settings = TransformerConfig(vocabulary=16, length=8, features=8, layers=2)
     rows = np.random.default_rng(0).integers(0, 16, (2, 9))
     inputs, targets = [rows[:, :-1]] * 2, [rows[:, 1:]] * 2
@@ -167,6 +170,26 @@ async def test_a_rank_that_computes_longer_under_a_coordinator_is_named(layout: 
         assert (straggler.rank, straggler.cause) == (CULPRIT, Cause.COMPUTE)
         assert straggler.excess > 0.05
         assert [step.label for step in steps(nodes[0])] == [f"step {n + 1} of training" for n in range(STEPS)]
+
+
+@pytest.mark.parametrize("stage", list(ZeROStage))
+def test_a_rank_that_computes_longer_between_steps_of_an_optimizer_with_shards_is_named(stage: ZeROStage) -> None:
+    optimizers: dict[int, ZeROOptimizer] = {}
+
+    async def step(node: Node) -> None:
+        optimizer = optimizers.get(node.rank)
+        if optimizer is None:
+            optimizer = optimizers[node.rank] = ZeROOptimizer(SGD(), ZeROConfig(stage=stage), node.world)
+            await optimizer.register_parameters([Parameter("w", np.ones(8, np.float32))])
+        await sleep_longer(node)
+        optimizer.update_gradients({"w": np.ones(8, np.float32)})
+        await optimizer.optimizer_step()
+
+    nodes = run_virtual(train(2, step))
+    straggler = find_straggler({node.rank: rounds(node) for node in nodes})
+    assert straggler is not None
+    assert (straggler.rank, straggler.cause) == (CULPRIT, Cause.COMPUTE)
+    assert straggler.excess == pytest.approx(0.02, abs=0.002)
 
 
 async def test_a_step_that_fails_is_recorded_and_is_no_round() -> None:

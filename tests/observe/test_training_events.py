@@ -13,11 +13,13 @@ from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerLost
 from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismConfig, ThreeDParallelismCoordinator, TransformerModel
-from asyncpar.nn import TransformerConfig
+from asyncpar.nn import Parameter, TransformerConfig
+from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
 from asyncpar.observe.image import Event, read_image
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
+from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
 from tests.checkpoint.layouts import Layout, small_model
 from tests.checkpoint.worlds import save
 
@@ -40,6 +42,22 @@ async def test_a_bucket_of_gradients_is_recorded() -> None:
             synchronizer = GradientSynchronizer.data_parallel(node.world)
             async with synchronizer.step([Gradient()]):
                 pass
+
+        await asyncio.gather(*(step(node) for node in nodes))
+        for node in nodes:
+            (bucket,) = events(node, EventKind.BUCKET)
+            assert (bucket.name, bucket.state, bucket.nbytes) == ("bucket 0", EventState.COMPLETED, 4000)
+
+
+@pytest.mark.parametrize("stage", [stage for stage in ZeROStage if stage is not ZeROStage.NONE])
+async def test_buckets_of_an_optimizer_with_shards_are_recorded(stage: ZeROStage) -> None:
+    async with local_world(2) as nodes:
+
+        async def step(node: Node) -> None:
+            optimizer = ZeROOptimizer(SGD(), ZeROConfig(stage=stage), node.world)
+            await optimizer.register_parameters([Parameter("w", np.ones(1000, np.float32))])
+            optimizer.update_gradients({"w": np.ones(1000, np.float32)})
+            await optimizer.optimizer_step()
 
         await asyncio.gather(*(step(node) for node in nodes))
         for node in nodes:

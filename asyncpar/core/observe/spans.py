@@ -17,7 +17,7 @@ class EventSpan:
     It is cancelled or failed when its block is left with an exception.  Without a node it does nothing.
     """
 
-    __slots__ = ("_name", "_recorder", "_ticket", "fields", "group", "kind", "peer", "sequence", "site")
+    __slots__ = ("_name", "_recorder", "_ticket", "fields", "group", "kind", "nbytes", "peer", "sequence", "site")
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class EventSpan:
         peer: int = NO_PEER,
         group: int = 0,
         sequence: int = 0,
+        nbytes: int = 0,
         site: int = 0,
     ) -> None:
         self._name = name
@@ -37,6 +38,7 @@ class EventSpan:
         self.peer = peer
         self.group = group
         self.sequence = sequence
+        self.nbytes = nbytes
         self.site = site
         self._recorder = recorder
         self._ticket = NO_TICKET
@@ -50,6 +52,7 @@ class EventSpan:
                 peer=self.peer,
                 group=self.group,
                 sequence=self.sequence,
+                nbytes=self.nbytes,
                 site=self.site or recorder.site(sys._getframe(1)),
             )
         return self

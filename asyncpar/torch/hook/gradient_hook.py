@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from asyncpar.codecs import AnyCodec
+from asyncpar.collectives.communicator import step_meter
+from asyncpar.core.observe.records import EventState
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.torch.hook.bucket import HookBucket
@@ -74,6 +76,8 @@ class GradientHook:
         self._backward = _OUTSIDE
         self._await_failed: Callable[[], None] | None = None
         """Waits for what passes that failed have left under way; there is one if a model alone has this hook."""
+        self._meter = step_meter(self.group.communicator, _OPERATION)
+        self._passes = 0
 
     def __str__(self) -> str:
         return str(self._settings)
@@ -119,10 +123,17 @@ class GradientHook:
                 )
             self._backward = backward
             self._works = []
+            self._passes += 1
+            self._meter.begin(self._passes)
+            self._meter.works()
         work = self.start(given)
         self._works.append(work)
-        if given.is_last and backward != _OUTSIDE:
-            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+        if given.is_last:
+            self._meter.waits()
+            if backward != _OUTSIDE:
+                torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+            else:
+                self._meter.end()
         return cast("Future[torch.Tensor]", work.get_future().then(_only))
 
     # -- for asyncpar.torch.DistributedDataParallel ------------------------------------------------------------------
@@ -167,6 +178,7 @@ class GradientHook:
                 work.wait()
             except Exception as error:  # noqa: BLE001  # raised below, when nothing is under way any more
                 errors.append(error)
+        self._meter.end(EventState.FAILED if errors else EventState.COMPLETED)
         if errors:
             raise min(errors, key=lambda error: isinstance(error, PeerCancelled))
         self._tally.add_wait(time.perf_counter() - begun)

@@ -20,7 +20,7 @@ from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Lines, find_difference
 from asyncpar.codecs import Identity
 from asyncpar.collectives.call import cancel_reason
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, bucket_span
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, HostGroups
 from asyncpar.gradsync.choice import Resolved, resolve
@@ -218,7 +218,8 @@ class HookReducer:
                 step.is_good = False
                 _close(steps, given.refusal)
                 return
-            times = await self._run_scheme(groups, state, scheme, steps, given)
+            with bucket_span(self._over, given.index, given.nbytes):
+                times = await self._run_scheme(groups, state, scheme, steps, given)
         except BaseException:
             step.is_good = False
             raise

@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from asyncpar.collectives.communicator import recorder_of, step_meter
+from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import UsageError
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook
@@ -102,6 +104,9 @@ class GradientReducer:
         self._end: weakref.ref[PassEnd] | None = None
         self._failed: list[Work] = []
         """Operations of passes that failed here, which may still be under way."""
+        self._recorder = recorder_of(group.communicator)
+        self._meter = step_meter(group.communicator, "DistributedDataParallel")
+        self._passes = 0
         take = weakly(self.on_gradient)
         handles = [
             each.parameter.register_post_accumulate_grad_hook(lambda _, index=index: take(index))
@@ -148,7 +153,7 @@ class GradientReducer:
     def shadow(self) -> None:
         """Take part in a step of other ranks with gradients of zero; gradients become the mean, as on the others."""
         self.await_failed()
-        now = self._pass = _GradientPass(len(self.replicated))
+        now = self._begin_pass()
         now.is_shadow = True
         self._used[:] = False
         for bucket in self._buckets:
@@ -160,6 +165,8 @@ class GradientReducer:
         """End what this rank has not begun of the step on all ranks, with the reason ``error``."""
         done, self._pass = self._pass, None
         self._end = None
+        self._passes += done is None  # the others have one
+        self._meter.end(EventState.FAILED)
         begun = 0
         if done is not None:
             begun = done.begun
@@ -196,7 +203,8 @@ class GradientReducer:
                 self.await_failed()
                 self.adopt_order()
                 bucket = self._bucket_of[index]
-                now = self._pass = _GradientPass(len(self.replicated))
+                now = self._begin_pass()
+                self._meter.works()
             if bucket is not None:
                 bucket.take(self.replicated[index])
             if self._is_final(now, index):
@@ -239,8 +247,14 @@ class GradientReducer:
         self._pass = None
         for begun in self._buckets:
             begun.missing = len(begun.members)
+        self._meter.waits()
         waited = time.perf_counter()
-        wait_for_all(now.works)
+        try:
+            wait_for_all(now.works)
+        except BaseException:
+            self._meter.end(EventState.FAILED)
+            raise
+        self._meter.end()
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
         if self._factor != 1.0:
@@ -261,6 +275,12 @@ class GradientReducer:
             self.fail(UsageError("an exception has ended the backward pass of this rank; see its traceback there"))
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin_pass(self) -> _GradientPass:
+        self._passes += 1
+        self._meter.begin(self._passes)
+        self._pass = _GradientPass(len(self.replicated))
+        return self._pass
 
     def _make_buckets(self) -> list[GradientBucket]:
         return make_buckets(self._plan, self.replicated, self.group.communicator, self.group.thread)
@@ -322,11 +342,22 @@ class GradientReducer:
         while now.begun < turns and not buckets[now.begun].missing:
             bucket = buckets[now.begun]
             if self.hook is None:
-                now.works.append(self._begin(bucket.array, "mean", [bucket.flat]))
+                now.works.append(self._begin_bucket(now.begun, bucket))
             else:
                 now.works.append(self.hook.start(self._given(now.begun, bucket.flat)))
             now.begun += 1
         assert not is_last or now.begun == len(buckets), "all gradients are there"
+
+    def _begin_bucket(self, index: int, bucket: GradientBucket) -> Work:
+        recorder = self._recorder
+        ticket = recorder.begin(EventKind.BUCKET, recorder.name(f"bucket {index}"), nbytes=bucket.array.nbytes)
+        try:
+            work = self._begin(bucket.array, "mean", [bucket.flat])
+        except BaseException:
+            recorder.end(ticket, EventState.FAILED)
+            raise
+        work.when_over(lambda error: recorder.end(ticket, EventState.COMPLETED if error is None else EventState.FAILED))
+        return work
 
     def _begin(self, array: NDArray[Any], op: str, tensors: Sequence[torch.Tensor]) -> Work:
         communicator = self.group.communicator

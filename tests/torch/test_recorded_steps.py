@@ -1,0 +1,109 @@
+"""Steps and buckets of replicas are in the event ring, and say which rank holds up the others."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchReplicas
+
+from asyncpar.collectives.ledger import world_number
+from asyncpar.core.observe.recorder import current_recorder
+from asyncpar.core.observe.records import EventKind, EventState
+from asyncpar.observe.image import Event, read_image
+from asyncpar.observe.rounds import Cause, Round, rounds_of
+from asyncpar.observe.stragglers import TOLD_ROUNDS, find_straggler
+from asyncpar.torch import DistributedDataParallel, GradientHook, gradient_hook
+from tests.torch.models import WIDTH, Block
+from tests.torch.worlds import on_ranks
+
+SMALL_BUCKETS_MB = 0.0005
+CULPRIT = 1
+SLEEP = 0.02
+
+
+class Slow(Block):
+    """Takes longer on one rank."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP * (dist.get_rank() == CULPRIT))
+        return super().forward(x)
+
+
+def replicas(kind: str, module: nn.Module) -> nn.Module:
+    if kind == "hook":
+        model = TorchReplicas(module, bucket_cap_mb=SMALL_BUCKETS_MB)
+        model.register_comm_hook(GradientHook(codec="int8", minimum_bytes=0), gradient_hook)
+        return model
+    return DistributedDataParallel(module, bucket_cap_mb=SMALL_BUCKETS_MB, codec=kind)
+
+
+def events(since: int) -> list[Event]:
+    recorder = current_recorder()
+    assert recorder is not None
+    return [event for event in read_image(recorder.snapshot()).events if event.ticket > since]
+
+
+def last_ticket() -> int:
+    return max((event.ticket for event in events(-1)), default=-1)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("kind", ["none", "int8", "hook"])
+def test_each_backward_pass_is_a_step_with_its_buckets(kind: str) -> None:
+    torch.manual_seed(0)
+    model, before = replicas(kind, Block()), last_ticket()
+    for _ in range(3):
+        model(torch.ones(2, WIDTH)).sum().backward()
+    found = events(before)
+    steps = [event for event in found if event.kind is EventKind.STEP]
+    assert [step.sequence for step in steps] == [1, 2, 3]
+    assert {step.state for step in steps} == {EventState.COMPLETED}
+    buckets = [event for event in found if event.kind is EventKind.BUCKET]
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    for step in steps:
+        assert step.ended is not None
+        inside = [bucket for bucket in buckets if step.created <= bucket.created < step.ended]
+        assert len(inside) > 1 or step.sequence == 1  # torch knows the buckets from the second pass on
+        assert {bucket.name for bucket in inside} == {f"bucket {index}" for index in range(len(inside))}
+        assert sum(bucket.nbytes for bucket in inside) == nbytes
+        assert all(bucket.ended is not None and bucket.state is EventState.COMPLETED for bucket in inside)
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("kind", ["none", "hook"])
+def test_a_rank_whose_forward_pass_takes_longer_is_named(kind: str) -> None:
+    torch.manual_seed(0)
+    model, before = replicas(kind, Slow()), last_ticket()
+    for _ in range(TOLD_ROUNDS + 1):
+        model(torch.ones(2, WIDTH)).sum().backward()
+    steps = [event for event in events(before) if event.kind is EventKind.STEP]
+    everyone: list[list[Round]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, rounds_of(steps, steps[-1].group, TOLD_ROUNDS))
+    straggler = find_straggler(dict(enumerate(everyone)))
+    assert straggler is not None
+    assert (straggler.rank, straggler.cause) == (CULPRIT, Cause.COMPUTE)
+    assert steps[-1].group in {world_number(generation) for generation in range(4)}
+
+
+@on_ranks(2)
+def test_a_backward_pass_that_fails_is_a_step_that_failed() -> None:
+    torch.manual_seed(0)
+    block = Block()
+    model, before = replicas("none", block), last_ticket()
+
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("a hook fails")
+
+    handle = block.first.weight.register_hook(fail)
+    with pytest.raises(ValueError, match="a hook fails"):
+        model(torch.ones(2, WIDTH)).sum().backward()
+    handle.remove()
+    dist.barrier()
+    model.zero_grad()
+    model(torch.ones(2, WIDTH)).sum().backward()
+    steps = [(event.sequence, event.state) for event in events(before) if event.kind is EventKind.STEP]
+    assert steps == [(1, EventState.FAILED), (2, EventState.COMPLETED)]
