@@ -111,6 +111,8 @@ def _parts(pauses: Iterable[Event], start: float, stop: float) -> dict[Cause, fl
         if cause is None:
             continue
         begun, ended = pause.created, stop if pause.ended is None else pause.ended
+        if cause is Cause.BLOCKED:  # it had begun before it was seen
+            begun -= pause.sequence * 1e-6
         if cause is Cause.TAKEN:  # at the end of the time that was looked at
             begun, ended = pause.created - pause.sequence * 1e-6, pause.created
         shared = min(ended, stop) - max(begun, start)

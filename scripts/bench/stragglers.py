@@ -3,9 +3,11 @@
     python scripts/bench/stragglers.py --cases none,compute,input,collection,niced,link --seconds 15
 
 Every rank loads, computes and all-reduces in steps of about 50 ms, most of which it sleeps.  Rank 2 does more of one
-thing: a fifth of a step of computing or of waiting for input, garbage collections of the oldest generation, or it has
-to share its processor with other programs at a lower priority.  With ``link`` each rank has a host of its own, a
-namespace on one bridge, and that of rank 2 sends at 20 Mbit/s, the others at 500 (needs root).
+thing: a fifth of a step of computing or of waiting for input, garbage collections of the oldest generation, code that
+blocks its event loop for 1.5 s in each fifth step, or it has to share its processor with other programs at a lower
+priority.  In cases whose names begin with ``training`` ranks do not all-reduce, but take steps of a
+GradientSynchronizer with 24 buckets.  With ``link`` each rank has a host of its own, a namespace on one bridge, and
+that of rank 2 sends at 20 Mbit/s, the others at 500 (needs root).
 
 The last line on stdout is one JSON object: per case how many of the looks, one a second, told the right rank and cause,
 another one, or nothing.
@@ -40,19 +42,28 @@ CAUSES = {
     "collection": (Cause.COLLECTION,),
     "niced": (Cause.TAKEN, Cause.COMPUTE),
     "link": (Cause.LINK,),
+    "blocked": (Cause.BLOCKED,),
+    "training": (Cause.COMPUTE,),
+    "training-input": (Cause.INPUT,),
+    "training-blocked": (Cause.BLOCKED,),
 }
+QUIET = ("none", "training-none")
+"""Cases without a slow rank."""
+
 WORDS = {
     Cause.COMPUTE: "what it computes",
     Cause.INPUT: "its input",
     Cause.COLLECTION: "garbage collection",
     Cause.TAKEN: "other programs",
     Cause.LINK: "its link",
+    Cause.BLOCKED: "code that blocks its event loop",
 }
 
 PROGRAM = """
-import asyncio, gc, os, sys, time
+import asyncio, gc, itertools, os, sys, time
 import numpy as np
 import asyncpar as ap
+from asyncpar.gradsync import GradientBucketingConfig, GradientSynchronizer
 
 def compute(seconds):
     until = time.thread_time() + seconds
@@ -60,7 +71,8 @@ def compute(seconds):
         pass
 
 async def main():
-    case = sys.argv[1]
+    case, is_training = sys.argv[1].removeprefix("training-"), sys.argv[1].startswith("training")
+    case = "compute" if case == "training" else case
     async with ap.init() as node:
         slow = node.rank == 2
         if case == "niced" and slow:
@@ -68,13 +80,21 @@ async def main():
         garbage = [[number] for number in range(60_000)] if case == "collection" and slow else []
         gc.collect()
         x = np.ones(1 << 17 if case == "link" else 1024, np.float32)
-        while True:
+        bucketing = GradientBucketingConfig(bucket_size_mb=0.01, max_buckets=24)
+        synchronizer = GradientSynchronizer.data_parallel(node.world, bucketing=bucketing)
+        gradients = {f"w{number}": np.ones(2500, np.float32) for number in range(24)}
+        for step in itertools.count():
             with ap.span("load batch"):
                 await asyncio.sleep(0.005 + (0.012 if case == "input" and slow else 0))
             await asyncio.sleep(0.035)
             compute(0.004 + (0.012 if case == "compute" and slow else 0))
             if case == "collection" and slow:
                 gc.collect()
+            if case == "blocked" and slow and step % 5 == 0:
+                time.sleep(1.5)
+            if is_training:
+                await synchronizer.synchronize_gradients(gradients)
+                continue
             await node.world.all_reduce(x, "max", algorithm="ring" if case == "link" else None)
 
 ap.run(main)
@@ -145,8 +165,8 @@ def status(name: str) -> list[list[str]]:
 def judge(case: str, alarms: list[str]) -> str:
     """Return whether ``alarms`` are right, wrong or silent."""
     if not alarms:
-        return "right" if case == "none" else "silent"
-    if case == "none":
+        return "right" if case in QUIET else "silent"
+    if case in QUIET:
         return "wrong"
     words = [WORDS[cause] for cause in CAUSES[case]]
     named = [alarm for alarm in alarms if alarm.startswith(f"rank {CULPRIT} ")]
@@ -161,9 +181,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     options = parser.parse_args()
     cases = options.cases.split(",")
-    unknown = set(cases) - {"none", *CAUSES}
+    unknown = set(cases) - {*QUIET, *CAUSES}
     if unknown:
-        parser.error(f"--cases: expected some of none, {', '.join(CAUSES)}, got {', '.join(sorted(unknown))}")
+        parser.error(f"--cases: expected some of {', '.join((*QUIET, *CAUSES))}, got {', '.join(sorted(unknown))}")
     found = {}
     with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as folder:
         for case in cases:

@@ -143,7 +143,7 @@ def test_rounds_are_made_of_what_the_ring_says() -> None:
         event(EventKind.SPAN, 2.0, 2.0, name=TAKEN, nbytes=500_000, sequence=1_000_000),
         event(EventKind.COLLECTIVE, 3.0, 3.5, sequence=2, **operation),
         event(EventKind.COLLECTIVE, 3.2, 3.4, sequence=9, name="other", group=8),
-        event(EventKind.BLOCKED, 3.6, None),
+        event(EventKind.BLOCKED, 3.7, None, sequence=100_000),
         event(EventKind.COLLECTIVE, 4.0, 4.1, sequence=3, **operation),
         event(EventKind.COLLECTIVE, 5.0, 5.1, sequence=5, **operation),
         event(EventKind.COLLECTIVE, 6.0, None, sequence=6, **operation),

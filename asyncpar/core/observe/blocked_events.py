@@ -20,7 +20,10 @@ class BlockedEvents:
         self._ticket = NO_TICKET
 
     def tell(self, blocked: Blocked) -> None:
-        """Begin an event when the loop is blocked, and end it when that goes on.  In the watching thread."""
+        """Begin an event when the loop is blocked, and end it when that goes on.  In the watching thread.
+
+        Its ``sequence`` is for how many microseconds the loop was blocked when that was seen.
+        """
         if blocked.is_over:
             self._recorder.end(self._ticket)
             return
@@ -29,6 +32,5 @@ class BlockedEvents:
         if frames:
             file, line, function = frames[-1]
             site = self._recorder.place(file, int(line), function)
-        self._ticket = self._recorder.begin(
-            EventKind.BLOCKED, self._recorder.name("blocked loop", {"by": blocked.what}), site=site
-        )
+        word = self._recorder.name("blocked loop", {"by": blocked.what})
+        self._ticket = self._recorder.begin(EventKind.BLOCKED, word, sequence=round(blocked.seconds * 1e6), site=site)
