@@ -306,7 +306,10 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         if is_open():
             from asyncpar.observe.rank_view import watch_node  # a rank that no agent started tells nobody
 
-            stack.callback(watch_node(links, actors, arena))
+            def predict(operation: str, nbytes: int, algorithm: str) -> float:
+                return node.world.predict(operation, nbytes, algorithm=algorithm)
+
+            stack.callback(watch_node(links, actors, arena, predict))
         if line is not None:
             line.deliver(links.end_job)
         started.set_result(node)

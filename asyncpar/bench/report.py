@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from asyncpar.bench.settings import ROOTED, bus_factor
+from asyncpar.bench.settings import ROOTED
+from asyncpar.collectives.cost import bus_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

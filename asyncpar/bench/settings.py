@@ -94,19 +94,6 @@ def cost_name(operation: str) -> str:
     return operation.removesuffix("_many")
 
 
-def bus_factor(operation: str, ranks: int) -> float:
-    """Return what ``algbw`` is multiplied with to compare ``busbw`` with what the hardware moves.
-
-    Source: PERFORMANCE.md of nccl-tests, and its gather.cu, scatter.cu and alltoall.cu.
-    """
-    match operation:
-        case "all_reduce" | "all_reduce_many":
-            return 2 * (ranks - 1) / ranks
-        case "broadcast" | "reduce":
-            return 1.0
-    return (ranks - 1) / ranks
-
-
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"{name}: expected one of {', '.join(known)}, got {value!r}")

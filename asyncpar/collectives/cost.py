@@ -117,3 +117,16 @@ def choose(operation: str, payload: int, *, size: int, hosts: Hosts | None = Non
     """Return the cheapest algorithm for ``payload`` bytes over one kind of lane."""
     model = CostModel(size=size, hosts=hosts or (tuple(range(size)),), lane=lane, local=lane)
     return model.choose(operation, payload)
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return what ``algbw`` is multiplied with to compare ``busbw`` with what the hardware moves.
+
+    Source: PERFORMANCE.md of nccl-tests, and its gather.cu, scatter.cu and alltoall.cu.
+    """
+    match operation:
+        case "all_reduce" | "all_reduce_many":
+            return 2 * (ranks - 1) / ranks
+        case "broadcast" | "reduce":
+            return 1.0
+    return (ranks - 1) / ranks

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +74,7 @@ class Painter:
             "operations": _operations(reports, job.world_size),
             "figures": _figures(shown),
             "rounds": _rounds(shown),
+            "gradients": _gradients(shown),
             "pipeline": _pipeline(shown),
             "actors": _actors(shown),
         }
@@ -243,8 +245,21 @@ def _figures(shown: Sequence[RankReport]) -> list[Json]:
         middle = sorted(figure.p50 for figure in figures)[(len(figures) - 1) // 2]
         row = {"what": what, "name": name, "algorithm": algorithm, "bytes": size, "p50": middle}
         row |= {"count": sum(figure.count for figure in figures), "p99": max(figure.p99 for figure in figures)}
+        row |= {"rate": _middle(figure.rate for figure in figures if figure.rate)}
+        row |= {"expected": _middle(figure.expected for figure in figures if figure.expected)}
         rows.append(row)
     return sorted(rows, key=lambda row: -row["p50"] * row["count"])[:MOST_OPERATIONS]
+
+
+def _middle(values: Iterable[float]) -> float | None:
+    """Return the median; None of nothing."""
+    return median_low(known) if (known := list(values)) else None
+
+
+def _gradients(shown: Sequence[RankReport]) -> Json:
+    """Return the medians over ranks of how gradients were synchronized."""
+    told = [report.summary.gradients for report in shown if report.summary and report.summary.gradients]
+    return {"hidden": _middle(one.hidden for one in told), "ratio": _middle(one.ratio for one in told)}
 
 
 def _rounds(shown: Sequence[RankReport]) -> list[list[int]]:

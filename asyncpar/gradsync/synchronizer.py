@@ -20,6 +20,7 @@ from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.core.observe.records import EventState
+from asyncpar.core.observe.reported import reported
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.choice import Resolved
@@ -485,6 +486,7 @@ class GradientSynchronizer:
                 flow.scheme.commit()
             self._accumulation.clear()
             step.record.add_to(self._statistics)
+            reported.gradients = self._statistics.overlap_fraction, self._statistics.compression_ratio_achieved
             if run.order is not None:
                 self._layouts.observe(run.order)
             if self._tuning is not None and run.measured is not None:

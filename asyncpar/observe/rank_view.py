@@ -30,7 +30,7 @@ from asyncpar.core.observe.recorder import current_recorder
 from asyncpar.core.observe.reported import reported
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
-from asyncpar.observe.figures import figures_of
+from asyncpar.observe.figures import Predict, figures_of
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
@@ -43,6 +43,7 @@ from asyncpar.observe.summary import (
     MOST_OPERATIONS,
     AskSummary,
     BlockedSummary,
+    GradientSummary,
     LinkSummary,
     MailboxSummary,
     OperationSummary,
@@ -109,6 +110,7 @@ class NodeView:
     links: Links
     actors: ActorSystem
     arena: ArenaHost | None
+    predict: Predict | None = None
     pulse: _LoopPulse = field(init=False)
     pauses: PauseRecorder = field(init=False)
     rounds: list[Round] = field(default_factory=list)
@@ -122,9 +124,14 @@ class NodeView:
 _nodes: list[NodeView] = []
 
 
-def watch_node(links: Links, actors: ActorSystem, arena: ArenaHost | None) -> Callable[[], None]:
-    """Tell of a node from now on; the function returned ends that."""
-    view = NodeView(links, actors, arena)
+def watch_node(
+    links: Links, actors: ActorSystem, arena: ArenaHost | None, predict: Predict | None = None
+) -> Callable[[], None]:
+    """Tell of a node from now on; the function returned ends that.
+
+    ``predict`` estimates the seconds of operations of all ranks.
+    """
+    view = NodeView(links, actors, arena, predict)
     view.pauses.start()
     _nodes.append(view)
 
@@ -189,6 +196,7 @@ def make_summary() -> RankSummary:
         "stolen": _stolen_seconds(),
         "values": reported.values,
         "progress": _progress(),
+        "gradients": None if reported.gradients is None else GradientSummary(*reported.gradients),
     }
     main = threading.main_thread().ident or 0
     here = user_site(sys._current_frames().get(main))
@@ -236,7 +244,7 @@ def _of_node(view: NodeView) -> dict[str, Any]:
         "mailboxes": _mailboxes(view.actors),
         "links": _links(links),
         "rounds": _rounds(view, events, world_number(world.generation)),
-        "figures": figures_of(events),
+        "figures": figures_of(events, {group.number: len(group.ranks) for group in _groups(view)}, view.predict),
     }
 
 

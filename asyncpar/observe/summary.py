@@ -102,7 +102,11 @@ class RoundSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FigureSummary(msgspec.Struct, frozen=True, array_like=True):
-    """Microseconds that events took lately: ``what`` they are (``collective``, ``span``), sizes up to ``bytes``."""
+    """Microseconds that events took lately: ``what`` they are (``collective``, ``span``), sizes up to ``bytes``.
+
+    Of collectives ``rate`` is the bus bandwidth in bytes/s at ``p50``, and ``expected`` are the microseconds that the
+    cost model estimates; 0: not known.
+    """
 
     what: str
     name: str
@@ -111,6 +115,19 @@ class FigureSummary(msgspec.Struct, frozen=True, array_like=True):
     count: int
     p50: int
     p99: int
+    rate: int = 0
+    expected: int = 0
+
+
+class GradientSummary(msgspec.Struct, frozen=True, array_like=True):
+    """How gradients were synchronized so far.
+
+    ``hidden`` is the part of the time of communication behind the rank's own work, ``ratio`` how many times fewer bytes
+    were sent than without a codec.
+    """
+
+    hidden: float
+    ratio: float
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,8 +137,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     so far, ``stolen`` how long threads waited for a processor, ``gc`` the time in garbage collections.  ``operations``
     are those under way, ``operations_done`` and ``bytes_moved`` count by kind of lane (``arena``, ``messages``).
     ``user_site`` is where the program's own code is in the main thread or in the task that waits.  ``rounds`` are the
-    last ones of the world's group, ``figures`` those of its last events.  ``dropped`` counts what
-    was not told, because nobody took it.
+    last ones of the world's group, ``figures`` those of its last events, ``gradients`` those of the synchronizer that
+    took the last step.  ``dropped`` counts what was not told, because nobody took it.
     """
 
     rank: int
@@ -150,6 +167,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     links: tuple[LinkSummary, ...] = ()
     rounds: tuple[RoundSummary, ...] = ()
     figures: tuple[FigureSummary, ...] = ()
+    gradients: GradientSummary | None = None
     dropped: int = 0
 
     @property

@@ -11,6 +11,7 @@ from asyncpar.observe.summary import (
     AskSummary,
     BlockedSummary,
     FigureSummary,
+    GradientSummary,
     HostSummary,
     JobSummary,
     LinkSummary,
@@ -143,8 +144,19 @@ class SyntheticJob:
                 RoundSummary(number, 96_000 - 2_000 * (rank % 5), 121_000, {})
                 for number in range(int(steps), int(steps) + 4)
             ),
+            gradients=GradientSummary(0.81 - 0.02 * (rank % 3), 3.94),
             figures=(
-                FigureSummary("collective", "all_reduce", "arena", 1 << 25, 64, 8_200 + 40 * (rank % 7), 11_900),
+                FigureSummary(
+                    "collective",
+                    "all_reduce",
+                    "arena",
+                    1 << 25,
+                    64,
+                    8_200 + 40 * (rank % 7),
+                    11_900,
+                    4_790_000_000,
+                    7_400,
+                ),
                 *(
                     FigureSummary("bucket", f"bucket {number}", "int8", 1 << 23, 24, 2_900 + 70 * number + rank, 4_100)
                     for number in range(4)

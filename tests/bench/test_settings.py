@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from asyncpar.bench.settings import OPERATIONS, BenchSettings, bus_factor
+from asyncpar.bench.settings import OPERATIONS, BenchSettings
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.cost import bus_factor
 from asyncpar.errors import UsageError
 
 

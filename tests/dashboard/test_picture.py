@@ -62,6 +62,16 @@ def test_figures_of_all_ranks_are_one_row() -> None:
     first = next(row for row in Painter().paint(job)["figures"] if row["what"] == "collective")
 
     assert (first["what"], first["name"], first["count"], first["p50"]) == ("collective", "all_reduce", 256, 8_240)
+    assert (first["rate"], first["expected"]) == (4_790_000_000, 7_400)
+
+
+def test_how_gradients_were_synchronized_is_the_median_of_all_ranks() -> None:
+    (job,) = SyntheticJob(4).summaries(1)
+    nothing = RankReport(rank=0, host="a", pid=1, summary=RankSummary(rank=0, pid=1, time=0.0))
+    quiet = JobSummary(job="j", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=(nothing,)),))
+
+    assert Painter().paint(job)["gradients"] == {"hidden": 0.79, "ratio": 3.94}
+    assert Painter().paint(quiet)["gradients"] == {"hidden": None, "ratio": None}
 
 
 def test_values_that_are_no_numbers_for_json_are_left_out() -> None:

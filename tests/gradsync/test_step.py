@@ -43,7 +43,8 @@ class SlowCommunicator:
 
     def __init__(self) -> None:
         self.started: list[float] = []
-        links = SimpleNamespace(recorder=open_recorder(RankIdentity(rank=0, size=2)))
+        world = SimpleNamespace(size=2, generation=0)
+        links = SimpleNamespace(recorder=open_recorder(RankIdentity(rank=0, size=2)), world=world)
         self._engine = SimpleNamespace(table=SimpleNamespace(links=links))
 
     async def all_reduce(self, x: Array, **_: Any) -> Array:

@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from asyncpar.core.observe.records import EventKind, EventState
+from asyncpar.errors import UsageError
 from asyncpar.observe.figures import figures_of
 from asyncpar.observe.image import Event
 from asyncpar.observe.summary import MOST_FIGURES, FigureSummary
@@ -26,6 +27,23 @@ def test_events_are_put_together_by_name_and_power_of_two() -> None:
         FigureSummary("span", "x", "a", 1024, 24, 12, 23),
         FigureSummary("span", "x", "a", 2048, 1, 5, 5),
     )
+
+
+def test_collectives_have_bus_bandwidth_and_those_of_all_ranks_what_the_cost_model_expects() -> None:
+    operation = msgspec.structs.replace(event("all_reduce", 100, nbytes=1000), kind=EventKind.COLLECTIVE, group=7)
+    gather = msgspec.structs.replace(operation, name="all_gather", group=8)
+
+    def predict(name: str, nbytes: int, algorithm: str) -> float:
+        if name == "all_gather":
+            raise UsageError("not known")
+        assert (nbytes, algorithm) == (1000, "a")
+        return 80e-6
+
+    whole, part = figures_of([operation, operation, gather], {7: 4, 8: 2, 9: 4}, predict)
+    assert (whole.name, whole.count, whole.rate, whole.expected) == ("all_reduce", 2, 15_000_000, 80)
+    assert (part.name, part.rate, part.expected) == ("all_gather", 10_000_000, 0)
+    (unknown,) = figures_of([msgspec.structs.replace(gather, group=9)], {9: 4}, predict)
+    assert unknown.expected == 0
 
 
 def test_what_is_under_way_or_has_failed_counts_for_nothing() -> None:

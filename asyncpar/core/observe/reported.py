@@ -32,6 +32,8 @@ class ReportedValues:
         self._progress: tuple[str, float, float | None] | None = None
         self._figures: dict[str, str] = {}
         self._calls = 0
+        self.gradients: tuple[float, float] | None = None
+        """How gradients were synchronized so far: the hidden part of the time, and the ratio of bytes saved."""
 
     def take(self, values: Mapping[str, SupportsFloat]) -> None:
         """Replace the values that are named.  Raises ``UsageError`` for what is no number, and for too many names."""

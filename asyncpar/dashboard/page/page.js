@@ -149,9 +149,10 @@ class OperationsPage {
       { name: "Seen", number: true, value: row => row.count, cell: row => short(row.count) },
       { name: "Median", number: true, value: row => row.p50, cell: row => micros(row.p50) },
       { name: "99th", number: true, value: row => row.p99, cell: row => micros(row.p99) },
-      { name: "Bytes/s", number: true, value: row => row.bytes && row.p50 ? row.bytes / row.p50 : null, cell: row => row.bytes && row.p50 ? bytes(1e6 * row.bytes / row.p50) : "–" },
+      { name: "Expected", number: true, value: row => row.expected, cell: row => row.expected ? micros(row.expected) : "–" },
+      { name: "Bus bytes/s", number: true, value: row => row.rate, cell: row => row.rate ? bytes(row.rate) : "–" },
     ], ["No figures yet", "They come from the last events of the ranks: operations, buckets of gradients, pipeline actions, checkpoints, spans of your own."]);
-    this.element = [card("Under way", this.table.element), card("How long they took lately", this.figures.element)];
+    this.element = [card("Under way", this.table.element), h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "How long they took lately"), h("span", { class: "quiet" }, "expected: what the cost model estimates; bus bytes/s: what each rank's link carries")), this.figures.element)];
   }
   draw(now) {
     this.table.draw(now.operations);
@@ -172,9 +173,11 @@ function stacked(bars, rows, nothing) {
 const median = list => list.length ? [...list].sort((one, other) => one - other)[(list.length - 1) >> 1] : null;
 const percent = share => share === null ? "–" : `${Math.round(100 * share)}%`;
 
+const place = bucket => Number(bucket.name.split(" ")[1]) || 0;
+
 class GradientsPage {
   constructor() {
-    this.figures = { round: figure("Round, median"), own: figure("Own work"), exposed: figure("Waiting for others"), buckets: figure("Buckets") };
+    this.figures = { round: figure("Round, median"), own: figure("Own work"), exposed: figure("Waiting for others"), hidden: figure("Communication hidden"), ratio: figure("Bytes saved by the codec"), buckets: figure("Buckets") };
     this.bars = h("div", { class: "bars" });
     this.buckets = new Table([
       { name: "Bucket", grow: true, value: row => row.name },
@@ -189,18 +192,21 @@ class GradientsPage {
     this.element = [
       h("section", { class: "card" }, h("div", { class: "figures" }, Object.values(this.figures).map(one => one.element))),
       h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "The last rounds of each rank"), this.legend), this.bars),
-      card("Buckets of gradients", this.buckets.element),
+      card("Buckets of gradients, in the order in which they are reduced", this.buckets.element),
     ];
   }
   draw(now) {
-    const rounds = (now.rounds || []).filter(([, count, all]) => count && all), found = (now.figures || []).filter(row => row.what === "bucket");
+    const rounds = (now.rounds || []).filter(([, count, all]) => count && all), found = (now.figures || []).filter(row => row.what === "bucket").sort((one, other) => place(one) - place(other));
+    const { hidden, ratio } = now.gradients || {};
+    this.figures.hidden.value.textContent = percent(hidden ?? null);
+    this.figures.ratio.value.textContent = ratio ? `${short(ratio)} ×` : "–";
     const own = median(rounds.map(([, , all, mine]) => mine / all));
     this.figures.round.value.textContent = rounds.length ? micros(median(rounds.map(([, count, all]) => all / count))) : "–";
     this.figures.own.value.textContent = percent(own);
     this.figures.exposed.value.textContent = percent(own === null ? null : 1 - own);
     this.figures.buckets.value.textContent = found.length || "–";
     stacked(this.bars, rounds.map(([rank, count, all, mine]) => [rank, [{ value: mine / count, color: 2 }, { value: Math.max(0, all - mine) / count, color: 4 }], micros(all / count), percent(1 - mine / all)]),
-      empty("No rounds yet", "A round is what a rank does from one collective of the world to the next."));
+      empty("No rounds yet", "A round is a training step, or what a rank does from one collective of the world to the next."));
     this.buckets.draw(found);
   }
 }
@@ -208,6 +214,8 @@ class GradientsPage {
 const ACTIONS = { forward: 3, backward: 2, backward_input: 2, backward_weight: 1, send_activation: 4, recv_activation: 5, send_gradient: 4, recv_gradient: 5 };
 class PipelinePage {
   constructor() {
+    this.bubble = figure("Bubble and other waiting");
+    this.worst = figure("Longest, of a rank");
     this.bars = h("div", { class: "bars" });
     this.legend = h("div", { class: "legend right" });
     this.table = new Table([
@@ -218,12 +226,17 @@ class PipelinePage {
       { name: "99th", number: true, value: row => row.p99, cell: row => micros(row.p99) },
     ], ["No pipeline yet", "Actions of a pipeline's stages appear here: forward, backward, and what they wait for."]);
     this.element = [
+      h("section", { class: "card" }, h("div", { class: "figures" }, this.bubble.element, this.worst.element)),
       h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Time of the last actions, by rank"), this.legend), this.bars),
       card("Actions", this.table.element),
     ];
   }
   draw(now) {
     const rows = now.pipeline || [], byRank = new Map();
+    const idle = rows.length ? (now.rounds || []).filter(([, count, all]) => count && all).map(([, , all, own]) => 1 - own / all) : [];
+    this.bubble.value.textContent = percent(median(idle));
+    this.worst.value.textContent = percent(idle.length ? Math.max(...idle) : null);
+    this.bubble.element.title = "The part of a step in which a rank did not compute, median of all ranks";
     for (const row of rows) byRank.set(row.rank, [...(byRank.get(row.rank) || []), row]);
     const names = [...new Set(rows.map(row => row.name))].sort();
     this.legend.replaceChildren(...names.map(name => h("span", {}, swatch(ACTIONS[name] || 1), name.replace("_", " "))));
