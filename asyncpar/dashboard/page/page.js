@@ -177,7 +177,7 @@ const place = bucket => Number(bucket.name.split(" ")[1]) || 0;
 
 class GradientsPage {
   constructor() {
-    this.figures = { round: figure("Round, median"), own: figure("Own work"), exposed: figure("Waiting for others"), hidden: figure("Communication hidden"), ratio: figure("Bytes saved by the codec"), buckets: figure("Buckets") };
+    this.figures = { round: figure("Round, median"), own: figure("Own work"), exposed: figure("Waiting for others"), hidden: figure("Hidden by work"), ratio: figure("Codec ratio"), buckets: figure("Buckets") };
     this.bars = h("div", { class: "bars" });
     this.buckets = new Table([
       { name: "Bucket", grow: true, value: row => row.name },
@@ -214,8 +214,8 @@ class GradientsPage {
 const ACTIONS = { forward: 3, backward: 2, backward_input: 2, backward_weight: 1, send_activation: 4, recv_activation: 5, send_gradient: 4, recv_gradient: 5 };
 class PipelinePage {
   constructor() {
-    this.bubble = figure("Bubble and other waiting");
-    this.worst = figure("Longest, of a rank");
+    this.bubble = figure("Bubble");
+    this.worst = figure("Largest of a rank");
     this.bars = h("div", { class: "bars" });
     this.legend = h("div", { class: "legend right" });
     this.table = new Table([
