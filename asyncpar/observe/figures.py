@@ -30,11 +30,10 @@ def figures_of(
     found: dict[_Key, list[tuple[float, int]]] = defaultdict(list)
     for event in events:
         if event.ended is not None and event.state == EventState.COMPLETED:
-            nbytes = 0 if event.kind is EventKind.STEP else event.nbytes
-            size = 1 << (nbytes - 1).bit_length() if nbytes else 0
+            size = 1 << (event.nbytes - 1).bit_length() if event.nbytes else 0
             ranks = sizes.get(event.group, 0) if event.kind is EventKind.COLLECTIVE else 0
             key = event.kind.name.lower(), event.name, event.algorithm, size, ranks
-            found[key].append((event.ended - event.created, nbytes))
+            found[key].append((event.ended - event.created, event.nbytes))
     figures: list[FigureSummary] = []
     kept: Counter[str] = Counter()
     whole = max(sizes.values(), default=0)

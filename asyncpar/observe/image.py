@@ -52,6 +52,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     ``created`` and ``ended`` are seconds by the rank's clock, ``ended`` None while it is under way.  ``text`` is an
     operation as it was called (``all_reduce(float32[8], sum)``) or the fields of a span; ``group`` and ``sequence`` are
     the same on all ranks of an operation, and on both ends of a message or a call; ``peer`` is a rank of the world.
+    ``own`` are the seconds of a step, and since the one before, that were the rank's own.
     """
 
     ticket: int
@@ -66,6 +67,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 0
     sequence: int = 0
     nbytes: int = 0
+    own: float = 0.0
     peer: int | None = None
     site: CallSite | None = None
 
@@ -193,7 +195,7 @@ def _events_of(raw: RawImage) -> Iterable[Event]:
         if record.site not in sites:
             sites[record.site] = _parse_site(_text(raw, record.site, EntryKind.SITE))
         name, text, algorithm, nbytes = names[record.name]
-        created = record.created
+        created, is_step = record.created, kind is EventKind.STEP
         yield Event(
             ticket=record.ticket,
             kind=kind,
@@ -206,7 +208,8 @@ def _events_of(raw: RawImage) -> Iterable[Event]:
             fingerprint=record.fingerprint,
             group=record.group,
             sequence=record.sequence,
-            nbytes=record.nbytes or nbytes,
+            nbytes=0 if is_step else record.nbytes or nbytes,
+            own=record.nbytes * 1e-6 if is_step else 0.0,
             peer=None if record.peer == NO_PEER else record.peer,
             site=sites[record.site],
         )

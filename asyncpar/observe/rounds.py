@@ -79,7 +79,7 @@ def _rounds_of_steps(steps: Sequence[Event], pauses: Sequence[Event], most: int)
         if this.state != EventState.COMPLETED or before.ended is None or this.ended is None:
             continue
         seconds = max(0.0, this.ended - before.ended)
-        own = min(this.nbytes * 1e-6, seconds)
+        own = min(this.own, seconds)
         parts = _parts(pauses, before.ended, this.ended) if own else {}
         found.append(Round(number=this.sequence, own=own, seconds=seconds, parts=_rest(own, parts)))
     return found

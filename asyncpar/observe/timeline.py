@@ -53,8 +53,8 @@ class EventSlice:
         facts: dict[str, str | int | None] = {
             "call": event.text or None,
             "algorithm": event.algorithm or None,
-            "bytes": None if event.kind is EventKind.STEP else event.nbytes or None,
-            "own time": f"{event.nbytes / 1e3:.1f} ms" if event.kind is EventKind.STEP else None,
+            "bytes": event.nbytes or None,
+            "own time": f"{event.own * 1e3:.1f} ms" if event.own else None,
             "peer": event.peer,
             "at": None if event.site is None else str(event.site),
             "state": None if event.state is EventState.COMPLETED else event.state.name.lower(),

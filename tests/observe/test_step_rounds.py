@@ -23,6 +23,7 @@ from asyncpar.node import Node
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.rounds import Cause, Round, join_rounds, rounds_of
 from asyncpar.observe.stragglers import TOLD_ROUNDS, Straggler, find_straggler
+from asyncpar.observe.timeline import make_timeline
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
@@ -228,6 +229,17 @@ async def test_a_step_within_the_step_of_another_is_not_recorded() -> None:
         inner.begin(2)
         inner.end()
         assert [step.name for step in steps(node)] == ["outer", "inner"]
+
+
+async def test_a_trace_shows_steps_with_the_own_time_of_the_rank() -> None:
+    async with local_world(1) as (node,):
+        meter = step_meter(node.world, "mine")
+        meter.begin(7)
+        meter.add(0.25)
+        meter.end()
+        timeline = make_timeline({0: read_image(node.links.recorder.snapshot())})
+    (step,) = [one for one in timeline.slices if one.track == "steps"]
+    assert (step.name, step.facts) == ("step 7 of mine", {"own time": "250.0 ms"})
 
 
 def test_rounds_are_kept_between_looks_until_numbers_begin_anew() -> None:
