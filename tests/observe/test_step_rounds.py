@@ -225,7 +225,7 @@ async def test_a_step_within_the_step_of_another_is_not_recorded() -> None:
         inner.begin(1)
         inner.end()
         assert [step.name for step in steps(node)] == ["outer"]
-        del outer  # whoever was in a step is gone
+        del outer  # its step does not hide others
         inner.begin(2)
         inner.end()
         assert [step.name for step in steps(node)] == ["outer", "inner"]
