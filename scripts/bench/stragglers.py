@@ -105,7 +105,7 @@ def measure(case: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Run one case, and return what `status` said."""
     program = folder / f"{case}.py"
     program.write_text(PROGRAM)
-    name = f"straggler_{case}_{os.getpid()}"
+    name = f"straggler_{case}_{os.getpid()}".replace("-", "_")  # as jobs are called
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if case == "niced" else 0)]
     looks: Counter[str] = Counter()
     texts: Counter[str] = Counter()
