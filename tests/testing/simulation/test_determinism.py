@@ -13,15 +13,18 @@ import pytest
 from asyncpar.testing.simulation import explore, simulate
 from asyncpar.testing.simulation.patches import BOUND_CLOCKS
 from tests.products import IS_WHOLE
-from tests.testing.simulation.programs import everything, sums
+from tests.testing.simulation.programs import bits, check_bits, everything, sums
 
 ROOT = Path(__file__).resolve().parents[3]
+ELASTIC = ("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock")
 PRINT_HASHES = """
 import sys
 from asyncpar.testing.simulation import simulate
-from tests.testing.simulation.programs import everything, sums
+from tests.testing.simulation.programs import bits, everything, sums
 for program, seed in ((everything, 1), (everything, 2), (sums, 3), (sums, 4), (sums, 5)):
     print(simulate(program, size=3, seed=seed, faults=3, shrinks=False).trace_hash)
+for seed in (1, 2, 3):
+    print(simulate(bits, size=3, seed=seed, elastic=True, faults=2, shrinks=False).trace_hash)
 print(simulate(everything, size=3, seed=6).results)
 """
 
@@ -34,6 +37,15 @@ def test_a_hundred_runs_of_a_seed_have_one_hash() -> None:
 def test_a_hundred_seeds_run_twice_with_faults_have_equal_hashes() -> None:
     seeds = range(100 if IS_WHOLE else 25)
     one, other = (explore(sums, size=4, seeds=seeds, faults=3) for _ in range(2))
+    assert [run.trace_hash for run in one] == [run.trace_hash for run in other]
+    assert len({run.trace_hash for run in one}) == len(seeds)
+
+
+def test_elastic_jobs_run_twice_with_faults_have_equal_hashes() -> None:
+    seeds = range(100 if IS_WHOLE else 15)
+    one, other = (
+        explore(bits, size=3, seeds=seeds, elastic=True, faults=3, kinds=ELASTIC, check=check_bits) for _ in range(2)
+    )
     assert [run.trace_hash for run in one] == [run.trace_hash for run in other]
     assert len({run.trace_hash for run in one}) == len(seeds)
 
@@ -52,7 +64,7 @@ def test_processes_with_other_orders_of_hashes_have_equal_runs() -> None:
         for seed in ("0", "1", "12345")
     }
     assert len(printed) == 1
-    assert printed.pop().count("\n") == 6
+    assert printed.pop().count("\n") == 9
 
 
 def test_every_clock_that_a_module_imports_by_its_name_is_known() -> None:
