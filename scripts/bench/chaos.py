@@ -5,11 +5,14 @@
     python scripts/bench/chaos.py --faults 20 --mode zero3
     python scripts/bench/chaos.py --faults 0 --megabytes 100
     python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1
+    python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 250 --seed 1
 
 Ranks are processes of this host.  Every few steps one is killed (SIGKILL), stopped (SIGSTOP, and woken later), drained,
-or a new one is started, as the seed says.  With ``--agents`` each pretended host has a real agent, and faults are those
-of agents: the leader's is killed, or another one, stopped or drained; each comes back.  The last line on stdout is one
-JSON object.
+asked to end (SIGTERM, which drains it), or a new one is started, as the seed says.  With ``--agents`` each pretended
+host has a real agent, and faults are those of agents: the leader's is killed, or another one, stopped or drained; each
+comes back.  With ``--namespaces``, which needs root, hosts are network namespaces on one bridge: then links go down and
+up (``cut``), what a host sends or hears gets lost without a word (``mute``, ``deaf``), ranks are killed, stopped or
+asked to end, and another host comes (``join``).  The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,12 +33,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from asyncpar.net.membership.world_director import FormWorld
 from asyncpar.testing.elastic_processes import ProcessWorlds
-from scripts.bench.chaos_agents import HOST_KINDS, measure_hosts
+from scripts.bench.chaos_agents import HOST_KINDS, NETWORK_KINDS, measure_hosts
 from scripts.bench.elastic_rank import MODES
 
 RANK = Path(__file__).with_name("elastic_rank.py")
-KINDS = ("kill", "stop", "join", "drain")
+KINDS = ("kill", "stop", "join", "drain", "term")
+LEAVING = ("drain", "term")
+"""Kinds after which a rank leaves in good order."""
+
 LEAST_RANKS = 2
 WOKEN_AFTER = 4.0
 LONGEST_STALL = 60.0
@@ -97,6 +104,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=8, help="steps from one fault to the next")
     parser.add_argument("--kinds", default=None, help="which faults, separated by commas")
     parser.add_argument("--agents", type=int, default=0, help="so many hosts with agents; faults are those of agents")
+    parser.add_argument("--namespaces", action="store_true", help="with --agents: hosts are namespaces; cuts, too")
     parser.add_argument("--portions", type=int, default=16)
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--compute", type=float, default=0.01, help="seconds that a portion takes")
@@ -144,6 +152,11 @@ class Chaos:
     def victims(self) -> set[str]:
         """Who was killed or stopped."""
         return {fault.member for fault in self.faults if fault.kind in ("kill", "stop")}
+
+    @property
+    def drained(self) -> set[str]:
+        """Who was asked to leave, and nothing else."""
+        return {fault.member for fault in self.faults if fault.kind in LEAVING} - self.victims
 
     async def run(self) -> ProcessWorlds:
         """Run to the end, and return the worlds that there were."""
@@ -206,6 +219,8 @@ class Chaos:
                 self._waking.add(waking)
             case "drain":
                 worlds.drain(member)
+            case "term":
+                worlds.signal(member, signal.SIGTERM)
         if kind != "join":
             await self._until(lambda: self._has_recovered(fault), f"the recovery of {kind} {member}")
 
@@ -229,14 +244,36 @@ class Verdict:
     samples: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    """Steps that were begun twice because of a drain."""
+    errors: list[str] = field(default_factory=list)
+    """Blocks that a drain has ended with an error."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Are parameters, losses and samples those of the run without faults?"""
+        return not self.different and not self.samples
+
+    @property
+    def troubles(self) -> list[str]:
+        """All that was wrong."""
+        return [*self.different, *self.samples, *self.repeated, *self.failed, *self.again, *self.errors]
 
 
 def judge(
-    logs: Logs, wanted: dict[str, Any], exits: dict[str, int], *, steps: int, portions: int, is_whole: bool = True
+    logs: Logs,
+    wanted: dict[str, Any],
+    exits: dict[str, int],
+    *,
+    steps: int,
+    portions: int,
+    is_whole: bool = True,
+    drained: Collection[int] = (),
 ) -> Verdict:
     """Compare with the run without faults; ``exits`` are the exit codes of ranks that were left alone.
 
-    Not ``is_whole``: the first ``steps`` of a run that goes on, or was cut.
+    Not ``is_whole``: the first ``steps`` of a run that goes on, or was cut.  ``drained`` are the generations that a
+    drain has ended, and nothing else.
     """
     verdict = Verdict()
     results = dict(logs.of("result"))
@@ -265,7 +302,27 @@ def judge(
         own = [line["step"] for line in lines if line["kind"] == "committed"]
         if own and own != list(range(own[0], own[0] + len(own))):
             verdict.repeated.append(f"{name}: committed {own}")
+    _judge_drains(logs, verdict, committed, drained)
     return verdict
+
+
+def _judge_drains(logs: Logs, verdict: Verdict, committed: dict[int, set[int]], drained: Collection[int]) -> None:
+    """Note what was begun in worlds that a drain has ended, and was not committed there."""
+    for name, line in logs.of("begun"):
+        if line["generation"] in drained and line["generation"] not in committed.get(line["step"], ()):
+            verdict.again.append(f"{name}: step {line['step']}: done again after a drain")
+    for name, line in logs.of("interrupted"):
+        if line["generation"] in drained:
+            verdict.errors.append(f"{name}: step {line['step']}: {line['error']} because of a drain")
+
+
+def ended_by_drains(worlds: Sequence[tuple[float, FormWorld]], drained: Collection[str]) -> set[int]:
+    """Return the generations after which members left that were ``drained``, and no others."""
+    return {
+        before.generation
+        for (_, before), (_, after) in pairwise(worlds)
+        if after.change.left and drained and set(after.change.left) <= set(drained)
+    }
 
 
 def step_seconds(logs: Logs) -> list[float]:
@@ -319,9 +376,9 @@ def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[s
         for kind in KINDS
     }
     stalls, healed = join_stalls(chaos.logs, worlds), healing_seconds(chaos.faults, worlds)
-    is_equal = not verdict.different and not verdict.samples
+    leaving = [seconds for kind in LEAVING for seconds in after[kind]]
     return [
-        ("G1", "parameters, losses, sample log", "bit-equal" if is_equal else "DIFFERENT", "bit-equal"),
+        ("G1", "parameters, losses, sample log", "bit-equal" if verdict.is_equal else "DIFFERENT", "bit-equal"),
         ("G2", "committed steps lost or repeated", str(len(verdict.repeated)), "0"),
         ("G3", "SIGKILL to the next commit, less a step, p50", show(quantile(after["kill"], 0.5)), "0.3 s"),
         ("G3", "the same, p99", show(quantile(after["kill"], 0.99)), "1 s"),
@@ -329,13 +386,25 @@ def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[s
         ("G5", "survivors' stall per join, p50", show(quantile(stalls, 0.5), "ms"), "150 ms"),
         ("G5", "the same, largest", show(max(stalls, default=None), "ms"), "150 ms"),
         ("G6", "process start to counted member, p50", show(quantile(healed, 0.5)), "3 s"),
-        ("G16", "drain to the next commit, less a step, p50", show(quantile(after["drain"], 0.5), "ms"), "-"),
+        *drain_rows(verdict),
+        ("G16", "drain to the next commit, less a step, p50", show(quantile(leaving, 0.5), "ms"), "-"),
         ("", "a step, median", show(usual, "ms"), "-"),
+    ]
+
+
+def drain_rows(verdict: Verdict) -> list[tuple[str, str, str, str]]:
+    """Return the rows of what drains must not do."""
+    return [
+        ("G16", "steps done again because of drains", str(len(verdict.again)), "0"),
+        ("G16", "peer errors because of drains", str(len(verdict.errors)), "0"),
     ]
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> int:
     """Run both, print the table, and return the exit code."""
+    work = asyncio.current_task()
+    assert work is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     if options.agents:
         steps = (options.faults + 2) * options.every
         me = sys.modules[__name__]
@@ -352,17 +421,18 @@ async def measure(options: argparse.Namespace, folder: Path) -> int:
     steps = (options.faults + 2) * options.every
     members = {name for _, formed in worlds.worlds for name in formed.members}  # others came when all was over
     untouched = {name: code for name, code in worlds.exits.items() if name in members - chaos.victims}
-    verdict = judge(chaos.logs, wanted, untouched, steps=steps, portions=options.portions)
+    drained = ended_by_drains(worlds.worlds, chaos.drained)
+    verdict = judge(chaos.logs, wanted, untouched, steps=steps, portions=options.portions, drained=drained)
     rows = table(verdict, chaos, worlds)
     for number, what, measured, goal in rows:
         print(f"{number:4} {what:46} {measured:>12}   goal {goal}")
-    for text in [*verdict.different, *verdict.samples, *verdict.repeated, *verdict.failed][:20]:
+    for text in verdict.troubles[:20]:
         print(f"  {text}")
     counts = {kind: sum(fault.kind == kind for fault in chaos.faults) for kind in KINDS}
     print(f"faults: {counts}, worlds: {len(worlds.worlds)}, rolled forward: {rolled_forward(worlds)}")
     figures = {"rows": rows, "faults": [asdict(fault) for fault in chaos.faults], "settings": vars(options)}
     print(json.dumps(figures, default=str), flush=True)
-    return 1 if verdict.different or verdict.samples or verdict.repeated or verdict.failed else 0
+    return 1 if verdict.troubles else 0
 
 
 def rolled_forward(worlds: ProcessWorlds) -> int:
@@ -373,7 +443,9 @@ def rolled_forward(worlds: ProcessWorlds) -> int:
 def main() -> None:
     """Measure."""
     options = parse_arguments()
-    kinds = HOST_KINDS if options.agents else KINDS
+    if options.namespaces and not options.agents:
+        raise SystemExit("chaos: --namespaces: expected --agents, too: it is their hosts that are namespaces")
+    kinds = (NETWORK_KINDS if options.namespaces else HOST_KINDS) if options.agents else KINDS
     options.kinds = options.kinds or ",".join(kinds)
     unknown = set(options.kinds.split(",")) - set(kinds)
     if unknown or options.ranks < LEAST_RANKS or options.faults < 0 or options.every < 1:

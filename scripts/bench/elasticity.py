@@ -152,7 +152,11 @@ GOALS = (
         "-",
     ),
     Goal(
-        "G16", "drained: no work done again", FAULTS, row("G16", "to the next commit, less a step"), "forming the world"
+        "G16",
+        "drained, or SIGTERM: no work done again, no peer errors",
+        FAULTS,
+        row("G16", "steps done again:", "peer errors:", "to the next commit, less a step"),
+        "forming the world",
     ),
     Goal(
         "control, torchrun",

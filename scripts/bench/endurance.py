@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from asyncpar.testing.elastic_processes import ProcessWorlds
-from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, Logs, Verdict, judge, show
+from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, Logs, Verdict, drain_rows, ended_by_drains, judge, show
 from scripts.bench.elastic_rank import HOLD_SECONDS, MODES
 
 KINDS = ("kill", "stop", "drain", "hold", "hog")
-LOSING = ("kill", "stop", "drain")
+LOST = ("kill", "stop")
+LOSING = (*LOST, "drain")
 """Kinds after which the rank is lost, and another one starts."""
 
 HOGS = 4
@@ -133,6 +134,12 @@ async def compute_alone(options: argparse.Namespace, folder: Path, steps: int) -
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lineages = [line["lineage"] for line in lines if line["kind"] == "committed"]
     return next(line for line in lines if line["kind"] == "result"), lineages
+
+
+def other_lineages(logs: Logs, lineages: Sequence[str]) -> list[str]:
+    """Return who has committed a step, and come to something else than the run without faults."""
+    committed = logs.of("committed")
+    return [f"{name}: step {line['step']}" for name, line in committed if line["lineage"] != lineages[line["step"]]]
 
 
 class Endurance:
@@ -264,10 +271,12 @@ class Endurance:
         position = self._ranks.logs.position
         done = position if self.is_whole else max(0, position - 1)
         wanted, portions = self._wanted, self._options.portions
-        verdict = judge(self._ranks.logs, wanted, exits, steps=done, portions=portions, is_whole=self.is_whole)
-        for name, line in self._ranks.logs.of("committed"):
-            if line["lineage"] != lineages[line["step"]]:
-                verdict.different.append(f"{name}: step {line['step']}")
+        asked = {fault.member for fault in self.faults if fault.kind == "drain"}
+        drained = ended_by_drains(self._worlds.worlds, asked - {one.member for one in self.faults if one.kind in LOST})
+        verdict = judge(
+            self._ranks.logs, wanted, exits, steps=done, portions=portions, is_whole=self.is_whole, drained=drained
+        )
+        verdict.different += other_lineages(self._ranks.logs, lineages)
         return verdict
 
     def show(self, verdict: Verdict) -> list[tuple[str, str, str, str]]:
@@ -276,13 +285,13 @@ class Endurance:
         counts = {kind: sum(fault.kind == kind for fault in self.faults) for kind in self._options.kinds}
         first = min((line["time"] for line in logs.commits), default=0.0)
         last = max((line["time"] for line in logs.commits), default=0.0)
-        is_equal = not verdict.different and not verdict.samples
         goal = GOALS.get(self._options.mode)
         rows = [
-            ("G1", "every committed step", "bit-equal" if is_equal else "DIFFERENT", "bit-equal"),
+            ("G1", "every committed step", "bit-equal" if verdict.is_equal else "DIFFERENT", "bit-equal"),
             ("G2", "committed steps lost or repeated", str(len(verdict.repeated)), "0"),
             ("G9", "throughput kept", "-" if kept is None else f"{kept:.1%}", "-" if goal is None else f"{goal:.0%}"),
             ("G11", "false deaths", str(len(deaths)), "0"),
+            *drain_rows(verdict),
         ]
         print(
             f"after {(last - first) / 60:.1f} min, {'whole' if self.is_whole else 'not whole'}: {logs.position} of "
@@ -292,7 +301,7 @@ class Endurance:
             print(f"{number:4} {what:46} {measured:>12}   goal {aim}")
         for kind, (count, seconds) in sorted(self.costs.items()):
             print(f"     seconds that a {kind} costs, of {count:<24} {seconds:>12.2f}")
-        for text in [*deaths, *verdict.different, *verdict.samples, *verdict.repeated, *verdict.failed][:20]:
+        for text in [*deaths, *verdict.troubles][:20]:
             print(f"  {text}")
         sys.stdout.flush()
         return rows
@@ -333,8 +342,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> int:
     faults = [asdict(fault) for fault in run.faults]
     found = {"rows": rows, "costs": run.costs, "faults": faults, "settings": vars(options), "why": why}
     print(json.dumps(found, default=str), flush=True)
-    is_bad = verdict.different or verdict.samples or verdict.repeated or verdict.failed or run.false_deaths or why
-    return 1 if is_bad else 0
+    return 1 if verdict.troubles or run.false_deaths or why else 0
 
 
 def main() -> None:

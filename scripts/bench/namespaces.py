@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ DEVICE = "link0"
 _BURST_SECONDS = 0.8e-3
 _LEAST_BURST = 16_000
 _FRAME = 1514
+_NOWHERE = "02:00:00:00:00:01"
+"""A link-layer address that nobody has."""
+
 _PAYLOAD = 1448
 """Of a full Ethernet frame, as the shaper counts it, what TCP with timestamps leaves to its user."""
 
@@ -59,6 +64,78 @@ def bridge(bits_per_second: Sequence[int | None]) -> Iterator[list[End]]:
     mark = f"{os.getpid()}{secrets.token_hex(2)}"
     hub = f"apbhub{mark}"
     ends = [End(f"apb{place}n{mark}", f"10.213.9.{place + 1}") for place in range(len(bits_per_second))]
+    with _made(_bridge_commands(hub, ends, bits_per_second), [hub, *(end.namespace for end in ends)]):
+        yield ends
+
+
+class Hosts:
+    """Namespaces on one bridge that this process reaches, too, and whose ways to each other can be cut.
+
+    Made by ``hosts``.  Cuts are silent: nobody is told that what is sent gets lost.
+    """
+
+    def __init__(self, hub: str, ends: Mapping[str, End]) -> None:
+        self.ends = ends
+        self._hub = hub
+
+    def pull(self, name: str) -> None:
+        """Take the link of a host down: nothing gets from it to others, nor from others to it."""
+        self._set_port(name, "down")
+
+    def mute(self, name: str) -> None:
+        """Let nothing get from a host to the others, which it still hears."""
+        for other in self.ends:
+            if other != name:
+                self._lose(name, other)
+
+    def deafen(self, name: str) -> None:
+        """Let nothing get from the others to a host, which they still hear."""
+        for other in self.ends:
+            if other != name:
+                self._lose(other, name)
+
+    def heal(self, name: str) -> None:
+        """End all cuts around a host."""
+        self._set_port(name, "up")
+        for other in self.ends:
+            for source, target in ((name, other), (other, name)):
+                if source != target:
+                    self._neighbour("del", source, target, check=False)
+
+    def _set_port(self, name: str, state: str) -> None:
+        command = f"ip -n {self._hub} link set port{list(self.ends).index(name)} {state}"
+        subprocess.run(command.split(), capture_output=True, check=True)
+
+    def _lose(self, source: str, target: str) -> None:
+        self._neighbour("replace", source, target, "lladdr", _NOWHERE, "nud", "permanent", check=True)
+
+    def _neighbour(self, verb: str, source: str, target: str, *more: str, check: bool) -> None:
+        within, address = self.ends[source].namespace, self.ends[target].address
+        command = ["ip", "-n", within, "neigh", verb, address, *more, "dev", DEVICE]
+        subprocess.run(command, capture_output=True, check=check)
+
+
+@contextmanager
+def hosts(names: Sequence[str]) -> Iterator[Hosts]:
+    """Make a namespace for each of the hosts, on one bridge that this process can reach, too.
+
+    Raises ``NoNamespacesError`` where that is not allowed.
+    """
+    mark = f"{os.getpid()}{secrets.token_hex(2)}"
+    hub, door, net = f"apbhub{mark}", f"apb{mark}", f"10.214.{os.getpid() % 256}"
+    ends = [End(f"apb{place}n{mark}", f"{net}.{place + 1}") for place in range(len(names))]
+    commands = [
+        *_bridge_commands(hub, ends, [None] * len(ends)),
+        f"ip link add {door} type veth peer name door netns {hub}",
+        f"ip -n {hub} link set door master br0 up",
+        f"ip addr add {net}.254/24 dev {door}",
+        f"ip link set {door} up",
+    ]
+    with _made(commands, [hub, *(end.namespace for end in ends)]):
+        yield Hosts(hub, dict(zip(names, ends, strict=True)))
+
+
+def _bridge_commands(hub: str, ends: Sequence[End], bits_per_second: Sequence[int | None]) -> list[str]:
     commands = [f"ip netns add {hub}", f"ip -n {hub} link add br0 type bridge", f"ip -n {hub} link set br0 up"]
     for place, (end, speed) in enumerate(zip(ends, bits_per_second, strict=True)):
         commands += [
@@ -67,8 +144,7 @@ def bridge(bits_per_second: Sequence[int | None]) -> Iterator[list[End]]:
             f"ip -n {hub} link set port{place} master br0 up",
             *_end_commands(end, speed),
         ]
-    with _made(commands, [hub, *(end.namespace for end in ends)]):
-        yield ends
+    return commands
 
 
 @contextmanager
@@ -86,8 +162,22 @@ def _made(commands: Sequence[str], namespaces: Sequence[str]) -> Iterator[None]:
                 raise NoNamespacesError(f"{command}: {made.stderr.strip()}")
         yield
     finally:
-        for name in namespaces:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        with _uninterrupted():
+            for name in namespaces:
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: namespaces that are left behind stay until the machine ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _commands(left: End, right: End, bits_per_second: int) -> list[str]:

@@ -1,0 +1,182 @@
+"""What the judges of chaos.py and endurance.py find in the logs of ranks: nothing may differ unseen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.world_director import FormWorld
+from asyncpar.net.membership.world_messages import WorldChange
+from scripts.bench.chaos import Logs, Verdict, drain_rows, ended_by_drains, judge
+from scripts.bench.endurance import other_lineages
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos.py"
+WANTED = {"parameters": "p", "losses": ["0x1.0p+0", "0x1.8p+0"], "lineage": "l"}
+STEPS = 3
+PORTIONS = 4
+NAMES = ("m000", "m001")
+Lines = dict[str, list[dict[str, Any]]]
+
+
+def undisturbed() -> Lines:
+    """Three steps of two ranks: the last one after a change of the world."""
+    lines: Lines = {}
+    for rank, name in enumerate(NAMES):
+        lines[name] = []
+        for step in range(STEPS):
+            place = {"step": step, "generation": step // 2, "time": float(step)}
+            portions = [2 * rank, 2 * rank + 2]
+            lines[name] += [
+                {"kind": "begun", **place},
+                {"kind": "summed", **place, "portions": portions},
+                {"kind": "committed", **place, "replay": False, "lineage": f"l{step}"},
+            ]
+        lines[name].append({"kind": "result", "time": 9.0, **WANTED})
+    return lines
+
+
+def judged(
+    change: Callable[[Lines], Any], *, drained: tuple[int, ...] = (), exits: dict[str, int] | None = None
+) -> Any:
+    lines = undisturbed()
+    change(lines)
+    logs = Logs(Path())
+    logs.lines = lines
+    return judge(logs, WANTED, exits or dict.fromkeys(NAMES, 0), steps=STEPS, portions=PORTIONS, drained=drained)
+
+
+def of(lines: Lines, kind: str, step: int = -1) -> dict[str, Any]:
+    """A line of the second rank."""
+    return next(one for one in lines["m001"] if one["kind"] == kind and (step < 0 or one["step"] == step))
+
+
+def nothing(_lines: Lines) -> None:
+    pass
+
+
+def test_an_equal_run_has_no_troubles() -> None:
+    assert judged(nothing, drained=(0,)) == Verdict()
+    assert judged(nothing).is_equal
+
+
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [("parameters", "q"), ("losses", ["0x1.0p+0", "0x1.8000000000001p+0"]), ("losses", []), ("lineage", "m")],
+)
+def test_a_result_of_one_rank_that_differs_is_named(what: str, other: object) -> None:
+    verdict = judged(lambda lines: of(lines, "result").update({what: other}))
+    assert verdict.different == [f"m001: {what}"]
+    assert not verdict.is_equal
+    assert verdict.troubles == verdict.different
+
+
+def test_a_run_in_which_nobody_has_a_result_differs() -> None:
+    def drop(lines: Lines) -> None:
+        for name in NAMES:
+            lines[name].pop()
+
+    assert judged(drop).different == ["nobody has a result"]
+
+
+@pytest.mark.parametrize(
+    ("portions", "found"), [([2, 3], [0, 1, 2]), ([1, 4], [0, 1, 1, 2, 3]), ([0, 2], [0, 0, 1, 1])]
+)
+def test_a_portion_that_is_missing_or_used_twice_is_found(portions: list[int], found: list[int]) -> None:
+    verdict = judged(lambda lines: of(lines, "summed", 1).update(portions=portions))
+    assert verdict.samples == [f"step 1: {found}"]
+    assert not verdict.is_equal
+
+
+def test_what_an_aborted_world_has_summed_does_not_count() -> None:
+    aborted = {"kind": "summed", "step": 2, "generation": 0, "time": 1.5, "portions": [0, 4]}
+    assert judged(lambda lines: lines["m000"].append(aborted)) == Verdict()
+
+
+def test_a_step_that_two_worlds_have_committed_is_repeated() -> None:
+    verdict = judged(lambda lines: of(lines, "committed", 2).update(generation=0))
+    assert verdict.repeated == ["step 2: committed in the generations [0, 1]"]
+
+
+def test_a_step_that_nobody_has_committed_is_lost() -> None:
+    def drop(lines: Lines) -> None:
+        for name in NAMES:
+            lines[name] = [one for one in lines[name] if one["kind"] != "committed" or one["step"] != 2]
+
+    assert judged(drop).repeated == ["step 2: committed in the generations []"]
+
+
+def test_a_rank_that_leaves_a_step_out_is_found() -> None:
+    verdict = judged(lambda lines: lines["m001"].remove(of(lines, "committed", 1)))
+    assert verdict.repeated == ["m001: committed [0, 2]"]
+
+
+def test_a_rank_that_ends_with_an_error_is_named() -> None:
+    verdict = judged(nothing, exits={"m000": 0, "m001": 1})
+    assert verdict.failed == ["m001: exited with code 1, and nobody had touched it"]
+    assert verdict.troubles == verdict.failed
+
+
+def test_a_step_that_is_begun_twice_counts_where_a_drain_has_ended_the_first_world() -> None:
+    begun = {"kind": "begun", "step": 2, "generation": 0, "time": 1.5}
+
+    def begin(lines: Lines) -> None:
+        lines["m001"].insert(6, begun)
+
+    assert judged(begin).troubles == []
+    verdict = judged(begin, drained=(0,))
+    assert verdict.again == ["m001: step 2: done again after a drain"]
+    assert [row[2] for row in drain_rows(verdict)] == ["1", "0"]
+
+
+def test_an_error_in_a_world_that_a_drain_has_ended_counts() -> None:
+    interrupted = {"kind": "interrupted", "step": 1, "generation": 0, "time": 1.5, "error": "PeerLost"}
+
+    def interrupt(lines: Lines) -> None:
+        lines["m000"].append(interrupted)
+
+    assert judged(interrupt).troubles == []
+    assert judged(interrupt, drained=(1,)).troubles == []
+    verdict = judged(interrupt, drained=(0,))
+    assert verdict.errors == ["m000: step 1: PeerLost because of a drain"]
+    assert verdict.troubles == verdict.errors
+
+
+def formed(generation: int, *, left: tuple[str, ...] = ()) -> tuple[float, FormWorld]:
+    change = WorldChange(generation=generation, left=left)
+    lineage = Lineage(step=generation, digest=b"")
+    return 0.0, FormWorld(generation, (), lineage, Decision.ABORT, change)
+
+
+def test_worlds_that_drains_have_ended_are_those_after_which_only_drained_members_left() -> None:
+    worlds = [formed(0), formed(1, left=("a",)), formed(2), formed(3, left=("b", "c")), formed(4, left=("d",))]
+    assert ended_by_drains(worlds, {"a", "b"}) == {0}
+    assert ended_by_drains(worlds, {"a", "b", "c", "d"}) == {0, 2, 3}
+    assert ended_by_drains(worlds, ()) == set()
+
+
+def test_a_step_with_another_lineage_than_the_run_without_faults_is_named() -> None:
+    logs = Logs(Path())
+    logs.lines = undisturbed()
+    assert other_lineages(logs, ["l0", "l1", "l2"]) == []
+    of(logs.lines, "committed", 1)["lineage"] = "m"
+    assert other_lineages(logs, ["l0", "l1", "l2"]) == ["m001: step 1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--namespaces"], "expected --agents"),
+        (["--kinds", "cut"], "expected kinds among kill, stop"),
+        (["--agents", "4", "--kinds", "cut"], "expected kinds among leader, kill"),
+    ],
+)
+def test_wrong_arguments_are_said(arguments: list[str], text: str) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert text in done.stderr
