@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncpar.core.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
-from asyncpar.core.signals import OwnHandler
+from asyncpar.core.signals import TERMINATION, OwnHandler, Termination
 from asyncpar.core.system_errors import note_limit
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.links import LEFT
@@ -34,7 +34,9 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     """Run ``main`` (a coroutine function without arguments, or a coroutine) on a fresh event loop; return its result.
 
     For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so that its ``finally`` blocks
-    leave the world in good order; the process then ends with status 130 or 143.  Under ``asyncpar launch`` an exception
+    leave the world in good order; the process then ends with status 130 or 143.  A rank of an elastic job with agents
+    that gets SIGTERM leaves at the end of its step (``job.is_drained``), and is cancelled by the second one, or where
+    no other rank would go on.  Under ``asyncpar launch`` an exception
     that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
     without one.  Raises ``UsageError`` when ``main`` is something else, and where a loop runs already.
     """
@@ -85,7 +87,7 @@ def is_left_behind(error: Exception) -> bool:
 
 
 async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, reporter: Reporter) -> T:
-    """Await ``main``; SIGTERM cancels it and ends the process with status 143.
+    """Await ``main``; SIGTERM cancels it and ends the process with status 143, unless it may leave in good order.
 
     ``interrupt`` handled SIGINT before the loop.
     """
@@ -101,8 +103,10 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
         else:
             task.cancel()
 
+    termination = Termination(terminate)
+    TERMINATION.set(termination)
     try:
-        with _handling_signals(terminate, interrupt):
+        with _handling_signals(termination.handle, interrupt):
             try:
                 return await main
             except Exception as error:

@@ -13,8 +13,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 HANDLED = (
     signal.SIGINT,
@@ -78,5 +79,30 @@ def _hand_down() -> None:
     finally:
         _let_come()
 
+
+AskToLeave: TypeAlias = Callable[[Callable[[], None]], bool]
+"""Asks for an end in good order, and returns whether anybody was asked; calls what it is given if that is refused."""
+
+
+class Termination:
+    """What SIGTERM does to a program: ``end`` it, but the first one asks first whether it may leave in good order."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._ask: AskToLeave | None = None
+
+    def ask_first(self, ask: AskToLeave | None) -> None:
+        """Have the next SIGTERM call ``ask``; None: have it end the program."""
+        self._ask = ask
+
+    def handle(self) -> None:
+        """Handle a SIGTERM."""
+        ask, self._ask = self._ask, None
+        if ask is None or not ask(self._end):
+            self._end()
+
+
+TERMINATION: Final[ContextVar[Termination | None]] = ContextVar("asyncpar termination", default=None)
+"""That of the program whose main coroutine runs."""
 
 os.register_at_fork(before=_keep_back, after_in_parent=_let_come, after_in_child=_hand_down)

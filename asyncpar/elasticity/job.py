@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +15,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import ATTEMPTS, Healing
 from asyncpar.elasticity.pipe import PipeWorlds
@@ -81,6 +82,8 @@ class ElasticJob:
         """Parts of the state that the next step would need are lost."""
         self.is_drained = False
         """Was this process asked to leave?  Then ``steps`` ends early."""
+        self._refused: Callable[[], None] | None = None
+        """Ends this process, which asks to leave, if no other one goes on."""
         self.shelf = SnapshotShelf()
         self.layout: GradientLayout | None = None
         self.pool = FlatPool()
@@ -91,11 +94,15 @@ class ElasticJob:
 
     async def __aenter__(self) -> Self:
         self._source.on_revoked(self._hear_revoked)
+        if (termination := TERMINATION.get()) is not None:
+            termination.ask_first(self.ask_to_leave)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if (termination := TERMINATION.get()) is not None:
+            termination.ask_first(None)
         try:
             if self._state is not None:
                 await self._state.close()
@@ -196,6 +203,17 @@ class ElasticJob:
 
             self._actors = ElasticActors(self.changed, self.is_world_over)
         return self._actors
+
+    def ask_to_leave(self, refused: Callable[[], None]) -> bool:
+        """Ask the agent to let this process leave at the end of a step, as the first SIGTERM does under ``ap.run``.
+
+        Returns False where there is no agent.  ``refused`` is called if it may not: it is to end anyway, or no other
+        rank would go on.
+        """
+        if not isinstance(self._source, PipeWorlds) or not self._source.ask_to_leave(refused):
+            return False
+        self._refused = refused
+        return True
 
     def watch_world(self) -> AsyncIterator[WorldChange]:
         """Iterate over the worlds that this process comes into after this call: who joined and left, and why.
@@ -438,6 +456,8 @@ class ElasticJob:
                 f"{membership.lineage}"
             )
         self._membership = membership
+        if self._refused is not None and membership.size == 1:
+            self._refused()
         if self._revoked_generation < membership.generation:  # it may be revoked before it is taken
             self._revoked.clear()
         starting = asyncio.ensure_future(self._bring_up(membership))

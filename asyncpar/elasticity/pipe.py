@@ -2,9 +2,10 @@
 
 Theory of operation.  Both sides write JSON objects, one per line.  The process says that it is ready (``join``), how
 far it has come (``progress``), that it begins anew (``withdraw``), what it has when a world ends (``report``), where it
-can be reached in a world that forms (``address``), and that it leaves (``leave``).  The director answers with worlds,
-with the addresses of all their members, and says when a world is revoked or a change waits for the end of a step.  The
-socket is private to the two; whatever goes between members carries the job's token.
+can be reached in a world that forms (``address``), that it asks to leave (``depart``), and that it leaves (``leave``).
+The director answers with worlds, with the addresses of all their members, and says when a world is revoked or a change
+waits for the end of a step, and whether who asks to leave is ``refused``.  The socket is private to the two; whatever
+goes between members carries the job's token.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -62,6 +63,7 @@ class PipeWorlds:
         self._callbacks: list[OnRevoked] = []
         self._pending = -1
         self._end: Exception | None = None
+        self._refused: Callable[[], None] = lambda: None
         self._snapshots: RpcServer | None = None
         self._donors: list[RemoteDonor] = []
 
@@ -130,6 +132,17 @@ class PipeWorlds:
             await donor.close()
         await self._stack.aclose()
 
+    def ask_to_leave(self, refused: Callable[[], None]) -> bool:
+        """Ask that this process is drained, and return whether anybody was asked; ``refused`` is called if it is not.
+
+        The answer to its next report is that it leaves.
+        """
+        if self._writer is None or self._writer.is_closing() or self._end is not None:
+            return False
+        self._refused = refused
+        self._write({"kind": "depart"})
+        return True
+
     # -- the socket ----------------------------------------------------------------------------------------------------
 
     async def _ask(self, answer: str, message: dict[str, Any]) -> Any:
@@ -180,6 +193,8 @@ class PipeWorlds:
                     callback(message["generation"], why)
             case "pending":
                 self._pending = message["generation"]
+            case "refused":
+                self._refused()
             case "evicted":
                 kind = LaunchError if message["is_over"] else StaleGeneration
                 self._fail(kind(message["why"]))

@@ -237,6 +237,10 @@ class ProcessWorlds:
             case "withdraw":
                 self._obey(self.director.withdraw(name, now))
                 self._write([name], {"kind": "withdrawn"})
+            case "depart" if self.present == [name]:
+                self._write([name], {"kind": "refused"})
+            case "depart":
+                self.drain(name)
             case "leave":
                 self._obey(self.director.lost(name, "left", now))
             case kind:

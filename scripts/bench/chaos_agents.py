@@ -213,6 +213,7 @@ class HostChaos:
         await self._until(lambda: self._recovered(fault), f"the recovery of {kind} {host}")
         await self._undo(fault)
         await self._until(self._is_whole, f"all hosts after {kind} {host}")
+        self._agents.silent.discard(host)  # not before: it does not know yet what the others have done meanwhile
         fault.whole = time.monotonic() - fault.time
 
     async def _bid_farewell(self) -> str:
@@ -255,7 +256,6 @@ class HostChaos:
                 network.heal(host)
             else:
                 agents.processes[host].send_signal(signal.SIGCONT)
-            agents.silent.discard(host)
         elif fault.kind in HOST_KINDS:
             await asyncio.wait_for(agents.processes[host].wait(), LONGEST)
             await agents.start(host)

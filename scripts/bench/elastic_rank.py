@@ -10,6 +10,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +151,7 @@ async def train_pipeline(options: argparse.Namespace, log: Log) -> None:
         state = job.state(parameters, optimizer, pipeline=stages, losses=[])
         log.write("ready")
         async for step in job.steps(state, until=options.steps):
-            async with step:
+            async with step, begun(step.number, step.began_in, step.is_replay, log):
 
                 def sample(portion: int, number: int = step.number) -> Any:
                     return np.random.default_rng([number, portion]).standard_normal(8, dtype=np.float32)
@@ -180,6 +182,18 @@ async def lineage_of(state: Any, options: argparse.Namespace) -> dict[str, str]:
     return {"lineage": (await state.lineage()).digest.hex()} if options.lineages else {}
 
 
+@asynccontextmanager
+async def begun(number: int, generation: int, is_replay: bool, log: Log) -> AsyncIterator[None]:
+    """Note that a step is begun, and that it is interrupted by an error or cancelled."""
+    if not is_replay:
+        log.write("begun", step=number, generation=generation)
+    try:
+        yield
+    except BaseException as error:
+        log.write("interrupted", step=number, generation=generation, error=type(error).__name__)
+        raise
+
+
 def log_round(log: Log, current: ElasticRound, lineage: dict[str, str]) -> None:
     """Note a round that is committed, and which portions this rank has added up."""
     number, generation, is_replay = current.number, current.generation, current.is_replay
@@ -202,7 +216,7 @@ async def train(options: argparse.Namespace, log: Log) -> None:
         state = job.state([model.weight], model.optimizer, losses=[], **MODES[options.mode])
         log.write("ready")
         async for step in job.steps(state, until=options.steps):
-            async with step:
+            async with step, begun(step.number, step.began_in, step.is_replay, log):
                 if not is_whole:
                     await step.gather()
                 await one_step(step, model, state, options, log)

@@ -155,6 +155,40 @@ async def test_kill_stop_drain_and_join_of_real_processes_change_no_bit(tmp_path
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
+async def test_a_rank_that_gets_sigterm_ends_its_step_and_leaves(tmp_path: Path) -> None:
+    wanted = encode(await train(None, until=UNTIL, pause=0.0))
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    async with ProcessWorlds(3, environment=environment) as worlds:
+        job = Job(worlds, tmp_path)
+        await job.start("m0", "m1", "m2")
+        for name in ("m0", "m1", "m2"):
+            await job.reaches(name, 2)
+        worlds.signal("m1", signal.SIGTERM)
+        assert json.loads(await job.result("m1"))[-1] is True, "it was drained"
+        await job.is_in_world("m0", "m2")
+        job.hurry()
+        results = [await job.result(name) for name in ("m0", "m2")]
+        assert {result.rsplit(",", 1)[0] for result in results} == {wanted.rsplit(",", 1)[0]}
+        changes = {name: formed.change for _, formed in worlds.worlds for name in formed.change.left}
+        assert not changes["m1"].is_by_loss
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+async def test_the_only_rank_ends_at_once_when_it_gets_sigterm(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    async with ProcessWorlds(2, environment=environment) as worlds:
+        job = Job(worlds, tmp_path)
+        await job.start("m0", "m1")
+        await job.reaches("m0", 2)
+        for name in ("m0", "m1"):
+            worlds.signal(name, signal.SIGTERM)
+        codes = [await asyncio.wait_for(worlds.wait(name), PATIENCE) for name in ("m0", "m1")]
+        assert sorted(codes) == [0, 128 + signal.SIGTERM], "one leaves, and nobody would go on without the other"
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
 async def test_when_all_but_a_newcomer_are_killed_it_ends_with_an_error(tmp_path: Path) -> None:
     async with ProcessWorlds(1, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
         job = Job(worlds, tmp_path)

@@ -4,8 +4,10 @@ Sans-I/O.  Each slot has one process at a time; each start of it is another *mem
 again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
 started again, which counts for nothing.  Where a slot may not start again the others go on without it.  Of slots and
 spares as many come in as the job has slots here, in the order in which they ask; the first question of the others is
-answered when there is a place: a spare has done all that a program does before its first step.  While the host is
-parked its members are in no world: they keep what they have, and report it to the leader when there is a quorum.
+answered when there is a place: a spare has done all that a program does before its first step.  A rank that gets
+SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing, unless
+its host leaves, too.  While the host is parked its members are in no world: they keep what they have, and report it to
+the leader when there is a quorum.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from asyncpar.net.membership.world_messages import (
     MemberArrived,
     MemberDied,
     MemberDismissed,
+    MemberDraining,
     MemberHealing,
     MemberLeft,
     MemberProgressed,
@@ -75,6 +78,8 @@ class _RankSlot:
     """Is it one of those that the job has here?"""
     asked_at: int | None = None
     """Which question it was that waits for a place."""
+    is_departing: bool = False
+    """Did it get SIGTERM, not from here, and asks to leave at the end of a step?"""
 
 
 class ElasticRanks:
@@ -172,6 +177,8 @@ class ElasticRanks:
             self._asked += 1
             slot.asked_at = self._asked
             return []
+        if message.get("kind") == "depart":
+            return [self._depart(slot, member)]
         event = heard_from_rank(member, self._host, message)
         commands: list[SlotCommand] = [TellLeader(event)]
         match event:
@@ -181,6 +188,15 @@ class ElasticRanks:
                 slot.lineage = None
                 commands.append(WriteToRank(member, {"kind": "withdrawn"}))
         return commands
+
+    def _depart(self, slot: _RankSlot, member: str) -> SlotCommand:
+        """Let a rank leave that got SIGTERM; one that is to end, or has nobody who goes on, ends at once."""
+        others = () if self._world is None else [placed.name for placed in self._world.members if placed.name != member]
+        is_ending = slot.kill_at is not None or bool(slot.free_because) or self._end is not None
+        if is_ending or self._parked or slot.generation < 0 or not others:
+            return WriteToRank(member, {"kind": "refused"})
+        slot.is_departing = True
+        return TellLeader(MemberDraining(member))
 
     def _admit(self) -> list[SlotCommand]:
         """Answer those who ask and have a place, or find one; none is needed any more once the job is complete."""
@@ -291,7 +307,8 @@ class ElasticRanks:
 
     def _gone(self, slot: _RankSlot, end: RankEnd, now: float) -> list[SlotCommand]:
         member, slot.member, slot.kill_at = slot.member, None, None
-        slot.has_place = slot.has_place and end.returncode == 0  # the place of one that is done is not free
+        is_done = end.returncode == 0 and not slot.is_departing
+        slot.has_place = slot.has_place and is_done  # the place of one that is done is not free
         assert member is not None, "a process has a name"
         if end.returncode == 0:
             commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
@@ -300,7 +317,7 @@ class ElasticRanks:
         if self._end is not None or self._is_leaving:
             return commands
         if slot.free_because == _DRAINED:
-            return commands
+            return commands + (self._again(slot, now) if slot.is_departing else [])
         if end.returncode == 0:
             return commands + self._close(JobEnd(exit_code=0))
         return commands + (self._again(slot, now) if slot.free_because else self._crashed(slot, end, now))

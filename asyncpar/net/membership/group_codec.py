@@ -36,6 +36,7 @@ _KINDS: dict[str, type[Any]] = {
         worlds.MemberWithdrawn,
         worlds.MemberReady,
         worlds.MemberReported,
+        worlds.MemberDraining,
         worlds.MemberLeft,
         worlds.MemberFailed,
         worlds.MemberDied,

@@ -12,6 +12,7 @@ from asyncpar.net.membership.world_messages import (
     JobOpened,
     MemberArrived,
     MemberDied,
+    MemberDraining,
     MemberFailed,
     MemberHealing,
     MemberLeft,
@@ -53,10 +54,8 @@ class HostFacts:
             case MemberWithdrawn(member):
                 self._forget(member)
                 self._facts["withdrawn", member] = event
-            case MemberReady(member, _, _):
-                self._facts["ready", member] = event
-            case MemberReported(member=member):
-                self._facts["reported", member] = event
+            case MemberReady() | MemberReported() | MemberDraining():
+                self._facts[type(event).__name__, event.member] = event
             case MemberLeft(member) | MemberFailed(member, _, _) | MemberDied(member, _):
                 self._forget(member)
                 self._ends.setdefault(member, event)

@@ -130,6 +130,12 @@ class MemberReported(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class MemberDraining(msgspec.Struct, frozen=True):
+    """``member`` was asked to end, and is to leave at the end of a step."""
+
+    member: str
+
+
 class MemberLeft(msgspec.Struct, frozen=True):
     """``member`` needs no more worlds: it is done."""
 
@@ -173,6 +179,7 @@ HostEvent = (
     | MemberWithdrawn
     | MemberReady
     | MemberReported
+    | MemberDraining
     | MemberLeft
     | MemberFailed
     | MemberDied

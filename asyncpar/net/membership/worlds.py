@@ -37,6 +37,7 @@ from asyncpar.net.membership.world_messages import (
     MemberArrived,
     MemberDied,
     MemberDismissed,
+    MemberDraining,
     MemberFailed,
     MemberHealing,
     MemberLeft,
@@ -304,6 +305,9 @@ class WorldMachine:
                     self._gone(gone.node, "it has left", now)
             case HostDraining(_, is_draining):
                 self._drain(host, is_draining)
+            case MemberDraining(member):
+                if self._director is not None and member in self._director.members:
+                    self._obey(self._director.drain(member))
             case MemberArrived():
                 self._arrived(event, now)
             case MemberHealing(member) if member not in self._placed:

@@ -49,6 +49,7 @@ from asyncpar.net.membership.world_messages import (
     MemberArrived,
     MemberDied,
     MemberDismissed,
+    MemberDraining,
     MemberHealing,
     MemberLeft,
     MemberReady,
@@ -268,6 +269,70 @@ def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> 
     host.wait(5.0)
     assert host.of(SignalRank) == [SignalRank(0, signal.SIGKILL)]
     assert host.gone(0, -9)[-1] == RanksOver(None)
+
+
+def in_world_of_two(**settings: Any) -> Host:
+    """A host whose rank trains with one of another host."""
+    host = Host(ElasticMode.RANKS, **settings)
+    host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
+    return host
+
+
+def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_a_step_and_starts_again() -> None:
+    host = in_world_of_two(restarts=0)
+    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    assert host.told == [MemberDraining("a/0/0")]
+    assert host.of(SignalRank) == []
+    host.feed(MemberDismissed("a/0/0", "drained", is_drained=True))
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "drained"})]
+    host.gone(0, 0)
+    assert host.told == [MemberLeft("a/0/0")], "the job is not complete"
+    assert host.wait(0.0) == [StartRank(0, "a/0/1")]
+    assert host.machine.restarts == {0: 0}
+
+
+def test_a_rank_that_gets_sigterm_does_not_start_again_where_its_host_leaves() -> None:
+    host = in_world_of_two()
+    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    host.feed(LeaveHost(10.0, "got SIGTERM"))
+    host.feed(MemberDismissed("a/0/0", "drained", is_drained=True))
+    assert host.gone(0, 0)[-1] == RanksOver(None)
+
+
+def test_a_rank_that_asked_to_leave_and_comes_to_its_end_completes_the_job() -> None:
+    host = in_world_of_two()
+    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    host.gone(0, 0)
+    left, closed = host.told
+    assert (left, decode_end(closed.record)) == (MemberLeft("a/0/0"), JobEnd(exit_code=0))
+
+
+def end_of_time(host: Host) -> None:
+    host.feed(LeaveHost(10.0, "got SIGTERM"))
+    host.wait(10.0)
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        end_of_time,
+        lambda host: host.feed(HostParked("no quorum")),
+        lambda host: host.feed(announced(1, PlacedMember(name="a/0/0", host="a"))),
+        lambda host: host.feed(JobClosed(number=1, record=encode_record(JobEnd(exit_code=0)))),
+    ],
+    ids=["it is being ended", "no quorum", "nobody else is there", "the job is complete"],
+)
+def test_a_rank_that_gets_sigterm_ends_at_once_where_it_cannot_hand_over(happens: Callable[[Host], Any]) -> None:
+    host = in_world_of_two()
+    happens(host)
+    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    assert host.last == [WriteToRank("a/0/0", {"kind": "refused"})]
+
+
+def test_a_rank_that_gets_sigterm_before_its_first_world_ends_at_once() -> None:
+    host = Host(ElasticMode.RANKS)
+    assert host.feed(RankSaid("a/0/0", {"kind": "depart"})) == [WriteToRank("a/0/0", {"kind": "refused"})]
 
 
 def test_what_a_rank_says_is_checked() -> None:

@@ -21,6 +21,7 @@ from asyncpar.net.membership.world_messages import (
     MemberArrived,
     MemberDied,
     MemberDismissed,
+    MemberDraining,
     MemberFailed,
     MemberHealing,
     MemberLeft,
@@ -207,6 +208,21 @@ def test_a_lost_host_takes_its_members_along_and_may_come_again() -> None:
     assert choose_voters(talk.state, ("b#1", "c#1"), "a#1") == ("a#1", "b#1", "c#2")
     talk.tell("b", HostLeaving("b"))
     assert [one.name for one in talk.state.nodes] == ["a", "c"]
+
+
+def test_a_member_that_asks_to_leave_is_drained_and_another_leader_hears_of_it() -> None:
+    talk = begun("a", "b")
+    talk.tell("b", MemberDraining("b/0/a"))
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert talk.members == ["a/0/a"]
+    assert talk.state.world is not None
+    assert (talk.state.world.change.left, talk.state.world.change.is_by_loss) == (("b/0/a",), False)
+    facts = HostFacts()
+    facts.note(MemberDraining("b/0/a"))
+    facts.prune(talk.state)
+    assert facts.all() == [MemberDraining("b/0/a")]
+    facts.note(MemberLeft("b/0/a"))
+    assert facts.all() == [MemberLeft("b/0/a")]
 
 
 def test_below_the_least_number_of_hosts_no_world_forms() -> None:
