@@ -86,6 +86,25 @@ def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: Age
     assert "restart 1" not in "".join(group.said(name) for name in group.agents)
 
 
+def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_its_step_and_starts_again(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start_all("one", "two")
+    options = ("--nnodes", "1:2", "--elastic", "ranks", "--max-restarts", "0", "--last-call", "30")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(2), "training on two hosts")
+    (pid,) = group.pids("two")
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: (group.folder / f"result-{pid}").exists(), "the end of the rank")
+    assert json.loads((group.folder / f"result-{pid}").read_text())[-1] is True, "it was drained"
+    eventually(lambda: group.trains(2, beyond=group.step()), "training with the rank that has started again")
+    assert "two/0 starts again: it was drained" in group.said("two")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
+        json.dumps(json.loads(wanted)[:-1])
+    }
+
+
 def test_agents_outlive_a_job_that_starts_again_with_every_world_and_take_the_next_one(group: AgentGroup) -> None:
     group.start_all("one", "two", "three")
     options = ("--nnodes", "1:3", "--nproc-per-node", "2", "--last-call", "30")
