@@ -164,4 +164,4 @@ def plot_losses(
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=90)

@@ -47,12 +47,14 @@ FAULTS = "python scripts/bench/chaos.py --faults 60 --seed 1"
 LARGE = "python scripts/bench/chaos.py --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill"
 JOINS = "python scripts/bench/chaos.py --faults 6 --seed 1 --megabytes 100 --compute 0.05 --kinds join"
 HOSTS = "python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1"
+CUTS = "python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 250 --seed 1"
 WHAT_A_KILL_COSTS = (
     "commits of the others are checked (a vote of 1 ms), a new world forms (0.1 s), lost portions are done again"
 )
 
 GOALS = (
     Goal("G1", "60 seeded faults: parameters, losses, sample log bit-equal", FAULTS, row("G1", ""), "-"),
+    Goal("G1, hosts", "the same with agents in network namespaces, which are cut off, too", CUTS, row("G1", ""), "-"),
     Goal("G2", "committed steps lost or repeated: 0", FAULTS, row("G2", ""), "-"),
     Goal(
         "G3",
@@ -63,6 +65,13 @@ GOALS = (
     ),
     Goal("G3, 1 MB", "the same with 1 MB", FAULTS, row("G3", "p50", "p99"), "forming the world"),
     Goal("G4", "SIGSTOP to the next commit: p99 5 s", FAULTS, row("G4", ""), "when silence counts as loss"),
+    Goal(
+        "G4, black hole",
+        "a host is cut off, from both sides or one, to the next commit: p99 5 s",
+        CUTS,
+        row("G4", "agent stopped:", "rank stopped:", "cut off: p50", "largest"),
+        "an agent that does not answer for 2.5 s is held for lost",
+    ),
     Goal(
         "G5",
         "survivors' stall per join, 100 MB: 150 ms",
@@ -115,6 +124,16 @@ GOALS = (
         "python scripts/bench/endurance.py --minutes 30 --kinds hold,hog --seed 3",
         row("G11", ""),
         "-",
+    ),
+    *(
+        Goal(
+            f"G12, ZeRO {stage}",
+            "any rank lost: 3 s",
+            f"python scripts/bench/chaos.py --faults 12 --seed 1 --kinds kill --mode zero{stage}",
+            row("G3", "p50", "p99"),
+            "forming the world; lost parts come from a neighbour's memory",
+        )
+        for stage in (1, 2)
     ),
     Goal(
         "G12, ZeRO 3",

@@ -105,10 +105,8 @@ class KilledRun:
 
     async def run(self) -> Result:
         """Return what the ranks come to, which must all have come to the same."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
-        environment = {**os.environ, MARK: str(self._folder), "OMP_NUM_THREADS": "1"}
-        async with ProcessWorlds(self._ranks, environment=environment) as worlds:
+        self._begin()
+        async with ProcessWorlds(self._ranks, environment=self._environment) as worlds:
             for number in range(self._ranks):
                 await worlds.start(f"rank {number}", self._arguments)
             await self._reach(worlds, self._steps // 3)
@@ -126,6 +124,23 @@ class KilledRun:
             raise SystemExit("elastic_lm: the ranks have not come to the same")
         return Result(results[0].losses, results[0].digest, changes)
 
+    async def run_undisturbed(self) -> Result:
+        """Return what one process comes to, whose BLAS has as many threads as those of the ranks: bits depend on it."""
+        self._begin()
+        alone = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, env=self._environment)
+        if await alone.wait():
+            raise SystemExit("elastic_lm: the undisturbed run has failed")
+        (path,) = self._folder.glob("*.json")
+        return Result(**json.loads(path.read_text()))
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, MARK: str(self._folder), "OMP_NUM_THREADS": "1"}
+
+    def _begin(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+
     async def _reach(self, worlds: ProcessWorlds, step: int) -> None:
         async with asyncio.timeout(PATIENCE):
             while not any(int(path.read_text() or -1) >= step for path in self._folder.glob("*.step")):
@@ -134,11 +149,10 @@ class KilledRun:
                 await asyncio.sleep(0.05)
 
 
-def show_killed_run(options: argparse.Namespace, run: KilledRun, portions: int) -> None:
+def show_killed_run(options: argparse.Namespace, run: KilledRun) -> None:
     """Run with and without a kill, compare, and draw."""
-    os.environ["OMP_NUM_THREADS"] = "1"
     killed = asyncio.run(run.run())
-    undisturbed = run_rank(options, portions)
+    undisturbed = asyncio.run(run.run_undisturbed())
     is_equal = (killed.losses, killed.digest) == (undisturbed.losses, undisturbed.digest)
     title = f"one is killed, one comes: {'the same bytes' if is_equal else 'OTHER BYTES'}"
     curves = {"under faults": killed.losses, "undisturbed": undisturbed.losses}
@@ -171,9 +185,7 @@ def main() -> None:
             if own.ranks < 2:
                 raise UsageError(f"--ranks: expected 2 or more, of which one is killed, got {own.ranks}")
             arguments = [*arguments, f"--portions={own.portions}"]
-            show_killed_run(
-                options, KilledRun(arguments, options.steps, own.ranks, options.out / "elastic"), own.portions
-            )
+            show_killed_run(options, KilledRun(arguments, options.steps, own.ranks, options.out / "elastic"))
             return
         result = run_rank(options, own.portions)
     except UsageError as error:

@@ -115,6 +115,16 @@ def test_what_was_not_measured_says_so() -> None:
         ),
         ("B5, cells", '{"what": "cells", "rounds": 20, "launched_again": 20}\n', "20 of 20"),
         (
+            "G4, black hole",
+            f'{FAULTS}, ["G4", "", "3 s", ""], ["G4", "", "1 s", ""], ["G4", "", "4 s", ""], ["G4", "", "5 s", ""]]}}',
+            "agent stopped: 3 s, rank stopped: 1 s, cut off: p50 4 s, largest 5 s",
+        ),
+        (
+            "G16",
+            f'{FAULTS}, ["G16", "", "0", ""], ["G16", "", "1", ""], ["G16", "", "90 ms", ""]]}}',
+            "steps done again: 0, peer errors: 1, to the next commit, less a step 90 ms",
+        ),
+        (
             "control, torchrun",
             '{"peer": "torchrun", "faults": 8, "recovery_median": 3.62, "steps_done_again": 8}',
             "SIGKILL to the next new step 3.62 s (median of 8), 8 steps done again",

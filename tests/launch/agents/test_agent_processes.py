@@ -94,8 +94,9 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_its_step_and_starts_again
     eventually(lambda: group.trains(2), "training on two hosts")
     (pid,) = group.pids("two")
     os.kill(pid, signal.SIGTERM)
-    eventually(lambda: (group.folder / f"result-{pid}").exists(), "the end of the rank")
-    assert json.loads((group.folder / f"result-{pid}").read_text())[-1] is True, "it was drained"
+    result = group.folder / f"result-{pid}"
+    eventually(lambda: result.exists() and bool(result.read_text()), "the end of the rank")
+    assert json.loads(result.read_text())[-1] is True, "it was drained"
     eventually(lambda: group.trains(2, beyond=group.step()), "training with the rank that has started again")
     assert "two/0 starts again: it was drained" in group.said("two")
     (group.folder / "hurry").touch()
