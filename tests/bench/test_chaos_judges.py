@@ -1,4 +1,4 @@
-"""What the judges of chaos.py and endurance.py find in the logs of ranks: nothing may differ unseen."""
+"""The judges of chaos.py and endurance.py: every difference in the logs of ranks is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SIGTERM does: the first may ask for an end in good order, the second one ends."""
+"""Termination: the first SIGTERM may ask for an end in good order, the second one ends."""
 
 from __future__ import annotations
 
