@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from asyncpar.core.observe.waits import WaitNotice, spell_seconds, sum_up
-from asyncpar.observe.summary import JobSummary, OperationSummary, RankReport
+from asyncpar.observe.summary import AskSummary, JobSummary, OperationSummary, RankReport
 
 WAITING_SECONDS: Final = 1.0
 """An operation without progress for this long is one that waits."""
+
+ASKING_SECONDS: Final = 10.0
+"""A call of an actor without an answer for this long is one that waits, as is one that its rank has told of."""
 
 BLOCKED_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 5.0
@@ -31,30 +37,56 @@ def find_waits(job: JobSummary) -> dict[int, WaitNotice]:
     reports = {report.rank: report for report in job.ranks}
     notices = {}
     for rank, report in reports.items():
-        operation = find_wait(report)
-        awaited = None if operation is None else find_awaited_rank(operation)
-        if operation is None or awaited is None:
-            continue
-        culprit = reports.get(awaited)
-        notices[rank] = WaitNotice(
-            operation=operation.label
-            if operation.group == "world"
-            else f"{operation.label} of group {operation.group}",
-            seconds=operation.seconds + report.age,
-            site=operation.site,
-            culprit=awaited,
-            host="" if culprit is None else culprit.host,
-            where="is not known here" if culprit is None else describe_rank(culprit),
-        )
+        match find_wait(report):
+            case AskSummary() as ask:
+                notices[rank] = _of_ask(ask, report.age, reports)
+            case OperationSummary() as operation if (awaited := find_awaited_rank(operation)) is not None:
+                notices[rank] = _of_operation(operation, report.age, awaited, reports.get(awaited))
     return notices
 
 
-def find_wait(report: RankReport) -> OperationSummary | None:
-    """Return the operation in which the rank waits; None if it does not, or if what it told counts no more."""
-    if report.summary is None or find_trouble(report) or report.condition == "ended":
+def _of_operation(operation: OperationSummary, age: float, awaited: int, culprit: RankReport | None) -> WaitNotice:
+    return WaitNotice(
+        operation=operation.label if operation.group == "world" else f"{operation.label} of group {operation.group}",
+        seconds=operation.seconds + age,
+        site=operation.site,
+        culprit=awaited,
+        host="" if culprit is None else culprit.host,
+        where="is not known here" if culprit is None else describe_rank(culprit),
+    )
+
+
+def _of_ask(ask: AskSummary, age: float, reports: Mapping[int, RankReport]) -> WaitNotice:
+    """Return what the caller's rank has told of ``ask``, with what is known here of the rank at its end."""
+    told = ask.told or WaitNotice(
+        operation=f"{ask.endpoint}() of actor {ask.actor!r}", seconds=0.0, culprit=ask.rank, actor=ask.actor
+    )
+    culprit = None if told.culprit is None else reports.get(told.culprit)
+    return msgspec.structs.replace(
+        told,
+        seconds=ask.seconds + age,
+        site=ask.site,
+        host=told.host if culprit is None else culprit.host,
+        where=told.where if culprit is None or not find_trouble(culprit) else describe_rank(culprit),
+    )
+
+
+def find_wait(report: RankReport) -> OperationSummary | AskSummary | None:
+    """Return the operation in which the rank waits, else the call of an actor; None if it waits for neither.
+
+    None, too, if what it told counts no more.
+    """
+    summary, age = report.summary, report.age
+    if summary is None or find_trouble(report) or report.condition == "ended":
         return None
-    awaited = (operation for operation in report.summary.operations if operation.is_awaited)
-    return next((operation for operation in awaited if operation.seconds + report.age >= WAITING_SECONDS), None)
+    awaited = (operation for operation in summary.operations if operation.is_awaited)
+    waiting = (operation for operation in awaited if operation.seconds + age >= WAITING_SECONDS)
+    return next(waiting, None) or next((ask for ask in summary.asks if is_waiting(ask, age)), None)
+
+
+def is_waiting(ask: AskSummary, age: float) -> bool:
+    """Has the call waited for long, as its rank has told ``age`` seconds ago?"""
+    return ask.told is not None or (not ask.is_stream and ask.seconds + age >= ASKING_SECONDS)
 
 
 def find_awaited_rank(operation: OperationSummary) -> int | None:

@@ -27,6 +27,7 @@ from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.pauses import PauseRecorder
 from asyncpar.core.observe.recorder import current_recorder
+from asyncpar.core.observe.records import EventKind
 from asyncpar.core.observe.reported import reported
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
@@ -240,7 +241,7 @@ def _of_node(view: NodeView) -> dict[str, Any]:
         "more_operations": more,
         "operations_done": {"called": sum(_called(group) for group in _groups(view))},
         "bytes_moved": lanes,
-        "asks": _asks(view.actors),
+        "asks": _asks(view, events),
         "mailboxes": _mailboxes(view.actors),
         "links": _links(links),
         "rounds": _rounds(view, events, world_number(world.generation)),
@@ -325,10 +326,23 @@ def _task_site(view: NodeView) -> str:
     return "" if frame is None else frame.site
 
 
-def _asks(actors: ActorSystem) -> tuple[AskSummary, ...]:
-    pending = [one for one in list(actors._caller._pending.values()) if not one.future.done()]
+def _asks(view: NodeView, events: Sequence[Event]) -> tuple[AskSummary, ...]:
+    """Return the calls that wait for their answers, the oldest first."""
+    pending = [one for one in list(view.actors._caller._pending.values()) if not one.future.done()]
+    recorder, observer = view.links.recorder, view.links.observer
+    begun = {event.ticket: event.created for event in events if event.kind is EventKind.ASK}
+    now = recorder.clock()
     return tuple(
-        AskSummary(rank=one.ref.rank, actor=one.ref.name, endpoint=one.endpoint) for one in pending[:MOST_MAILBOXES]
+        AskSummary(
+            rank=one.ref.rank,
+            actor=one.ref.name,
+            endpoint=one.endpoint,
+            seconds=max(0.0, now - begun.get(one.ticket, now)),
+            site=recorder.site_of(one.ticket),
+            told=observer.told(one),
+            is_stream=one.inlet is not None,
+        )
+        for one in pending[:MOST_MAILBOXES]
     )
 
 
@@ -387,7 +401,8 @@ def _leave_note(summary: RankSummary) -> None:
     recorder = current_recorder()
     if recorder is None:
         return
-    for short in (summary, msgspec.structs.replace(summary, operations=summary.operations[:4], links=(), mailboxes=())):
+    shorter = {"operations": summary.operations[:4], "asks": summary.asks[:2], "links": (), "mailboxes": ()}
+    for short in (summary, msgspec.structs.replace(summary, **shorter)):
         note = pack(short)
         if len(note) <= _NOTE_BYTES:
             recorder.note(note)

@@ -10,6 +10,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from asyncpar.core.observe.waits import WaitNotice
+
 MOST_OPERATIONS: Final = 16
 """Operations that a summary names; those that have waited longest come first."""
 
@@ -45,13 +47,19 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class AskSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call of an actor that waits for its answer; ``rank`` is where the actor lives."""
+    """A call of an actor that waits for its answer; ``rank`` is where the actor lives.
+
+    ``site`` is where the program called it, ``told`` what its rank has told of it, having inquired what the actor does
+    (None: nothing so far).  ``is_stream``: it takes items, and may do so for ever.
+    """
 
     rank: int
     actor: str
     endpoint: str
     seconds: float = 0.0
     site: str = ""
+    told: WaitNotice | None = None
+    is_stream: bool = False
 
 
 class BlockedSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from asyncpar.dashboard.states import describe_job, find_states
+from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.launch.commands.job_text import show_job
 from asyncpar.launch.wait_board import RankTold, WaitBoard
 from asyncpar.observe.holdups import describe_holdups, find_waits
 from asyncpar.observe.summary import (
+    AskSummary,
     BlockedSummary,
     HostSummary,
     JobSummary,
@@ -27,6 +29,7 @@ def report(
     site: str = "train.py:9",
     blocked: BlockedSummary | None = None,
     culprit: int | None = None,
+    asks: tuple[AskSummary, ...] = (),
 ) -> RankReport:
     operation = OperationSummary(
         label="all_reduce #4",
@@ -45,6 +48,7 @@ def report(
         user_site=site,
         operations=(operation,) if waits_for else (),
         blocked=blocked,
+        asks=asks,
     )
     return RankReport(
         rank=rank, host="a", pid=100 + rank, phase="member", condition=condition, seconds=3.0, summary=summary
@@ -98,6 +102,50 @@ def test_a_cycle_is_said() -> None:
     )
 
 
+ASK = AskSummary(rank=1, actor="loader", endpoint="load", seconds=12.0, site="train.py:20")
+TOLD = WaitNotice(
+    operation="load() of actor 'loader'",
+    seconds=10.0,
+    site="train.py:20",
+    culprit=2,
+    host="a",
+    where="sleeps at store.py:5",
+    actor="store",
+)
+
+
+def test_a_wait_for_an_actor_is_said() -> None:
+    made = job(report(0, asks=(ASK,)), report(1))
+    assert told_of(made) == (
+        "rank 0 waits for actor 'loader' on rank 1 (a); load() of actor 'loader' at train.py:20 has waited 12 s"
+    )
+    assert find_states(made) == {0: RankActivity.WAITS, 1: RankActivity.HOLDS_UP}
+    row = show_job(made).splitlines()[4]
+    assert row.split() == ["0", "a", "100", "waiting", "12", "s", "load", "of", "loader", "<-", "1", "train.py:20"]
+
+
+def test_what_a_rank_has_told_of_a_call_counts() -> None:
+    asks = (msgspec.structs.replace(ASK, seconds=4.0, told=TOLD),)
+    assert told_of(job(report(0, asks=asks), report(1), report(2))) == (
+        "rank 0 waits for actor 'store' on rank 2 (a), which sleeps at store.py:5; "
+        "load() of actor 'loader' at train.py:20 has waited 4.0 s"
+    )
+    stopped = report(2, condition="stopped")
+    assert "which is stopped (SIGSTOP" in told_of(job(report(0, asks=asks), report(1), stopped))
+    deadlock = (msgspec.structs.replace(ASK, told=msgspec.structs.replace(TOLD, cycle="deadlock: x")),)
+    assert told_of(job(report(0, asks=deadlock), report(1), report(2))) == "deadlock: x"
+
+
+def test_a_call_that_is_answered_within_seconds_is_no_wait_nor_is_a_stream() -> None:
+    short = msgspec.structs.replace(ASK, seconds=4.0)
+    stream = msgspec.structs.replace(ASK, is_stream=True)
+    assert describe_holdups(job(report(0, asks=(short, stream)), report(1))) == []
+
+
+def test_a_collective_is_said_before_a_call() -> None:
+    assert told_of(job(report(0, (1,), asks=(ASK,)), report(1))).startswith("rank 0 waits for rank 1 (a)")
+
+
 def test_what_ranks_have_told_of_a_culprit_counts() -> None:
     assert told_of(job(report(0, (1,), culprit=3), report(1, (3,)), report(3))).startswith("ranks 0, 1 wait for rank 3")
 
@@ -129,6 +177,7 @@ def test_ranks_behind_a_circle_are_told_as_such() -> None:
         [report(0, (1,)), report(1, (2,)), report(2)],
         [report(0, (1,)), report(1, (0,)), report(2, (0,))],
         [report(0, (1,)), report(1, (1,))],
+        [report(0, asks=(ASK,)), report(1, (0,)), report(2, (1,))],
     ],
 )
 def test_the_launcher_the_page_and_status_say_the_same(reports: list[RankReport]) -> None:

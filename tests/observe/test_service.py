@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+import asyncpar as ap
 from asyncpar.launch.rank_channel import RankChannel
 from asyncpar.observe import service
 from asyncpar.observe.rank_view import make_summary, watch_node
@@ -116,6 +117,46 @@ async def test_a_rank_that_waits_names_operation_rank_and_place() -> None:
             assert summary.longest.is_awaited
             await asyncio.gather(waiting, nodes[1].world.barrier())
             assert (await asyncio.to_thread(make_summary)).operations == ()
+        finally:
+            unwatch()
+
+
+class Loader(ap.Actor):
+    """Answers when it is told to."""
+
+    def __init__(self, release: asyncio.Event) -> None:
+        self.release = release
+
+    @ap.endpoint
+    async def load(self) -> None:
+        await self.release.wait()
+
+
+async def _load(node: ap.Node) -> None:
+    await node.ref("loader", 1).load()
+
+
+async def test_a_rank_that_waits_for_an_actor_names_it_with_time_and_place() -> None:
+    async with local_world(2) as nodes:
+        unwatch = watch_node(nodes[0].links, nodes[0]._actors, None)  # noqa: SLF001
+        release = asyncio.Event()
+        nodes[0].links.observer.warn_after = 0.1
+        try:
+            await nodes[1].spawn(Loader, release, name="loader")
+            waiting = asyncio.create_task(_load(nodes[0]), name="the user's")
+            async with asyncio.timeout(30):
+                while (summary := await asyncio.to_thread(make_summary)).asks == () or summary.asks[0].told is None:
+                    await asyncio.sleep(0.01)
+            assert unpack(pack(summary), RankSummary) == summary
+            [ask] = summary.asks
+            assert (ask.rank, ask.actor, ask.endpoint) == (1, "loader", "load")
+            assert 0.0 < ask.seconds < 60.0
+            assert ask.site.startswith("test_service.py:")
+            assert ask.told is not None
+            assert ask.told.actor == "loader"
+            release.set()
+            await waiting
+            assert (await asyncio.to_thread(make_summary)).asks == ()
         finally:
             unwatch()
 

@@ -63,6 +63,10 @@ class RankObserver:
         """Have so many operations been told that more would say nothing new?"""
         return len(self._waiting) >= MOST_TOLD
 
+    def told(self, operation: object) -> WaitNotice | None:
+        """Return what was told of an ``operation`` that is not over; None if it was not.  From any thread."""
+        return self._waiting.get(operation)
+
     def tell_waiting(self, operation: object, notice: WaitNotice) -> None:
         """Tell, once, that ``operation`` has waited for long.
 

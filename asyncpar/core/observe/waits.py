@@ -100,24 +100,26 @@ def describe_cycle(cycle: Sequence[WaitEdge]) -> str:
 def sum_up(notices: Mapping[int, WaitNotice], *, only: Iterable[int] | None = None) -> list[str]:
     """Return a sentence for each rank that others wait for, and for each deadlock; ``notices`` are by waiting rank.
 
-    A rank that is waited for, and waits itself, is no culprit: the one behind it is.  The sentence about most ranks
-    comes first.  ``only`` are the waiting ranks that are told of (None: all).
+    A rank that is waited for, and waits itself, is no culprit: the one behind it is.  An actor is one, whatever the
+    program of its rank waits for.  The sentence about most ranks comes first.  ``only`` are the waiting ranks that are
+    told of (None: all).
     """
-    by_root: dict[int | None, list[int]] = {}
+    by_end: dict[tuple[int | None, str], list[int]] = {}
     for rank in sorted(notices if only is None else only):
-        by_root.setdefault(find_root(rank, notices), []).append(rank)
-    roots = sorted(by_root, key=lambda root: -len(by_root[root]))
-    return list(dict.fromkeys(_sum_up(root, by_root[root], notices) for root in roots))
+        by_end.setdefault(_find_end(rank, notices), []).append(rank)
+    ends = sorted(by_end, key=lambda end: -len(by_end[end]))
+    return list(dict.fromkeys(_sum_up(root, actor, by_end[root, actor], notices) for root, actor in ends))
 
 
-def _sum_up(root: int | None, ranks: Sequence[int], notices: Mapping[int, WaitNotice]) -> str:
-    """Return the sentence about ``ranks``, which all wait for ``root`` in the end."""
+def _sum_up(root: int | None, actor: str, ranks: Sequence[int], notices: Mapping[int, WaitNotice]) -> str:
+    """Return the sentence about ``ranks``, which all wait for ``root``, or for an ``actor`` there, in the end."""
     if cycle := next((notices[rank].cycle for rank in ranks if notices[rank].cycle), ""):
         return cycle
-    notice = next((each for rank in ranks if (each := notices[rank]).culprit == root), notices[ranks[0]])
+    told = (notices[rank] for rank in ranks)
+    notice = next((each for each in told if (each.culprit, each.actor) == (root, actor)), notices[ranks[0]])
     at = f" at {notice.site}" if notice.site else ""
     how_long = f"{notice.operation}{at} has waited {spell_seconds(notice.seconds)}"
-    circle = [] if root is None else _find_circle(root, notices)
+    circle = [] if root is None or actor else _find_circle(root, notices)
     if circle:
         others = [rank for rank in ranks if rank not in circle]
         behind = f", {name_ranks(others)} for them" if others else ""
@@ -131,18 +133,25 @@ def find_root(rank: int, notices: Mapping[int, WaitNotice]) -> int | None:
 
     Of ranks that wait for each other it is the lowest; None: what ``rank`` waits for is no rank.
     """
+    return _find_end(rank, notices)[0]
+
+
+def _find_end(rank: int, notices: Mapping[int, WaitNotice]) -> tuple[int | None, str]:
+    """Return what ``find_root`` does, and the actor there that is waited for ("": the program of the rank is)."""
     path = [rank]
     while (notice := notices.get(path[-1])) is not None and notice.culprit is not None:
+        if notice.actor:
+            return notice.culprit, notice.actor
         if notice.culprit in path:
-            return min(path[path.index(notice.culprit) :])
+            return min(path[path.index(notice.culprit) :]), ""
         path.append(notice.culprit)
-    return path[-1] if len(path) > 1 else None
+    return (path[-1] if len(path) > 1 else None), ""
 
 
 def _find_circle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
     """Return the ranks that wait for each other, ``start`` among them; none if it does not wait, or for itself."""
     path, rank = [start], start
-    while (notice := notices.get(rank)) is not None and notice.culprit is not None:
+    while (notice := notices.get(rank)) is not None and notice.culprit is not None and not notice.actor:
         rank = notice.culprit
         if rank in path:
             return sorted(path) if rank == start and len(path) > 1 else []

@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncpar.core.observe.waits import spell_seconds
 from asyncpar.observe.alarms import count_missing_rounds
-from asyncpar.observe.holdups import WAITING_SECONDS, describe_holdups
+from asyncpar.observe.holdups import WAITING_SECONDS, describe_holdups, is_waiting
 from asyncpar.observe.summary import JobSummary, RankReport
 
 MOST_LINES: Final = 64
@@ -60,6 +60,9 @@ def row_of(report: RankReport) -> tuple[str, ...]:
     elif summary is not None and summary.asks:
         ask = summary.asks[0]
         what = f"{ask.endpoint} of {ask.actor} <- {ask.rank}"
+        site = ask.site or site
+        if state == "member" and is_waiting(ask, report.age):
+            state, seconds = "waiting", ask.seconds
     if summary is not None and summary.blocked is not None and report.condition == "well":
         state, seconds, site = "blocked", summary.blocked.seconds, summary.blocked.where
         what = what or summary.blocked.what

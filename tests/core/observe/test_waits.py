@@ -150,6 +150,15 @@ def test_an_actor_that_holds_things_up_is_named_with_its_rank() -> None:
     ]
 
 
+def test_the_program_of_a_rank_does_not_explain_its_actor() -> None:
+    told = WaitNotice(operation="go() of actor 'a'", seconds=10.0, culprit=1, host="b", where="sleeps", actor="a")
+    [behind] = sum_up({0: told, 1: notice(0), 2: notice(1)})
+    assert behind.startswith("ranks 0-2 wait for actor 'a' on rank 1 (b), which sleeps; go() of actor 'a' has waited")
+    for_actor, for_rank = sum_up({0: told, 2: notice(1)})
+    assert for_actor.startswith("rank 0 waits for actor 'a' on rank 1 (b)")
+    assert for_rank.startswith("rank 2 waits for rank 1 (b)")
+
+
 def test_a_collective_is_reported_before_an_ask_that_waits_for_longer() -> None:
     told: list[WaitNotice | None] = []
 
