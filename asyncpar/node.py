@@ -107,8 +107,8 @@ class Node:
         are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
         job's token (see ``credentials``), except those of the services named in full in ``public_services``; with
         certificates they need one of the job's, too.
-        While there are actors, whatever blocks the event loop for ``blocked_after`` seconds is logged with its stack
-        (0: nothing is; see ``on_blocked``).
+        Whatever blocks the event loop for ``blocked_after`` seconds is told to ``on_blocked``, and while there are
+        actors it is logged with its stack (0: nothing is).
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
         transport = parse_transport(transport)
@@ -213,10 +213,12 @@ class Node:
         return EventSpan(name, fields, recorder=self.links.recorder)
 
     def on_blocked(self, callback: OnBlocked) -> Callable[[], None]:
-        """Tell ``callback`` whenever code blocks the event loop for too long, and again when it goes on.
+        """Tell ``callback`` whenever code blocks the event loop for ``blocked_after`` seconds, and when it goes on.
 
-        It is called in another thread, since the loop cannot call it.  The function returned ends that.
+        It is called in another thread, since the loop cannot call it.  The function returned ends that.  In virtual
+        time, and in ``local_world``, nothing is watched.
         """
+        self._actors.loop_watch.sharpen()
         return self._actors.loop_watch.subscribe(callback)
 
     def watch_world(self) -> AsyncIterator[WorldChange]:
@@ -294,7 +296,7 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
             links.pauses = PauseRecorder(links.recorder)
             links.pauses.start()
             stack.callback(links.pauses.stop)
-            watch.start_quietly(line.reporter.blocked)
+        watch.start_quietly(None if line is None else line.reporter.blocked)
         actors = await stack.enter_async_context(ActorSystem(links, watch))
         node = Node(bootstrap, links, actors, arena)
         bootstrap.join(links)

@@ -85,7 +85,8 @@ def check_blocked_after(seconds: object) -> float | None:
 class LoopWatch:
     """Watches the running loop from ``start`` to ``stop``, both called on it.  ``blocked_after`` None: it never starts.
 
-    Stalls are logged as warnings of the logger ``asyncpar.runtime`` and passed to subscribers.
+    Stalls are logged as warnings of the logger ``asyncpar.runtime`` and passed to subscribers.  A loop that keeps a
+    time of its own (``clock_domain``) is not watched: what a simulation does must not depend on how fast it runs.
     """
 
     def __init__(self, *, rank: int, blocked_after: float | None = BLOCKED_AFTER, describe: Describe) -> None:
@@ -97,7 +98,8 @@ class LoopWatch:
         self._news = threading.Event()
         self._is_stopping = False
         self._is_answered = False
-        self._is_quiet = False
+        self._limit = self._blocked_after
+        self._is_logged = False
         self._on_long: Callable[[str], None] = lambda _: None
 
     @property
@@ -114,24 +116,34 @@ class LoopWatch:
 
         return unsubscribe
 
-    def start_quietly(self, on_long: Callable[[str], None]) -> None:
+    def start_quietly(self, on_long: Callable[[str], None] | None) -> None:
         """Begin to watch for long stalls alone: ``on_long`` gets the place of the code, and "" at the end.
 
-        It is called in the watching thread.  Nothing is logged until ``start``.
+        It is called in the watching thread.  Nothing is logged until ``start``.  Without it, this begins only if
+        ``blocked_after`` is set.
         """
-        self._on_long = on_long
-        self._is_quiet = True
+        if on_long is not None:
+            self._on_long = on_long
+        elif not self._blocked_after:
+            return
+        self._limit = LONG_SECONDS
         self._begin()
 
     def start(self) -> None:
         """Begin to watch and to log stalls, if it has not begun."""
+        self._is_logged = True
+        self.sharpen()
         if self._blocked_after:
-            self._is_quiet = False
             self._begin()
 
+    def sharpen(self) -> None:
+        """Tell subscribers of stalls of ``blocked_after``, and not of long ones alone; what is logged stays the same."""
+        if self._blocked_after:
+            self._limit = self._blocked_after
+
     def _begin(self) -> None:
-        if self._thread is None:
-            loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._thread is None and getattr(loop, "clock_domain", None) is None:
             sleeper = Sleeper(threading.get_ident(), loop)
             loop.call_soon(sleeper.learn)
             self._thread = threading.Thread(
@@ -150,7 +162,7 @@ class LoopWatch:
     # -- in the watching thread --------------------------------------------------------------------------------------
 
     def _watch(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> None:
-        while not self._news.wait(_QUIET_LOOK_SECONDS if self._is_quiet else LOOK_SECONDS):
+        while not self._news.wait(LOOK_SECONDS if self._limit == self._blocked_after else _QUIET_LOOK_SECONDS):
             if sleeper.is_awake() and not self._ask(loop, sleeper):
                 return
 
@@ -166,7 +178,7 @@ class LoopWatch:
             activity, now = sleeper.activity(), sleeper.time()
             if activity is None or activity != seen:
                 seen, since = activity, now
-            elif now - since >= (LONG_SECONDS if self._is_quiet else self._blocked_after):
+            elif now - since >= self._limit:
                 del seen, activity  # holds a frame, and its locals
                 self._report(since, sleeper)
                 break
@@ -183,7 +195,7 @@ class LoopWatch:
 
     def _report(self, since: float, sleeper: Sleeper) -> None:
         """Report a stall, wait for its end, and report that."""
-        is_logged = not self._is_quiet
+        is_logged = self._is_logged
         what, stack = self._look_at(sleeper)
         seconds = sleeper.time() - since
         if self._news.is_set():

@@ -17,6 +17,7 @@ from asyncpar.actors.runtime.actor import Actor
 from asyncpar.core.observe.loop_watch import Blocked
 from asyncpar.net.wire import array as wire_array
 from asyncpar.net.wire import payload
+from asyncpar.testing.loop import run_virtual
 
 Array = npt.NDArray[np.float64]
 
@@ -135,13 +136,38 @@ async def test_a_plain_def_endpoint_runs_in_a_thread_and_blocks_nobody() -> None
         assert reports.seen == []
 
 
-async def test_the_watch_runs_while_there_are_actors_and_leaves_no_thread() -> None:
+async def test_the_watch_runs_while_there_is_a_node_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())  # a thread of an earlier test may still be on its way out
     async with watched() as (node, reports):
-        assert set(threading.enumerate()) <= before
+        assert [thread.name for thread in set(threading.enumerate()) - before] == ["asyncpar loop watch"]
         await node.spawn(Blocker, reports)
         assert [thread.name for thread in set(threading.enumerate()) - before] == ["asyncpar loop watch"]
     assert set(threading.enumerate()) <= before
+
+
+async def test_a_program_without_actors_that_blocks_the_loop_is_told_and_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with watched() as (node, reports):
+        reports.wait(1)  # blocks, in this task
+        await asyncio.to_thread(reports.wait, 2)
+    first, second = reports.seen
+    assert first.what.startswith("task ")
+    assert f'File "{__file__}"' in first.stack
+    assert (first.is_over, second.is_over) == (False, True)
+    assert not [text for text in caplog.messages if "blocked" in text]
+
+
+def test_a_loop_in_virtual_time_is_not_watched() -> None:
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        async with watched() as (node, reports):
+            await node.spawn(Blocker, reports)
+            assert set(threading.enumerate()) <= before
+            await asyncio.sleep(1000.0)
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("off", [0, None])
