@@ -4,7 +4,7 @@ Theory of operation.  No rank ends a barrier before the last one has begun it, a
 sent.  Each such pair of times bounds the offset between two clocks from one side; the bounds of all operations in the
 rings leave an interval, whose width is the shortest round trip that was recorded.  The offset is its middle, and half
 its width the uncertainty.  Any offset in the interval keeps every effect behind its cause, so no arrow of a trace
-points backwards.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of the day
+points backwards; between two clocks none is shorter than the uncertainty.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of the day
 decides.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from asyncpar.core.observe.records import EventKind, EventState
@@ -32,7 +33,24 @@ class ClockOffset(NamedTuple):
     uncertainty: float
 
 
-def align_clocks(images: Mapping[int, RankImage]) -> dict[int, ClockOffset]:
+@dataclass(frozen=True, slots=True)
+class ClockAlignment:
+    """The ``offsets`` of all ranks' clocks from that of the lowest rank."""
+
+    offsets: Mapping[int, ClockOffset]
+    _clock_of: Mapping[int, int]
+    _most: list[list[float]]
+
+    def uncertainty(self, one: int, other: int) -> float:
+        """Return how far off a time of one rank may be from a time of the other; 0.0 if they have one clock."""
+        clock, another = self._clock_of[one], self._clock_of[other]
+        if clock == another:
+            return 0.0
+        width = abs(self._most[clock][another] + self._most[another][clock])
+        return _UNKNOWN if math.isinf(width) else width / 2
+
+
+def align_clocks(images: Mapping[int, RankImage]) -> ClockAlignment:
     """Return for each rank the offset of its clock from that of the lowest rank."""
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(images):
@@ -44,7 +62,7 @@ def align_clocks(images: Mapping[int, RankImage]) -> dict[int, ClockOffset]:
     offsets: list[ClockOffset] = []
     for clock in range(len(clocks)):
         offsets.append(_choose(clock, offsets, most, walls[clock] - walls[0]))
-    return {rank: offsets[clock] for rank, clock in clock_of.items()}
+    return ClockAlignment({rank: offsets[clock] for rank, clock in clock_of.items()}, clock_of, most)
 
 
 def _choose(clock: int, chosen: list[ClockOffset], most: list[list[float]], by_wall: float) -> ClockOffset:

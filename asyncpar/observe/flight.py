@@ -67,7 +67,7 @@ class _DumpPlace(NamedTuple):
 
 def torch_dumps(images: Mapping[int, RankImage]) -> dict[int, dict[str, Any]]:
     """Return for each rank what torch's flight recorder would have dumped, to be pickled as ``<prefix><rank>``."""
-    offsets = align_clocks(images)
+    offsets = align_clocks(images).offsets
     entries: dict[int, list[dict[str, Any]]] = {rank: [] for rank in images}
     groups: dict[int, dict[str, dict[str, str]]] = {rank: {} for rank in images}
     for place, calls in _places(images):

@@ -55,9 +55,7 @@ def encode_perfetto(timeline: Timeline) -> bytes:
 
 def _packets(timeline: Timeline) -> Iterator[bytes]:
     for rank, name in sorted(timeline.ranks.items()):
-        offset = timeline.offsets[rank]
-        said = f"{name}, clock +-{1e6 * offset.uncertainty:.0f} us" if offset.uncertainty else name
-        process = _number(1, rank + 1) + _text(6, said)
+        process = _number(1, rank + 1) + _text(6, _process_name(timeline, rank, name))
         yield _descriptor(_number(_UUID, _process(rank)) + _bytes(_PROCESS, process))
     for rank, track, lane in sorted({(one.rank, one.track, one.lane) for one in timeline.slices}, key=_place):
         name = track if not lane else f"{track} {lane + 1}"
@@ -84,6 +82,12 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, bool, bytes]]:
             where = _number(_EVENT_TRACK, _thread(one.rank, one.track, one.lane))
             mark = _number(_EVENT_TYPE, _INSTANT) + where + _text(_EVENT_NAME, "message")
             yield _event(at - start, mark + _fixed64(field, arrow.number), is_last=field == _FLOW_END)
+
+
+def _process_name(timeline: Timeline, rank: int, name: str) -> str:
+    """Return the name of a rank, with the uncertainty of its clock."""
+    offset = timeline.offsets[rank]
+    return f"{name}, clock +-{1e6 * offset.uncertainty:.0f} us" if offset.uncertainty else name
 
 
 def _place(where: tuple[int, str, int]) -> tuple[int, int, int]:
@@ -144,7 +148,7 @@ def _complete(one: EventSlice, start: float) -> dict[str, Any]:
 
 def _names(timeline: Timeline) -> Iterable[dict[str, Any]]:
     for rank, name in sorted(timeline.ranks.items()):
-        yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": _process_name(timeline, rank, name)}}
         yield {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}}
     for rank, track, lane in sorted({(one.rank, one.track, one.lane) for one in timeline.slices}, key=_place):
         tid = _thread_id(rank, track, lane)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from asyncpar.core.observe.records import UNBOUND, EventKind, EventState
-from asyncpar.observe.clocks import ClockOffset, align_clocks
+from asyncpar.observe.clocks import ClockAlignment, ClockOffset, align_clocks
 from asyncpar.observe.image import Event, RankImage
 
 TRACKS: Final = {
@@ -26,6 +26,9 @@ TRACKS: Final = {
     EventKind.BLOCKED: "blocked loop",
 }
 """The track of each kind of event, in the order in which they are shown."""
+
+_ROUNDING: Final = 1e-6
+"""Seconds by which an arrow may be shorter than the uncertainty of its clocks: the shortest ones are as long as that."""
 
 _ARROWS: Final = ((EventKind.SEND, EventKind.RECEIVE), (EventKind.ASK, EventKind.HANDLE))
 
@@ -81,8 +84,9 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All slices in the order of their begins, and the arrows.  ``backwards`` arrows were left out.
+    """All slices in the order of their begins, and the arrows.
 
+    ``left_out`` arrows are missing: they pointed backwards, or were shorter than the clocks of their ranks are certain.
     Times are by the clock of the lowest rank; ``offsets`` has what was added to those of the others.
     """
 
@@ -90,7 +94,7 @@ class Timeline:
     arrows: tuple[Arrow, ...]
     ranks: Mapping[int, str]
     offsets: Mapping[int, ClockOffset]
-    backwards: int = 0
+    left_out: int = 0
 
 
 def merge_images(older: RankImage | None, newer: RankImage) -> RankImage:
@@ -103,17 +107,19 @@ def merge_images(older: RankImage | None, newer: RankImage) -> RankImage:
 
 def make_timeline(images: Mapping[int, RankImage]) -> Timeline:
     """Put the images of all ranks on one clock."""
-    offsets = align_clocks(images)
+    clocks = align_clocks(images)
     slices: list[EventSlice] = []
     for rank, image in images.items():
-        slices += _slices(rank, image, offsets[rank].seconds)
+        slices += _slices(rank, image, clocks.offsets[rank].seconds)
     slices.sort(key=lambda slice_: (slice_.begun, -slice_.ended, slice_.rank))
-    arrows, backwards = _arrows(slices)
+    arrows, left_out = _arrows(slices, clocks)
     names = {
         rank: f"rank {rank}" + (f" ({image.identity.host})" if image.identity.host else "")
         for rank, image in images.items()
     }
-    return Timeline(slices=tuple(slices), arrows=tuple(arrows), ranks=names, offsets=offsets, backwards=backwards)
+    return Timeline(
+        slices=tuple(slices), arrows=tuple(arrows), ranks=names, offsets=clocks.offsets, left_out=left_out
+    )
 
 
 def _slices(rank: int, image: RankImage, offset: float) -> Iterable[EventSlice]:
@@ -145,24 +151,25 @@ def _lane(lanes: list[list[float]], begun: float, ended: float) -> int:
     return len(lanes) - 1
 
 
-def _arrows(slices: Iterable[EventSlice]) -> tuple[list[Arrow], int]:
-    """Return the arrows that point forwards, and how many others there are."""
+def _arrows(slices: Iterable[EventSlice], clocks: ClockAlignment) -> tuple[list[Arrow], int]:
+    """Return the arrows that are as long as their clocks are certain, and how many others there are."""
     ends: dict[tuple[EventKind, int, int], EventSlice] = {}
     for found in slices:
         if found.event.group and found.event.sequence != UNBOUND:
             ends[found.event.kind, found.event.group, found.event.sequence] = found
     arrows: list[Arrow] = []
-    backwards = 0
+    left_out = 0
     for (kind, group, sequence), source in ends.items():
         sink = next((ends.get((into, group, sequence)) for out, into in _ARROWS if out is kind), None)
         if sink is None or (sink.is_open and sink.event.kind is not EventKind.HANDLE):
             continue
         arrow = Arrow(number=len(arrows) + 1, source=source, sink=sink)
-        if arrow.ended < arrow.begun:
-            backwards += 1
+        least = max(0.0, clocks.uncertainty(source.rank, sink.rank) - _ROUNDING)
+        if arrow.ended - arrow.begun < least:
+            left_out += 1
         else:
             arrows.append(arrow)
-    return arrows, backwards
+    return arrows, left_out
 
 
 def print_timeline(timeline: Timeline, *, decimals: int = 3) -> str:

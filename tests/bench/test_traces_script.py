@@ -11,12 +11,11 @@ from asyncpar.observe.perfetto import encode_perfetto
 from asyncpar.observe.timeline import Timeline, make_timeline
 from asyncpar.testing.loop import run_virtual
 from scripts.bench import traces
-from tests.observe.test_timeline import SKEWS, images_of_a_run, skewed
+from tests.observe.test_timeline import images_of_a_run, on_two_hosts
 
 
 async def _timeline() -> Timeline:
-    images = await images_of_a_run()
-    return make_timeline({rank: skewed(image, SKEWS[rank]) for rank, image in images.items()})
+    return make_timeline(on_two_hosts(await images_of_a_run()))
 
 
 def test_every_arrow_of_a_good_trace_is_found_and_one_that_is_missing_is_counted(

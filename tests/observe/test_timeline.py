@@ -13,10 +13,10 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import asyncpar as ap
-from asyncpar.core.observe.records import EventKind
+from asyncpar.core.observe.records import EventKind, EventState, RankIdentity
 from asyncpar.node import Node
 from asyncpar.observe.clocks import align_clocks
-from asyncpar.observe.image import RankImage, read_image
+from asyncpar.observe.image import Event, RankImage, read_image
 from asyncpar.observe.perfetto import encode_chrome, encode_perfetto
 from asyncpar.observe.timeline import Timeline, make_timeline, merge_images, print_timeline
 from asyncpar.testing.loop import run_virtual
@@ -49,33 +49,41 @@ async def images_of_a_run() -> dict[int, RankImage]:
         return {node.rank: read_image(node.links.recorder.snapshot()) for node in nodes}
 
 
-def skewed(image: RankImage, seconds: float) -> RankImage:
-    """Return ``image`` as a rank of a host of its own had recorded it, whose clock is ahead."""
+def skewed(image: RankImage, seconds: float, host: int | None = None) -> RankImage:
+    """Return ``image`` as a rank of ``host`` (None: one of its own) had recorded it, whose clock is ahead."""
     events = tuple(
         msgspec.structs.replace(
             event, created=event.created + seconds, ended=None if event.ended is None else event.ended + seconds
         )
         for event in image.events
     )
-    identity = msgspec.structs.replace(image.identity, clock_domain=f"host of rank {image.rank}")
+    identity = msgspec.structs.replace(image.identity, clock_domain=f"host {image.rank if host is None else host}")
     return replace(image, events=events, identity=identity)
 
 
 async def test_clocks_are_aligned_by_what_ranks_do_together() -> None:
     images = await images_of_a_run()
-    offsets = align_clocks({rank: skewed(image, SKEWS[rank]) for rank, image in images.items()})
+    offsets = align_clocks({rank: skewed(image, SKEWS[rank]) for rank, image in images.items()}).offsets
     for rank, offset in offsets.items():
         assert offset.seconds == pytest.approx(-SKEWS[rank], abs=offset.uncertainty + 1e-6)
         assert offset.uncertainty < 0.1
 
 
+def on_two_hosts(images: dict[int, RankImage]) -> dict[int, RankImage]:
+    """Return ``images`` of four ranks as those of two hosts, whose clocks are 5 s apart."""
+    return {rank: skewed(image, 5.0 * (rank // 2), host=rank // 2) for rank, image in images.items()}
+
+
 async def test_every_arrow_is_there_and_none_points_backwards_with_clocks_apart() -> None:
     images = await images_of_a_run()
-    timeline = make_timeline({rank: skewed(image, SKEWS[rank]) for rank, image in images.items()})
+    timeline = make_timeline(on_two_hosts(images))
     kinds = [arrow.source.event.kind for arrow in timeline.arrows]
     assert (kinds.count(EventKind.SEND), kinds.count(EventKind.ASK)) == (20, 20)
-    assert timeline.backwards == 0
+    assert timeline.left_out == 0
     assert all(arrow.begun <= arrow.ended for arrow in timeline.arrows)
+    apart = make_timeline({rank: skewed(image, SKEWS[rank]) for rank, image in images.items()})
+    assert len(apart.arrows) + apart.left_out == 40  # of four clocks, no two are as certain as they can be
+    assert all(arrow.begun <= arrow.ended for arrow in apart.arrows)
 
 
 def test_clocks_of_hosts_with_nothing_in_common_go_by_the_time_of_the_day() -> None:
@@ -84,9 +92,67 @@ def test_clocks_of_hosts_with_nothing_in_common_go_by_the_time_of_the_day() -> N
             return {node.rank: read_image(node.links.recorder.snapshot()) for node in nodes}
 
     images = run_virtual(alone())
-    offsets = align_clocks({rank: skewed(image, 0.0) for rank, image in images.items()})
+    offsets = align_clocks({rank: skewed(image, 0.0) for rank, image in images.items()}).offsets
     assert offsets[1].uncertainty >= 1.0
-    assert align_clocks({}) == {}
+    assert align_clocks({}).offsets == {}
+
+
+def exchanged(*messages: tuple[int, float, int, float]) -> dict[int, RankImage]:
+    """Return images of ranks, each with a clock of its own, that exchanged messages: sent by whom when, received."""
+    events: dict[int, list[Event]] = {rank: [] for rank in range(1 + max(max(one[0], one[2]) for one in messages))}
+    for number, (source, sent, sink, received) in enumerate(messages, 1):
+        for rank, kind, begun, ended in (
+            (source, EventKind.SEND, sent, sent + 1e-5),
+            (sink, EventKind.RECEIVE, received - 1e-5, received),
+        ):
+            events[rank].append(
+                Event(
+                    ticket=len(events[rank]),
+                    kind=kind,
+                    state=EventState.COMPLETED,
+                    created=begun,
+                    ended=ended,
+                    name="message",
+                    group=1,
+                    sequence=number,
+                )
+            )
+    return {
+        rank: RankImage(RankIdentity(rank=rank, size=len(events), clock_domain=f"host of rank {rank}"), tuple(of_rank))
+        for rank, of_rank in events.items()
+    }
+
+
+def test_an_arrow_as_short_as_the_clocks_are_uncertain_is_there() -> None:
+    timeline = make_timeline(exchanged((0, 1.0, 1, 6.001), (1, 6.5, 0, 1.503), (0, 2.0, 1, 7.004)))
+    assert timeline.offsets[1].uncertainty == pytest.approx(0.002)
+    assert sorted(round(arrow.ended - arrow.begun, 6) for arrow in timeline.arrows) == [0.002, 0.002, 0.005]
+    assert timeline.left_out == 0
+
+
+def test_an_arrow_that_is_shorter_than_the_clocks_are_uncertain_is_left_out() -> None:
+    one_way = make_timeline(exchanged((0, 1.0, 1, 1.2), (0, 2.0, 1, 4.5)))  # nothing came back: a second of doubt
+    assert [round(arrow.ended - arrow.begun, 6) for arrow in one_way.arrows] == [2.5]
+    assert one_way.left_out == 1
+
+
+def test_ranks_with_one_clock_are_certain() -> None:
+    images = exchanged((0, 1.0, 1, 1.0), (0, 2.0, 1, 2.5))
+    same = {rank: replace(image, identity=replace_domain(image, "here")) for rank, image in images.items()}
+    assert len(make_timeline(same).arrows) == 2
+
+
+def replace_domain(image: RankImage, domain: str) -> RankIdentity:
+    return msgspec.structs.replace(image.identity, clock_domain=domain)
+
+
+def test_both_formats_say_how_certain_the_clocks_are() -> None:
+    timeline = make_timeline(exchanged((0, 1.0, 1, 6.001), (1, 6.5, 0, 1.503)))
+    chrome = json.loads(encode_chrome(timeline))["traceEvents"]
+    native = message_class().FromString(encode_perfetto(timeline)).packet
+    expected = {"rank 0", "rank 1, clock +-2000 us"}
+    assert {event["args"]["name"] for event in chrome if event["name"] == "process_name"} == expected
+    assert {packet.track_descriptor.process.process_name for packet in native} - {""} == expected
 
 
 async def test_slices_of_one_track_nest() -> None:
