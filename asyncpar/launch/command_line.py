@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -150,6 +152,25 @@ def print_result(what: str, text: str | bytes) -> None:
         click.echo(text, nl=False)
     except OSError as error:
         raise LaunchError(f"{what} cannot be written: {os_reason(error)}") from error
+
+
+def write_result(path: Path, content: bytes) -> None:
+    """Write ``content`` to the file ``path``, whole or not at all.  Raises ``LaunchError`` when that is impossible.
+
+    What is no plain file (a pipe, a device) is written to as it is.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be written: {os_reason(error)}") from error
 
 
 _STAND_FOR = {"rdzv_endpoint": ("master_addr", "master_port"), "nnodes": ("nodes",)}

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from asyncpar.core.observe.records import (
+    CAPACITY,
     NO_PEER,
     EntryKind,
     EventKind,
@@ -114,7 +115,8 @@ class RankImage:
     """All that a ring says.  ``read_image`` makes it of bytes; ``Recorder.snapshot`` returns those of a live rank.
 
     ``torn`` records could not be read, ``overwritten`` ones are gone; ``note`` is what the rank last said of itself;
-    ``evicted`` counts events that were overwritten although they were not over.
+    ``evicted`` counts events that were overwritten although they were not over.  ``capacity`` is how many events the
+    ring has room for; ``lost`` ones were overwritten between two looks at it: see ``merge_images``.
     """
 
     identity: RankIdentity
@@ -125,6 +127,8 @@ class RankImage:
     overwritten: int = 0
     unnamed: int = 0
     evicted: int = 0
+    capacity: int = CAPACITY
+    lost: int = 0
 
     @property
     def rank(self) -> int:
@@ -178,6 +182,7 @@ def read_image(image: bytes, *, latest: int | None = None) -> RankImage:
         overwritten=max(0, raw.begun - len(raw.records) - raw.torn),
         unnamed=raw.unnamed,
         evicted=raw.evicted,
+        capacity=raw.capacity,
     )
 
 

@@ -98,11 +98,30 @@ class Timeline:
 
 
 def merge_images(older: RankImage | None, newer: RankImage) -> RankImage:
-    """Return the events of both images of a rank; where both have one, the newer image's."""
+    """Return the events of both images of a rank; where both have one, the newer image's.
+
+    Those that neither has, because others took their places meanwhile, are counted as ``lost``.
+    """
     if older is None or older.identity.generation != newer.identity.generation:
         return newer
     events = {event.ticket: event for event in (*older.events, *newer.events)}
-    return replace(newer, events=tuple(events[ticket] for ticket in sorted(events)), groups=older.groups | newer.groups)
+    ordered = tuple(events[ticket] for ticket in sorted(events))
+    return replace(newer, events=ordered, groups=older.groups | newer.groups, lost=older.lost + _lost(older, newer))
+
+
+def _lost(older: RankImage, newer: RankImage) -> int:
+    """Return how many events have begun since ``older`` whose places others had before ``newer``."""
+    if not older.events or not newer.events:
+        return 0
+    capacity = newer.capacity
+    missed = range(older.events[-1].ticket + 1, newer.events[-1].ticket + 1 - capacity)
+    lost = len(missed)
+    for event in newer.events:
+        if event.ticket >= missed.stop:
+            break
+        laps = max(0, -(-(missed.start - event.ticket) // capacity))  # it went on, and its place was passed over
+        lost -= len(range(event.ticket + laps * capacity, missed.stop, capacity))
+    return lost
 
 
 def make_timeline(images: Mapping[int, RankImage]) -> Timeline:

@@ -182,6 +182,26 @@ async def test_merging_images_completes_what_was_under_way() -> None:
         ]
 
 
+async def test_events_that_were_overwritten_between_two_looks_are_counted() -> None:
+    async with local_world(1) as (node,):
+        recorder = node.links.recorder
+        word = recorder.name("tick")
+
+        def tick(count: int) -> RankImage:
+            for _ in range(count):
+                recorder.end(recorder.begin(EventKind.SPAN, word))
+            return read_image(recorder.snapshot())
+
+        with ap.span("whole"):
+            first = tick(10)
+            second = merge_images(first, tick(4000))
+            assert (second.lost, len(second.events)) == (0, 4012)
+            third = merge_images(second, tick(5000))
+            missed = 5000 - 4095  # the place of the span that goes on is passed over
+            assert (third.lost, len(third.events)) == (missed, 4012 + 5000 - missed)
+            assert merge_images(third, tick(1)).lost == missed
+
+
 def test_in_virtual_time_the_printed_timeline_is_always_the_same() -> None:
     async def main() -> str:
         async with local_world(2, trace=True) as world:

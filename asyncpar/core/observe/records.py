@@ -176,6 +176,7 @@ class RawImage(NamedTuple):
     entries: dict[int, tuple[int, bytes]]
     note: bytes
     torn: int
+    capacity: int
     begun: int
     """Events that have begun in all."""
     unnamed: int
@@ -259,6 +260,7 @@ def parse_image(image: bytes, *, latest: int | None = None) -> RawImage:
         entries=_parse_entries(image[entries_start : entries_start + min(used, ENTRIES_BYTES)]),
         note=_parse_note(image),
         torn=torn,
+        capacity=capacity,
         begun=records[-1].ticket + 1 if records else 0,
         unnamed=unnamed,
         evicted=evicted,

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-from asyncpar.core.system_errors import os_reason
-from asyncpar.errors import LaunchError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, write_result
 
 
 @click.command(cls=OneLineCommand)
@@ -27,10 +25,7 @@ def _report(run: Path, output: Path) -> int:
     from asyncpar.dashboard.page_file import report_page
     from asyncpar.dashboard.run_file import read_run
 
-    html = report_page(read_run(run))
-    try:
-        output.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise LaunchError(f"{output} cannot be written: {os_reason(error)}") from error
-    click.echo(f"{output}: {len(html.encode()) / 1000:.0f} kB", err=True)
+    html = report_page(read_run(run)).encode()
+    write_result(output, html)
+    click.echo(f"{output}: {len(html) / 1000:.0f} kB", err=True)
     return 0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from asyncpar.core.system_errors import os_reason
+from asyncpar.core.observe.waits import name_ranks
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, write_result
 from asyncpar.launch.commands.job_choice import ask_job, parse_ranks
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def trace(job: str | None, seconds: float, output: str, ranks: tuple[str, ...], 
     Operations, messages with arrows, calls of actors and spans, on one clock.
     Open the file at https://ui.perfetto.dev (it stays on your machine) or in
     chrome://tracing (with --json).  What the ranks still remember of the time
-    before is in it, too: the last 4,096 events of each.
+    before is in it, too: the last 4,096 events of each.  Events of a rank that
+    has more than about 8,000 a second are missing in part; it says how many.
     """
     exit_with("trace", lambda: _trace(job, seconds, Path(output), ranks, as_json=as_json))
 
@@ -50,11 +51,10 @@ def _trace(job: str | None, seconds: float, output: Path, ranks: tuple[str, ...]
     images, silent = _record(job, seconds, parse_ranks(ranks))
     timeline = make_timeline(images)
     content = encode_chrome(timeline) if as_json else encode_perfetto(timeline)
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise LaunchError(f"{output} cannot be written: {os_reason(error)}") from error
+    write_result(output, content)
     click.echo(_describe(timeline, output, len(content)))
+    for gap in describe_gaps(images, timeline, seconds):
+        click.echo(gap, err=True)
     for rank, why in sorted(silent.items()):
         click.echo(f"rank {rank} is not in it: {why}", err=True)
     return 0
@@ -73,9 +73,29 @@ def _record(
         for rank, image in found.items():
             images[rank] = merge_images(images.get(rank), image)
         left = deadline - time.monotonic()
-        if left <= 0.0 or sum(len(image.events) for image in images.values()) > _MOST_EVENTS:
+        if left <= 0.0 or _count(images) > _MOST_EVENTS:
             return images, {rank: why for rank, why in silent.items() if rank not in images}
         time.sleep(min(_LOOK_SECONDS, left))
+
+
+def _count(images: Mapping[int, RankImage]) -> int:
+    return sum(len(image.events) for image in images.values())
+
+
+def describe_gaps(images: Mapping[int, RankImage], timeline: Timeline, seconds: float) -> list[str]:
+    """Return what a trace of so many ``seconds`` lacks, in sentences."""
+    gaps = []
+    if _count(images) > _MOST_EVENTS:
+        gaps.append(f"it has as many events as a trace may have, {_MOST_EVENTS:,}, and may end before {seconds:g} s are over")
+    if lost := sorted(rank for rank, image in images.items() if image.lost):
+        count = sum(images[rank].lost for rank in lost)
+        gaps.append(
+            f"{count:,} events of {name_ranks(lost)} are missing: others took their places in the ring, which has room "
+            f"for {images[lost[0]].capacity:,}, before they were read"
+        )
+    if timeline.left_out:
+        gaps.append(f"arrows that are left out, since they are shorter than the clocks are certain: {timeline.left_out:,}")
+    return gaps
 
 
 def ask_images(job: str | None, ranks: Iterable[int] | None = None) -> tuple[dict[int, RankImage], dict[int, str]]:

@@ -67,6 +67,10 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
         assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 80
         assert {"load", "all_reduce #1"} <= {event["name"] for event in events}
 
+        done = command(launcher, "trace", "--seconds", "0", "-o", "/dev/full", "look")
+        assert done.returncode == 1
+        assert done.stderr == "asyncpar trace: /dev/full cannot be written: No space left on device\n"
+
         done = command(launcher, "trace", "--seconds", "0", "-o", str(tmp_path / "t.pftrace"), "look")
         assert "of 2 ranks" in done.stdout, done
         assert (tmp_path / "t.pftrace").read_bytes()[:1] == b"\n"
