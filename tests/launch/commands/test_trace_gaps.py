@@ -1,4 +1,4 @@
-"""What a trace lacks is said, and its file is written whole or not at all."""
+"""Sentences about gaps in a trace, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
