@@ -125,6 +125,13 @@ GOALS = (
         last_object(lambda found: f"{found['complete']} of {found['kills']}"),
         "whatever must outlive a death is in files from the start",
     ),
+    Goal(
+        "A10, agent",
+        "a post-mortem after SIGKILL of an agent: 50 of 50",
+        "python scripts/bench/post_mortem.py --kills 50 --seed 1 --agents",
+        last_object(lambda found: f"{found['complete']} of {found['kills']}"),
+        "its reaper writes the summary",
+    ),
 )
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asyncpar.observe.image import read_image
 from tests.elasticity.rank import encode
 from tests.elasticity.training import train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
@@ -466,3 +467,37 @@ def test_an_agent_keeps_what_is_left_of_a_job_that_fails_and_nothing_of_one_that
         "--post-mortem: agents run this job; give it to each `asyncpar agent`"
         in (group.folder / "launch.log").read_text()
     )
+
+
+AT_WORK = """
+    import numpy as np
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            x = np.ones(1024, np.float32)
+            await node.world.all_reduce(x)
+            open(f"there-{node.rank}", "w").close()
+            while True:
+                await node.world.all_reduce(x)
+
+    ap.run(main)
+"""
+
+
+def test_an_agent_that_is_killed_leaves_what_its_ranks_did(group: AgentGroup) -> None:
+    remains = group.folder / "remains"
+    agent = group.start("one", "--post-mortem", str(remains))
+    eventually(lambda: group.host("one") is not None, "the agent")
+    group.launch(AT_WORK, options=("--nnodes", "1:1", "--nproc-per-node", "2"))
+    eventually(lambda: len(list(group.folder.glob("there-*"))) == 2, "the job")
+    agent.kill()
+    eventually(lambda: bool(list(remains.glob("*/summary.txt"))), "the summary")
+    [summary] = remains.glob("*/summary.txt")
+    assert "The launcher was killed" in summary.read_text()
+    rings = {ring.name: read_image(ring.read_bytes()) for ring in (summary.parent / "rings").iterdir()}
+    assert len(rings) == 2
+    for image in rings.values():
+        assert image.operations[-1].name == "all_reduce"
+        assert image.operations[-1].site is not None
+        assert image.operations[-1].site.file.endswith("job.py")
