@@ -50,6 +50,7 @@ from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.net.transport.links import LEFT, Links
 from asyncpar.net.transport.rpc import BROKEN_GRACE_SECONDS, Credentials
 from asyncpar.net.transport.serving import Register, Serving
+from asyncpar.observe.node_observer import NodeObserver
 from asyncpar.observe.service import is_open
 
 A = TypeVar("A", bound=Actor)
@@ -83,6 +84,7 @@ class Node:
         self._bootstrap = bootstrap
         self._loop = asyncio.get_running_loop()
         self._is_stopping = asyncio.Event()
+        self._observer = NodeObserver(links, actors, arena, self._is_stopping)
         self._changes = Broadcast[WorldChange]()
         links.add_loss_listener(self._tell_loss)
         self._task: asyncio.Task[None] | None = None
@@ -207,6 +209,11 @@ class Node:
     def dead_letters(self) -> DeadLetters:
         """The told messages that no actor of this rank handled."""
         return self._actors.dead_letters
+
+    @property
+    def observe(self) -> NodeObserver:
+        """What this node does: ``node.observe.status()``, and ``async for event in node.observe.events()``."""
+        return self._observer
 
     def span(self, name: str, **fields: object) -> EventSpan:
         """Return a span of this node: ``with node.span("load"):``.  See ``asyncpar.span``."""

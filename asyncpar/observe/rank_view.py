@@ -105,20 +105,27 @@ class _LoopPulse:
 
 
 @dataclass
-class NodeView:
-    """A node of this process, for the observer's thread; made on the node's loop."""
+class NodeParts:
+    """What is looked at of a node of this process."""
 
     links: Links
     actors: ActorSystem
     arena: ArenaHost | None
+    loop: asyncio.AbstractEventLoop
     predict: Predict | None = None
-    pulse: _LoopPulse = field(init=False)
-    pauses: PauseRecorder = field(init=False)
     rounds: list[Round] = field(default_factory=list)
     """The last rounds, of this look and of those before."""
 
+
+@dataclass
+class NodeView(NodeParts):
+    """A node of this process, for the observer's thread; made on the node's loop."""
+
+    pulse: _LoopPulse = field(init=False)
+    pauses: PauseRecorder = field(init=False)
+
     def __post_init__(self) -> None:
-        self.pulse = _LoopPulse(asyncio.get_running_loop(), threading.get_ident())
+        self.pulse = _LoopPulse(self.loop, threading.get_ident())
         self.pauses = PauseRecorder(self.links.recorder)
 
 
@@ -132,7 +139,7 @@ def watch_node(
 
     ``predict`` estimates the seconds of operations of all ranks.
     """
-    view = NodeView(links, actors, arena, predict)
+    view = NodeView(links, actors, arena, asyncio.get_running_loop(), predict)
     view.pauses.start()
     _nodes.append(view)
 
@@ -187,22 +194,11 @@ def make_stacks() -> ProcessStacks:
 def make_summary() -> RankSummary:
     """Return the summary of this process's rank, and leave it in the ring."""
     view = _nodes[-1] if _nodes else None
-    fields: dict[str, Any] = {
-        "rank": _rank(),
-        "pid": os.getpid(),
-        "time": time.time(),
-        "cpu": time.process_time(),
-        "rss": _resident_bytes(),
-        "gc": _gc_clock.seconds,
-        "stolen": _stolen_seconds(),
-        "values": reported.values,
-        "progress": _progress(),
-        "gradients": None if reported.gradients is None else GradientSummary(*reported.gradients),
-    }
+    fields: dict[str, Any] = {"rank": _rank(), "time": time.time(), **_of_program(), **_of_process()}
     main = threading.main_thread().ident or 0
     here = user_site(sys._current_frames().get(main))
     if view is not None:
-        fields |= _retry(lambda: _of_node(view))
+        fields |= _retry(lambda: _of_view(view))
     operations = fields.get("operations", ())
     if not here and view is not None:
         here = next((one.site for one in operations if one.site), "") or _task_site(view)
@@ -213,6 +209,29 @@ def make_summary() -> RankSummary:
     return summary
 
 
+def summarize_node(node: NodeParts) -> RankSummary:
+    """Return the summary of one of the nodes of this process, asked for on its loop."""
+    is_virtual = getattr(node.loop, "clock_domain", None) is not None
+    fields = _of_program() | ({} if is_virtual else _of_process()) | _of_node(node)
+    site = next((one.site for one in (*fields["operations"], *fields["asks"]) if one.site), "")
+    return RankSummary(user_site=site, **fields)
+
+
+def _of_program() -> dict[str, Any]:
+    """Return what the program of this process has told."""
+    gradients = None if reported.gradients is None else GradientSummary(*reported.gradients)
+    return {"pid": os.getpid(), "values": reported.values, "progress": _progress(), "gradients": gradients}
+
+
+def _of_process() -> dict[str, Any]:
+    return {
+        "cpu": time.process_time(),
+        "rss": _resident_bytes(),
+        "gc": _gc_clock.seconds,
+        "stolen": _stolen_seconds(),
+    }
+
+
 def _progress() -> ProgressSummary | None:
     if reported.progress is None:
         return None
@@ -220,23 +239,30 @@ def _progress() -> ProgressSummary | None:
     return ProgressSummary(description=description, completed=completed, total=total, fields=reported.figures)
 
 
-def _of_node(view: NodeView) -> dict[str, Any]:
-    links, world = view.links, view.links.world
+def _of_view(view: NodeView) -> dict[str, Any]:
+    """Return what the observer's thread sees of a node."""
     view.pauses.sample()
-    events = read_image(links.recorder.snapshot(), latest=_LATEST).events
-    operations, more = _operations(view, events)
     lag = view.pulse.look()
+    fields = _of_node(view) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
+    del fields["time"]  # that of the process
+    return fields
+
+
+def _of_node(view: NodeParts) -> dict[str, Any]:
+    links, world = view.links, view.links.world
+    image = read_image(links.recorder.snapshot(), latest=_LATEST)
+    events = image.events
+    operations, more = _operations(view, events)
     lanes = {"messages": links.bytes_sent}
     if view.arena is not None:
         lanes["arena"] = view.arena.bytes_shown
     return {
         "rank": links.rank,
+        "time": image.wall(links.recorder.clock()),
         "host": world.members[links.rank].host,
         "world_size": world.size,
         "generation": world.generation,
         "phase": "left" if links.is_closing else "member",
-        "loop_lag": lag,
-        "blocked": _blocked(view, lag),
         "operations": operations,
         "more_operations": more,
         "operations_done": {"called": sum(_called(group) for group in _groups(view))},
@@ -261,7 +287,7 @@ def _blocked(view: NodeView, lag: float) -> BlockedSummary | None:
     return BlockedSummary(what=what, where=where, seconds=lag)
 
 
-def _groups(view: NodeView) -> list[Group]:
+def _groups(view: NodeParts) -> list[Group]:
     table = view.links.operations
     return list(table._groups.values()) if isinstance(table, OperationTable) else []
 
@@ -271,7 +297,7 @@ def _called(group: Group) -> int:
     return last if isinstance(last, int) else 0
 
 
-def _rounds(view: NodeView, events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
+def _rounds(view: NodeParts, events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
     view.rounds = join_rounds(view.rounds, rounds_of(events, group, TOLD_ROUNDS), TOLD_ROUNDS)
     return tuple(
         RoundSummary(
@@ -284,7 +310,7 @@ def _rounds(view: NodeView, events: Sequence[Event], group: int) -> tuple[RoundS
     )
 
 
-def _operations(view: NodeView, events: Sequence[Event]) -> tuple[tuple[OperationSummary, ...], int]:
+def _operations(view: NodeParts, events: Sequence[Event]) -> tuple[tuple[OperationSummary, ...], int]:
     """Return the operations that have waited longest, and how many more there are."""
     found = [
         operation
@@ -292,7 +318,7 @@ def _operations(view: NodeView, events: Sequence[Event]) -> tuple[tuple[Operatio
         for operation in [*list(group.active.values()), *list(group.loose)]
         if operation.failure is None
     ]
-    now = view.pulse.loop.time()
+    now = view.loop.time()
     sites = {(event.group, event.sequence): event for event in events if not event.is_over}
     found.sort(key=lambda operation: operation.progress_at or now)
     views = tuple(_view_operation(operation, now, sites) for operation in found[:MOST_OPERATIONS])
@@ -326,7 +352,7 @@ def _task_site(view: NodeView) -> str:
     return "" if frame is None else frame.site
 
 
-def _asks(view: NodeView, events: Sequence[Event]) -> tuple[AskSummary, ...]:
+def _asks(view: NodeParts, events: Sequence[Event]) -> tuple[AskSummary, ...]:
     """Return the calls that wait for their answers, the oldest first."""
     pending = [one for one in list(view.actors._caller._pending.values()) if not one.future.done()]
     recorder, observer = view.links.recorder, view.links.observer

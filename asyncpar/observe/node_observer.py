@@ -1,0 +1,96 @@
+"""What a node tells its own program: its summary, and its events as they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from asyncpar.core.observe.recorder import Recorder
+from asyncpar.core.observe.records import EventState, parse_image
+from asyncpar.errors import UsageError
+from asyncpar.observe.image import Event, read_image
+from asyncpar.observe.summary import RankSummary
+
+if TYPE_CHECKING:
+    from asyncpar.actors.runtime.system import ActorSystem
+    from asyncpar.collectives.shared_memory.group import ArenaHost
+    from asyncpar.net.transport.links import Links
+
+_LEAST_SECONDS: Final = 0.01
+
+
+class NodeObserver:
+    """Shows what one node does: ``node.observe``.  Each of several nodes of a process has its own.
+
+    Use it on the node's loop.
+    """
+
+    def __init__(
+        self, links: Links, actors: ActorSystem, arena: ArenaHost | None, is_stopping: asyncio.Event
+    ) -> None:
+        self._links = links
+        self._actors = actors
+        self._arena = arena
+        self._is_stopping = is_stopping
+
+    def status(self) -> RankSummary:
+        """Return what the node does now: operations under way and whom they wait for, calls of actors, links, figures.
+
+        It is what `asyncpar status` shows of a rank.  Costs about a millisecond.  Who calls it runs, so the event loop
+        is not ``blocked``; in virtual time there are no figures of the process, and ``time`` is the loop's.
+        """
+        from asyncpar.observe.rank_view import NodeParts, summarize_node  # not before it is wanted
+
+        return summarize_node(NodeParts(self._links, self._actors, self._arena, asyncio.get_running_loop()))
+
+    def events(self, *, every: float = 0.5) -> AsyncIterator[Event]:
+        """Iterate over the events of this node that end after this call, until it stops; in the order of their ends.
+
+        ``async for event in node.observe.events():`` has operations, messages, spans, calls of actors and endpoints.
+        They are read ``every`` so many seconds of the loop's time.  A ring holds the last 4,096: of more in that time,
+        some are missing.  Raises ``UsageError`` for less than 0.01 s.
+        """
+        if every < _LEAST_SECONDS:
+            raise UsageError(f"every: expected at least {_LEAST_SECONDS:g} s, got {every:g}")
+        ended = EndedEvents(self._links.recorder)
+        return self._follow(ended, every)
+
+    async def _follow(self, ended: EndedEvents, every: float) -> AsyncIterator[Event]:
+        is_over = False
+        while not is_over:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every):
+                    await self._is_stopping.wait()
+            is_over = self._is_stopping.is_set()
+            for event in ended.take():
+                yield event
+
+
+class EndedEvents:
+    """Events that have ended since the last look at a ring; only as much of it is read as is new."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._begun = 0
+        self._pending: frozenset[int] = frozenset()
+        self._look()
+
+    def take(self) -> list[Event]:
+        """Return the events that have ended since the last call, in the order of their ends."""
+        before, pending = self._begun, self._pending
+        image = self._look()
+        since = min({before, *(pending - self._pending)})
+        if since >= self._begun:
+            return []
+        events = read_image(image, latest=self._begun - since).events
+        new = [event for event in events if event.is_over and (event.ticket >= before or event.ticket in pending)]
+        return sorted(new, key=lambda event: (event.ended or 0.0, event.ticket))
+
+    def _look(self) -> bytes:
+        image = self._recorder.snapshot()
+        raw = parse_image(image, latest=1)
+        self._begun = raw.begun
+        self._pending = frozenset(record.ticket for record in raw.records if record.state < EventState.COMPLETED)
+        return image

@@ -1,0 +1,104 @@
+"""A node shows its own program what it does: a summary, and events as they end; each of several nodes its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import asyncpar as ap
+from asyncpar.node import Node
+from asyncpar.observe import Event, RankSummary
+from asyncpar.testing.loop import run_virtual
+from asyncpar.testing.world import local_world
+
+
+async def test_each_of_several_nodes_tells_of_itself() -> None:
+    async with local_world(3) as nodes:
+        waiting = [asyncio.create_task(node.world.barrier()) for node in nodes[:2]]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        first, second, third = (node.observe.status() for node in nodes)
+        assert [each.rank for each in (first, second, third)] == [0, 1, 2]
+        assert [len(each.operations) for each in (first, second, third)] == [1, 1, 0]
+        assert first.longest is not None
+        assert first.longest.label == "barrier #1"
+        assert 2 in first.longest.waits_for
+        assert (first.world_size, first.rss > 0, first.blocked) == (3, True, None)
+        await asyncio.gather(*waiting, nodes[2].world.barrier())
+        assert nodes[0].observe.status().operations == ()
+
+
+def test_in_virtual_time_a_status_is_the_same_in_every_run() -> None:
+    async def main() -> list[RankSummary]:
+        async with local_world(2) as nodes:
+            waiting = asyncio.create_task(nodes[0].world.all_reduce(np.zeros(4, np.float32)))
+            await asyncio.sleep(5.0)
+            told = [node.observe.status() for node in nodes]
+            await asyncio.gather(waiting, nodes[1].world.all_reduce(np.zeros(4, np.float32)))
+            return told
+
+    first, second = run_virtual(main()), run_virtual(main())
+    assert first == second
+    assert first[0].time == 5.0
+    assert first[0].longest is not None
+    assert first[0].longest.seconds == 5.0
+
+
+async def follow(node: Node, into: list[Event]) -> None:
+    async for event in node.observe.events(every=1.0):
+        into.append(event)
+
+
+def test_events_come_as_they_end_until_the_node_stops() -> None:
+    seen: tuple[list[Event], list[Event]] = ([], [])
+
+    async def main() -> None:
+        async with local_world(2) as nodes:
+            with nodes[0].span("before"):
+                await asyncio.sleep(1.0)
+            with nodes[0].span("long"):
+                following = [asyncio.create_task(follow(node, into)) for node, into in zip(nodes, seen, strict=True)]
+                await asyncio.sleep(1.5)
+                await asyncio.gather(*(node.world.barrier() for node in nodes))
+                await asyncio.sleep(3.0)
+                assert [event.name for event in seen[0]] == ["barrier"]
+            with nodes[1].span("last"):
+                pass
+        await asyncio.gather(*following)
+
+    run_virtual(main())
+    assert [event.name for event in seen[0] if event.kind.name != "WORLD"] == ["barrier", "long"]
+    assert [event.name for event in seen[1] if event.kind.name != "WORLD"] == ["barrier", "last"]
+    assert all(event.is_over for events in seen for event in events)
+
+
+def test_thousands_of_events_come_once_each_whatever_goes_on_meanwhile() -> None:
+    seen: list[Event] = []
+
+    async def main() -> None:
+        async with local_world(1) as (node,):
+            events = node.observe.events(every=1.0)
+            with node.span("whole"):
+                following = asyncio.create_task(gather(events, seen))
+                for step in range(10):
+                    for _ in range(1000):
+                        with node.span("step", number=step):
+                            pass
+                    await asyncio.sleep(1.0)
+        await following
+
+    async def gather(events: object, into: list[Event]) -> None:
+        async for event in events:  # type: ignore[attr-defined]
+            into.append(event)
+
+    run_virtual(main())
+    tickets = [event.ticket for event in seen if event.name in ("step", "whole")]
+    assert len(tickets) == len(set(tickets)) == 10_001
+
+
+async def test_looks_that_come_too_often_are_refused() -> None:
+    async with local_world(1) as (node,):
+        with pytest.raises(ap.UsageError, match=r"every: expected at least 0\.01 s, got 0"):
+            node.observe.events(every=0.0)
