@@ -81,8 +81,8 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._master = ("", 0)
         self._agents = itertools.count()
         self._reconnect = settings.reconnect
-        self._connected: dict[bytes, _ConnectedAgent] = {}
-        self._by_agent: dict[int, _ConnectedAgent] = {}
+        self._connected: dict[bytes, ConnectedAgent] = {}
+        self._by_agent: dict[int, ConnectedAgent] = {}
         self._hosts: dict[int, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
@@ -153,19 +153,19 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             if connected.outbox is outbox:
                 self._away(connected, cause)
 
-    def _find(self, greeting: pb.AgentEvent) -> tuple[_ConnectedAgent, bool]:
+    def _find(self, greeting: pb.AgentEvent) -> tuple[ConnectedAgent, bool]:
         """Return the agent that sent ``greeting``, and whether it is a new one."""
         name = greeting.hello.session
         known = self._connected.get(name)
         if known is not None and known.node_rank == greeting.hello.node_rank:
             return known, False
-        connected = _ConnectedAgent(next(self._agents), name or os.urandom(16), greeting.hello.node_rank)
+        connected = ConnectedAgent(next(self._agents), name or os.urandom(16), greeting.hello.node_rank)
         self._connected[connected.name] = connected
         self._by_agent[connected.agent] = connected
         self._is_empty.clear()
         return connected, True
 
-    def _away(self, connected: _ConnectedAgent, cause: str) -> None:
+    def _away(self, connected: ConnectedAgent, cause: str) -> None:
         """Handle the end of a connection: the agent is lost if it has the outcome, or does not reconnect in time."""
         connected.outbox = None
         is_through = connected.is_told and not connected.session.unacknowledged
@@ -175,7 +175,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         cause += f", and it did not come back within {self._reconnect:g} s"
         connected.timer = asyncio.get_running_loop().call_later(self._reconnect, self._lose, connected, cause)
 
-    def _lose(self, connected: _ConnectedAgent, cause: str) -> None:
+    def _lose(self, connected: ConnectedAgent, cause: str) -> None:
         self._connected.pop(connected.name, None)
         self._by_agent.pop(connected.agent, None)
         self.view.left(connected.agent)
@@ -185,7 +185,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
 
     async def _listen(
         self,
-        connected: _ConnectedAgent,
+        connected: ConnectedAgent,
         requests: AsyncIterator[pb.AgentEvent],
         outbox: asyncio.Queue[pb.AgentCommand | None],
     ) -> None:
@@ -201,7 +201,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
                     self._feed(event)
         outbox.put_nowait(None)
 
-    def _event(self, connected: _ConnectedAgent, request: pb.AgentEvent) -> Event | None:
+    def _event(self, connected: ConnectedAgent, request: pb.AgentEvent) -> Event | None:
         agent = connected.agent
         match request.WhichOneof("event"):
             case "rank_ended":
@@ -270,7 +270,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             connected.send(message)
 
 
-class _ConnectedAgent:
+class ConnectedAgent:
     """One agent over all its connections; ``is_told``: the outcome was sent to it."""
 
     def __init__(self, agent: int, name: bytes, node_rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What a node tells its own program: its summary, and its events as they end."""
+"""Show a node to its own program: its summary, and its events as they end."""
 
 from __future__ import annotations
 

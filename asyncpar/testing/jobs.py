@@ -192,7 +192,7 @@ class SyntheticJob:
         )
 
     def _links(self, rank: int, steps: float) -> tuple[LinkSummary, ...]:
-        peers = [peer for peer in range(self._size) if peer != rank][:64]
+        peers = [peer for peer in range(min(self._size, 65)) if peer != rank][:64]
         return tuple(
             LinkSummary(
                 peer=peer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from asyncpar.dashboard.picture import MOST_LINKED, MOST_RANKS, Painter
@@ -24,6 +25,20 @@ def test_a_picture_is_json_and_small(size: int) -> None:
     assert len(picture["ranks"]) == min(size, MOST_RANKS)
     assert len(picture["links"]["ranks"]) <= MOST_LINKED
     assert len(text) < 500_000
+
+
+def test_the_picture_of_ten_thousand_ranks_stays_as_small_from_summary_to_summary() -> None:
+    painter = Painter()
+    sizes = []
+    (job,) = SyntheticJob(10_000).summaries(1)
+    for second in range(2):
+        picture = painter.paint(msgspec.structs.replace(job, time=job.time + second))
+        sizes.append(len(json.dumps(picture, allow_nan=False)))
+        assert picture["total"] == 10_000
+        assert len(picture["ranks"]) == MOST_RANKS
+    assert max(sizes) < 300_000
+    assert len(painter._bytes) <= MOST_RANKS * MOST_RANKS  # noqa: SLF001
+    assert len(painter._cpu) <= 10_000  # noqa: SLF001
 
 
 def test_of_many_ranks_the_worst_are_shown() -> None:

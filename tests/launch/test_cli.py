@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -39,6 +40,15 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
 
     monkeypatch.setattr(cli, "_run", keep)
     return seen
+
+
+def test_commands_are_listed_in_groups_each_of_them_once() -> None:
+    lines = CliRunner().invoke(main, ["--help"], prog_name="asyncpar").output.splitlines()
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(("Usage", " "))]
+    assert titles == ["Options:", "Start:", "See:", "Check and measure:"]
+    listed = [line.split()[0] for line in lines[lines.index("Start:") :] if line[:3].strip() and line[:2] == "  "]
+    assert listed[:2] == ["launch", "agent"]
+    assert sorted(listed) == sorted(main.list_commands(click.Context(main)))
 
 
 def test_options_have_torchruns_names_in_both_spellings(taken: list[LaunchOptions]) -> None:

@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -63,6 +64,36 @@ def test_no_job_is_said(environment: dict[str, str]) -> None:
     make_job_directory(environment, entry("train"))
     with pytest.raises(LaunchError, match=r"none of yours here is called 'eval'; there is train-\d+"):
         find_job(environment, "eval")
+
+
+class Running:
+    """A process of ``user`` ("": one that has ended), as psutil shows it."""
+
+    def __init__(self, user: str, *words: str, uid: int) -> None:
+        self.user = user
+        self.info = {"cmdline": list(words), "uids": SimpleNamespace(real=uid)}
+
+    def username(self) -> str:
+        if not self.user:
+            raise psutil.NoSuchProcess(1)
+        return self.user
+
+
+def test_jobs_of_other_users_are_said_and_nothing_else_of_them(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, other = ("/usr/bin/python", "-m", "asyncpar", "launch", "t.py"), os.getuid() + 1
+    found = [
+        *(Running(user, *python, uid=other) for user in ("eva", "ada", "eva", "")),
+        Running("bob", "/usr/bin/vi", "asyncpar.txt", uid=other),
+        Running("me", *python, uid=os.getuid()),
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: iter(found))
+    with pytest.raises(LaunchError) as raised:
+        find_job(environment, None)
+    assert str(raised.value) == (
+        "no job of yours runs on this host; jobs of other users run here (ada, eva), and only they can look at them"
+    )
 
 
 def test_several_jobs_are_listed(environment: dict[str, str]) -> None:

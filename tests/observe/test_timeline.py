@@ -226,6 +226,26 @@ def test_in_virtual_time_the_printed_timeline_is_always_the_same() -> None:
     ]
 
 
+def test_a_world_that_is_traced_prints_its_timeline_once_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with local_world(2, trace=True) as world:
+            await asyncio.gather(*(node.world.barrier() for node in world))
+            with world[1].span("alone"):
+                await asyncio.sleep(0.5)
+            assert capsys.readouterr().out == ""
+
+    run_virtual(main())
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.splitlines() == [
+        "0.000-0.000  rank 0  world 0 of 2 ranks",
+        "0.000-0.000  rank 0  barrier #1",
+        "0.000-0.000  rank 1  world 0 of 2 ranks",
+        "0.000-0.000  rank 1  barrier #1",
+        "0.000-0.500  rank 1  alone",
+    ]
+
+
 # -- formats -------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,13 @@ def show_job(job: JobSummary, *, width: int | None = None) -> str:
     return "".join(line[:width].rstrip() + "\n" for line in lines)
 
 
+def name_dashboard(job: JobSummary) -> str:
+    """Return where the page of the job is, or how to get one."""
+    if job.dashboard:
+        return f"dashboard: {job.dashboard}"
+    return "no dashboard (`asyncpar launch --dashboard` has one; `asyncpar top` shows the job here)"
+
+
 def headline(job: JobSummary) -> str:
     """Return ``job train: running for 12 s, 4 ranks on 1 host``."""
     hosts = len({report.host for report in job.ranks}) or job.nnodes

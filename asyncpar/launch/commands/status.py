@@ -36,7 +36,7 @@ def _status(job: str | None, address: str | None, secret_file: str | None, certs
         if job is not None or not _is_agent_here():
             raise
         return _of_agent("127.0.0.1", secret_file, certs, as_json=as_json)
-    from asyncpar.launch.commands.job_text import show_job
+    from asyncpar.launch.commands.job_text import name_dashboard, show_job
     from asyncpar.observe.summary import to_json
 
     assert reply.job is not None
@@ -49,7 +49,7 @@ def _status(job: str | None, address: str | None, secret_file: str | None, certs
             return 0
         print_result("the status", "\n")
     width = os.get_terminal_size(1).columns if sys.stdout.isatty() else None
-    print_result("the status", show_job(reply.job, width=width or None))
+    print_result("the status", f"{show_job(reply.job, width=width or None)}\n{name_dashboard(reply.job)}\n")
     return 0
 
 

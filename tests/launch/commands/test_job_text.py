@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncpar.launch.commands.job_text import MOST_HOLDUPS, MOST_LINES, show_job
+from asyncpar.launch.commands.job_text import MOST_HOLDUPS, MOST_LINES, name_dashboard, show_job
 from asyncpar.observe.summary import (
     HostSummary,
     JobSummary,
@@ -48,6 +48,12 @@ def test_nothing_is_said_of_a_job_that_is_well() -> None:
     assert lines[0] == "job train: running for 20 s, 2 ranks on 1 host"
     assert lines[2].split() == ["rank", "host", "pid", "state", "for", "what", "at"]
     assert lines[3].split() == ["0", "a", "100", "running", "train.py:9"]
+
+
+def test_the_address_of_the_page_is_said_or_how_to_get_one() -> None:
+    with_page = msgspec.structs.replace(job(report(0)), dashboard="http://127.0.0.1:8787/#secret")
+    assert name_dashboard(with_page) == "dashboard: http://127.0.0.1:8787/#secret"
+    assert name_dashboard(job(report(0))).startswith("no dashboard (`asyncpar launch --dashboard` has one;")
 
 
 def test_a_rank_that_has_told_nothing_and_one_that_has_ended() -> None:
