@@ -3,13 +3,15 @@
     python scripts/bench/hangs.py           # with torch installed also what torch's analyzer says of the same dumps
 
 The programs are those of ``tests/observe/planted.py``.  Whether a rank is stopped, dead or hung is known from its
-agent, whose words are put in here.
+agent, whose words are put in here.  The last line has the score, with torch also that of its analyzer: it is right if
+it names the culprits, and calls the cause missing ranks (of an absent one) or the mismatch that it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,15 @@ SEEN_BY_AGENTS = {
     "stopped": ("stopped", HangCause.STOPPED),
     "dead": ("ended", HangCause.DEAD),
 }
+
+
+TORCHS_WORDS = {
+    HangCause.ABSENT: "missing ranks",
+    HangCause.OTHER_OPERATION: "COLLECTIVE_TYPE_MISMATCH",
+    HangCause.SHAPE: "SIZE_OR_SYNTAX_MISMATCH",
+    HangCause.DTYPE: "COLLECTIVE_DTYPE_MISMATCH",
+}
+"""What torch's analyzer calls a cause, of those that it knows."""
 
 
 async def hang(planted: Planted, condition: str) -> tuple[list[HangFinding], dict[int, RankImage]]:
@@ -63,8 +74,18 @@ def ask_torch(images: dict[int, RankImage]) -> str:
     return told[0].removeprefix("error msg: ")[:90] if told else "nothing wrong"
 
 
+def judge(verdict: str, planted: Planted) -> tuple[bool, bool]:
+    """Return whether a verdict of torch's analyzer names the culprits, and whether it names the cause, too."""
+    found = re.match(r"missing ranks: \{([\d, ]+)\}|Culprit rank (\d+)", verdict)
+    if found is None:
+        return False, False
+    has_culprits = {int(rank) for rank in (found[1] or found[2]).split(",")} == set(planted.culprits)
+    return has_culprits, has_culprits and TORCHS_WORDS.get(planted.cause, "no such words") in verdict
+
+
 def main() -> None:
     has_torch, right = importlib.util.find_spec("torch") is not None, 0
+    culprits_of_torch = right_of_torch = 0
     cases = {name: (planted, "well") for name, planted in PLANTED.items()}
     cases |= {name: (Planted(absent, cause), condition) for name, (condition, cause) in SEEN_BY_AGENTS.items()}
     for name, (planted, condition) in cases.items():
@@ -73,8 +94,13 @@ def main() -> None:
         right += is_right
         print(f"{name:16} {'right' if is_right else 'WRONG'}: {found[0].text if found else 'nothing was found'}")
         if has_torch:
-            print(f"{'':16} torch: {ask_torch(images)}")
-    print(f"culprit and cause: {right} of {len(cases)}")
+            verdict = ask_torch(images)
+            has_culprits, has_cause = judge(verdict, planted)
+            culprits_of_torch, right_of_torch = culprits_of_torch + has_culprits, right_of_torch + has_cause
+            print(f"{'':16} torch: {verdict}")
+    score = f"culprit and cause: {right} of {len(cases)}"
+    of_torch = f"; torch's analyzer {right_of_torch} of {len(cases)}, the culprit alone {culprits_of_torch}"
+    print(score + (of_torch if has_torch else ""))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ GOALS = (
         "A3",
         "12 planted hangs: culprit and cause of each",
         "python scripts/bench/hangs.py",
-        lines(r"culprit and cause: (\d+ of \d+)", "{}"),
+        lines(r"culprit and cause: (\d+ of \d+(?:; torch's analyzer \d+ of \d+, the culprit alone \d+)?)", "{}"),
         "virtual time; what agents see of stopped, dead and blocked ranks is put in",
     ),
     Goal(

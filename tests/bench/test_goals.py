@@ -56,6 +56,11 @@ def test_what_was_not_measured_says_so() -> None:
         ("A1, step", 'trained\n{"percent": 0.31, "pairs": 144}\n', "+0.3 % (median of 144 pairs)"),
         ("A3", "dead  right\nculprit and cause: 13 of 13", "13 of 13"),
         (
+            "A3",
+            "culprit and cause: 13 of 13; torch's analyzer 4 of 13, the culprit alone 10\n",
+            "13 of 13; torch's analyzer 4 of 13, the culprit alone 10",
+        ),
+        (
             "A6",
             "stacks of 8 ranks, one stopped: median 0.80 s, slowest 1.00 s (goal 1 s)",
             "median 0.80 s, slowest 1.00 s",
