@@ -4,8 +4,8 @@ Theory of operation.  No rank ends a barrier before the last one has begun it, a
 sent.  Each such pair of times bounds the offset between two clocks from one side; the bounds of all operations in the
 rings leave an interval, whose width is the shortest round trip that was recorded.  The offset is its middle, and half
 its width the uncertainty.  Any offset in the interval keeps every effect behind its cause, so no arrow of a trace
-points backwards; between two clocks none is shorter than the uncertainty.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of the day
-decides.
+points backwards; between two clocks none is shorter than the uncertainty.  Ranks of one host have one clock.  Where two
+hosts have nothing in common, the time of the day decides.
 """
 
 from __future__ import annotations

@@ -27,9 +27,7 @@ class NodeObserver:
     Use it on the node's loop.
     """
 
-    def __init__(
-        self, links: Links, actors: ActorSystem, arena: ArenaHost | None, is_stopping: asyncio.Event
-    ) -> None:
+    def __init__(self, links: Links, actors: ActorSystem, arena: ArenaHost | None, is_stopping: asyncio.Event) -> None:
         self._links = links
         self._actors = actors
         self._arena = arena

@@ -28,7 +28,7 @@ TRACKS: Final = {
 """The track of each kind of event, in the order in which they are shown."""
 
 _ROUNDING: Final = 1e-6
-"""Seconds by which an arrow may be shorter than the uncertainty of its clocks: the shortest ones are as long as that."""
+"""Seconds by which an arrow may be shorter than its clocks are certain: the shortest are as long as that."""
 
 _ARROWS: Final = ((EventKind.SEND, EventKind.RECEIVE), (EventKind.ASK, EventKind.HANDLE))
 
@@ -136,9 +136,7 @@ def make_timeline(images: Mapping[int, RankImage]) -> Timeline:
         rank: f"rank {rank}" + (f" ({image.identity.host})" if image.identity.host else "")
         for rank, image in images.items()
     }
-    return Timeline(
-        slices=tuple(slices), arrows=tuple(arrows), ranks=names, offsets=clocks.offsets, left_out=left_out
-    )
+    return Timeline(slices=tuple(slices), arrows=tuple(arrows), ranks=names, offsets=clocks.offsets, left_out=left_out)
 
 
 def _slices(rank: int, image: RankImage, offset: float) -> Iterable[EventSlice]:

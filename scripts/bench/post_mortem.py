@@ -4,8 +4,8 @@
     python scripts/bench/post_mortem.py --kills 50 --agents     # `asyncpar agent` runs the jobs, and is killed
 
 Each job has two ranks.  One of them, or the launcher, is killed (SIGKILL) at a random moment after it has begun to
-work; with ``--agents`` it is the agent that runs them.  A folder is complete when the summary is there, names the command, and the rings of both ranks can be read.  The
-last line on stdout is one JSON object.
+work; with ``--agents`` it is the agent that runs them.  A folder is complete when the summary is there, names the
+command, and the rings of both ranks can be read.  The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from contextlib import suppress
 import pytest
 
 import asyncpar as ap
+from asyncpar.core.observe.reporting import Reporter
+from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.launch.rank_channel import RankChannel
 from asyncpar.observe import service
 from asyncpar.observe.rank_view import make_summary, watch_node
@@ -132,6 +134,19 @@ class Loader(ap.Actor):
         await self.release.wait()
 
 
+def tell_when_told(node: ap.Node) -> asyncio.Event:
+    """Return what is set when the rank has told of a wait, which it does soon."""
+    observer, is_told = node.links.observer, asyncio.Event()
+    observer.warn_after = 0.1
+
+    class Telling(Reporter):
+        def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
+            is_told.set()
+
+    observer.reporter = Telling(None)
+    return is_told
+
+
 async def _load(node: ap.Node) -> None:
     await node.ref("loader", 1).load()
 
@@ -140,13 +155,13 @@ async def test_a_rank_that_waits_for_an_actor_names_it_with_time_and_place() -> 
     async with local_world(2) as nodes:
         unwatch = watch_node(nodes[0].links, nodes[0]._actors, None)  # noqa: SLF001
         release = asyncio.Event()
-        nodes[0].links.observer.warn_after = 0.1
+        is_told = tell_when_told(nodes[0])
         try:
             await nodes[1].spawn(Loader, release, name="loader")
             waiting = asyncio.create_task(_load(nodes[0]), name="the user's")
             async with asyncio.timeout(30):
-                while (summary := await asyncio.to_thread(make_summary)).asks == () or summary.asks[0].told is None:
-                    await asyncio.sleep(0.01)
+                await is_told.wait()
+            summary = await asyncio.to_thread(make_summary)
             assert unpack(pack(summary), RankSummary) == summary
             [ask] = summary.asks
             assert (ask.rank, ask.actor, ask.endpoint) == (1, "loader", "load")

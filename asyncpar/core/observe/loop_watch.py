@@ -137,7 +137,7 @@ class LoopWatch:
             self._begin()
 
     def sharpen(self) -> None:
-        """Tell subscribers of stalls of ``blocked_after``, and not of long ones alone; what is logged stays the same."""
+        """Tell subscribers of stalls of ``blocked_after``, and not of long ones alone; logging stays as it is."""
         if self._blocked_after:
             self._limit = self._blocked_after
 

@@ -86,7 +86,9 @@ def describe_gaps(images: Mapping[int, RankImage], timeline: Timeline, seconds: 
     """Return what a trace of so many ``seconds`` lacks, in sentences."""
     gaps = []
     if _count(images) > _MOST_EVENTS:
-        gaps.append(f"it has as many events as a trace may have, {_MOST_EVENTS:,}, and may end before {seconds:g} s are over")
+        gaps.append(
+            f"it has as many events as a trace may have, {_MOST_EVENTS:,}, and may end before {seconds:g} s are over"
+        )
     if lost := sorted(rank for rank, image in images.items() if image.lost):
         count = sum(images[rank].lost for rank in lost)
         gaps.append(
@@ -94,7 +96,9 @@ def describe_gaps(images: Mapping[int, RankImage], timeline: Timeline, seconds: 
             f"for {images[lost[0]].capacity:,}, before they were read"
         )
     if timeline.left_out:
-        gaps.append(f"arrows that are left out, since they are shorter than the clocks are certain: {timeline.left_out:,}")
+        gaps.append(
+            f"arrows that are left out, since they are shorter than the clocks are certain: {timeline.left_out:,}"
+        )
     return gaps
 
 

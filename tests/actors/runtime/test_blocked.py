@@ -148,7 +148,7 @@ async def test_the_watch_runs_while_there_is_a_node_and_leaves_no_thread() -> No
 async def test_a_program_without_actors_that_blocks_the_loop_is_told_and_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with watched() as (node, reports):
+    async with watched() as (_, reports):
         reports.wait(1)  # blocks, in this task
         await asyncio.to_thread(reports.wait, 2)
     first, second = reports.seen
