@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -188,6 +189,42 @@ def test_other_dtypes_have_buckets_of_their_own(dtype: str) -> None:
         train(models[-1])
     assert len(models[0].bucket_sizes) == 2
     assert_equal(*models)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", ["plain", "static"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_by_autocast_gives_the_bits_of_torch(name: str, dtype: str) -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = make(name)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+                return self.body(x).float()
+
+    models = [kind(Cast(), **MODELS[name][1]) for kind in (DistributedDataParallel, TorchReplicas)]
+    ours, theirs = map(train, models)
+    assert {gradient.dtype for gradient in ours} == {torch.float32}
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert_equal(*models)
+
+
+@on_ranks(4, joins=False)
+def test_two_hosts_without_a_codec_give_the_means_of_torch() -> None:
+    from asyncpar.torch.rendezvous import attach
+    from tests.torch.ranks import initialize, place
+
+    os.environ["ASYNCPAR_BIND"] = "127.0.0.1"
+    attach.host_id = lambda name: f"{name}-{place().rank // 2}"
+    initialize()
+    ours, theirs = DistributedDataParallel(make("plain")), TorchReplicas(make("plain"))
+    assert ours.process_group.communicator.hosts == ((0, 1), (2, 3))
+    for one, other in zip(train(ours), train(theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert_same_everywhere(list(ours.parameters()))
 
 
 @on_ranks(4)

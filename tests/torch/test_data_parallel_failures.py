@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -52,6 +53,16 @@ def step(model: nn.Module) -> None:
     model(torch.randn(4, WIDTH)).square().mean().backward()
 
 
+def copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def assert_equal(tensors: Iterable[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Assert that values have the same bits."""
+    for one, other in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(one.detach(), other, rtol=0, atol=0)
+
+
 @on_ranks(2)
 @pytest.mark.parametrize("when", [0, 1, 3])
 @pytest.mark.parametrize("how", ["forward", "backward", "beginning", "unused", "parameter hook", "last hook"])
@@ -62,6 +73,7 @@ def test_a_step_that_one_rank_cannot_end_ends_on_all_and_the_next_one_works(how:
     for _ in range(when):
         step(model)
     module.broken = how
+    before = copies(model.parameters())
     handle: Any = None
     if how == "parameter hook" and dist.get_rank() == 1:
         handle = module.body.first.weight.register_hook(_raise)
@@ -77,6 +89,7 @@ def test_a_step_that_one_rank_cannot_end_ends_on_all_and_the_next_one_works(how:
         if how == "unused":
             assert "head.weight" in str(failed.value)
             assert "find_unused_parameters=True" in str(failed.value)
+    assert_equal(model.parameters(), before)
     module.broken = ""
     if handle is not None:
         handle.remove()
@@ -107,6 +120,59 @@ def _reshape(model: nn.Module) -> None:
 
 def _cast(model: nn.Module) -> None:
     model.double()
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
+def test_a_refused_change_leaves_parameters_and_taken_back_the_next_step_works(ranks: list[int]) -> None:
+    model = DistributedDataParallel(Breaking())
+    step(model)
+    before, weight = copies(model.parameters()), model.module.head.weight
+    if dist.get_rank() in ranks:
+        _assign(model)
+    with pytest.raises((UsageError, PeerCancelled), match="before DistributedDataParallel"):
+        step(model)
+    model.module.head.weight = weight
+    assert_equal(model.parameters(), before)
+    for _ in range(2):
+        step(model)
+        assert_same_everywhere([each.grad for each in model.parameters()])
+
+
+class _Misplaced(torch.autograd.Function):
+    """Gives a gradient on another device."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.to("meta")
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("when", [0, 2])
+def test_a_gradient_on_another_device_ends_the_step_on_all_ranks_and_the_next_one_works(when: int) -> None:
+    class Part(Breaking):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            is_odd = self.broken and dist.get_rank() == 1
+            return self.head(_Misplaced.apply(self.body(x)) if is_odd else self.body(x))
+
+    torch.manual_seed(1)
+    module = Part()
+    model = DistributedDataParallel(module, bucket_cap_mb=SMALL_BUCKETS_MB)
+    for _ in range(when):
+        step(model)
+    before, module.broken = copies(model.parameters()), "device"
+    with pytest.raises((RuntimeError, PeerCancelled), match=r"device|exception has ended") as caught:
+        step(model)
+    assert isinstance(caught.value, PeerCancelled) == (dist.get_rank() == 0)
+    assert_equal(model.parameters(), before)
+    module.broken = ""
+    for _ in range(2):
+        step(model)
+        assert_same_everywhere([each.grad for each in model.parameters()])
 
 
 CHANGES = {"replace": _replace, "assign": _assign, "freeze": _freeze, "add": _add, "reshape": _reshape, "cast": _cast}
@@ -190,6 +256,51 @@ def test_wrong_arguments_are_refused() -> None:
         DistributedDataParallel(Block(), process_group=dist.new_group(backend="gloo"))
     with pytest.raises(UsageError, match="Module"):
         DistributedDataParallel(3)
+
+
+@on_ranks(2)
+def test_an_argument_that_one_rank_cannot_take_is_refused_on_all_ranks() -> None:
+    settings: dict[str, Any] = {"bucket_cap_mb": -1} if dist.get_rank() else {}
+    with pytest.raises(PeerCancelled if dist.get_rank() == 0 else UsageError, match="bucket_cap_mb"):
+        DistributedDataParallel(Block(), **settings)
+    step(DistributedDataParallel(Block()))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "device_ids": ([0], "CPU's memory"),
+    "output_device": (0, "CPU's memory"),
+    "dim": (1, "leave it out"),
+    "check_reduction": (True, "leave it out"),
+    "gradient_as_bucket_view": (False, "views"),
+    "delay_all_reduce_named_params": ([("a", 1)], "torch's class"),
+    "param_to_hook_all_reduce": (1, "torch's class"),
+    "mixed_precision": (1, "torch.autocast"),
+    "device_mesh": (1, "get_group"),
+    "skip_all_reduce_unused_params": (True, "torch's class"),
+    "batched_grad_copy": (True, "leave it out"),
+    "bucket_cap_mb_list": ([1, 2], "bucket_cap_mb"),
+}
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_arguments_of_torch_that_have_no_meaning_are_refused_with_what_to_do(name: str) -> None:
+    value, advice = REFUSED[name]
+    with pytest.raises(UsageError, match=f"{name}: expected .*{advice}"):
+        DistributedDataParallel(Block(), **{name: value})
+
+
+@on_ranks(2)
+def test_all_arguments_of_torch_are_taken_in_its_order() -> None:
+    ours, theirs = (
+        list(inspect.signature(kind.__init__).parameters)
+        for kind in (DistributedDataParallel, nn.parallel.DistributedDataParallel)
+    )
+    assert ours[: len(theirs)] == theirs
+    assert ours[len(theirs) :] == ["codec"]
+    model = DistributedDataParallel(Block(), [], None, 0, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    step(model)
+    assert_same_everywhere([each.grad for each in model.parameters()])
 
 
 @on_ranks(2)

@@ -29,6 +29,7 @@ from asyncpar.torch import (
     run_threads,
     torch_loss,
 )
+from asyncpar.torch.replicas.options import ONLY_VALUES
 from asyncpar.torch.stage.parameters import BoundParameter
 from tests.torch.hooked import Linears, hooked, make_inputs
 
@@ -164,12 +165,12 @@ def replicated(*, leaves_out: bool = False, is_alone: bool = False, width: int =
 
     def steps(rank: int) -> Any:
         groups = [dist.new_group([one]) for one in range(RANKS)]
-        model = DistributedDataParallel(
-            Parts(rank, leaves_out=leaves_out, width=width),
-            process_group=groups[rank] if is_alone else None,
-            **settings,
-        )
         try:
+            model = DistributedDataParallel(
+                Parts(rank, leaves_out=leaves_out, width=width),
+                process_group=groups[rank] if is_alone else None,
+                **settings,
+            )
             for _ in range(2):
                 model(torch.full((2, width), float(rank))).square().mean().backward()
         except UsageError:
@@ -209,6 +210,8 @@ EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "DistributedDataParallel.init_sync": (replicated, {"init_sync": False}),
     "DistributedDataParallel.process_group": (replicated, {"is_alone": True}),
     "DistributedDataParallel.static_graph": (partial(replicated, leaves_out=True), {"static_graph": True}),
+    "DistributedDataParallel.forward_sync_buffers": (replicated, {"forward_sync_buffers": False}),
+    **{f"DistributedDataParallel.{name}": (replicated, {name: object()}) for name in ONLY_VALUES},
     "GradientHook.codec": (hook, {"codec": "sign"}),
     "GradientHook.error_feedback": (hook, {"error_feedback": False}),
     "GradientHook.minimum_bytes": (hook, {"minimum_bytes": 1 << 14}),

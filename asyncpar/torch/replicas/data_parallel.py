@@ -24,6 +24,7 @@ from asyncpar.torch.process_group import ProcessGroup, own_group
 from asyncpar.torch.replicas.buckets import Replicated
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.joining import ForwardTurn, ReplicaJoinHook, agree_on_turn, find_last
+from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ T = TypeVar("T")
 _NAME = "DistributedDataParallel"
 _ERROR = "error"
 _MIB = 1 << 20
+_BUCKET_MIB = 25
 
 
 class DistributedDataParallel(torch.nn.Module, Joinable):
@@ -40,13 +42,13 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     name.  Gradients are views of buckets in memory that the ranks of a host share: they are reduced in place, and the
     optimizer reads them there.  After ``zero_grad(set_to_none=True)`` the next backward restores the views.
 
-    Parameters and buffers are compared over ranks and then copied from rank 0.  ``bucket_cap_mb`` (MiB) bounds a
-    bucket; the first holds 1 MiB, and after the first step buckets follow the order in which gradients became final in
-    it on rank 0.  With ``find_unused_parameters`` each backward may leave parameters out, which then count as zero on
-    this rank; those that no rank has used keep the gradient that they have.  ``static_graph`` says that all backward
-    passes are alike: parameters that the first one leaves out are never waited for, and checkpointing may accumulate
-    gradients several times.  ``broadcast_buffers`` copies buffers from rank 0 before each forward that follows one with
-    reduction.
+    Parameters and buffers are compared over ranks and then copied from rank 0.  ``bucket_cap_mb`` (MiB, 25 if it is
+    None) bounds a bucket; the first holds 1 MiB, and after the first step buckets follow the order in which gradients
+    became final in it on rank 0.  With ``find_unused_parameters`` each backward may leave parameters out, which then
+    count as zero on this rank; those that no rank has used keep the gradient that they have.  ``static_graph`` says
+    that all backward passes are alike: parameters that the first one leaves out are never waited for, and checkpointing
+    may accumulate gradients several times.  ``broadcast_buffers`` copies buffers from rank 0 before each forward that
+    follows one with reduction.
 
     Whether a backward reduces is decided by the last forward before it: inside ``no_sync()`` it does not.  What goes
     wrong on one rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others;
@@ -57,38 +59,60 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     ``process_group`` is the default one if it is None; with ``init_sync`` all ranks begin with the parameters of the
     first one.
+
+    Other arguments of torch's class are taken by their names and places.  ``forward_sync_buffers`` is its new name of
+    ``broadcast_buffers``.  The rest have one value, and ``UsageError`` says what to do instead of another: None for
+    ``device_ids``, ``output_device``, ``delay_all_reduce_named_params``, ``param_to_hook_all_reduce``,
+    ``mixed_precision``, ``device_mesh`` and ``bucket_cap_mb_list``, 0 for ``dim``, False for ``check_reduction``,
+    ``skip_all_reduce_unused_params`` and ``batched_grad_copy``, True for ``gradient_as_bucket_view``.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float = 25,
-        broadcast_buffers: bool = True,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
+        device_ids: Sequence[object] | None = None,
+        output_device: object = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: object = None,
+        param_to_hook_all_reduce: object = None,
+        mixed_precision: object = None,
+        device_mesh: object = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[int] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
         codec: str | AnyCodec = "none",
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in ONLY_VALUES}
         super().__init__()
         Joinable.__init__(self)
-        if not isinstance(module, torch.nn.Module):
-            raise as_torch(UsageError(f"module: expected a torch.nn.Module, got {type(module).__name__}"), _NAME)
-        if not bucket_cap_mb * _MIB >= 1:
-            raise as_torch(UsageError(f"bucket_cap_mb: expected a positive number of MiB, got {bucket_cap_mb}"), _NAME)
+        if forward_sync_buffers is not None:
+            broadcast_buffers = forward_sync_buffers
         group = own_group(process_group, _NAME)
         self.module = module
         self.process_group = group
         self.require_backward_grad_sync = True
-        self._copies_buffers = broadcast_buffers
+        self._copies_buffers = broadcast_buffers is not False
         self._is_copy_due = True
         """Do the next forward's buffers come from rank 0?"""
         self._divides_by_initial = True
         """Are gradients divided by the number of all ranks, also when some are through?"""
-        settings = ReducerSettings(
-            bucket_bytes=int(bucket_cap_mb * _MIB), finds_unused=find_unused_parameters, is_static=static_graph
-        )
+
+        def settings() -> ReducerSettings:
+            check_only_values(given)
+            return ReducerSettings(
+                bucket_bytes=_bucket_bytes(bucket_cap_mb), finds_unused=find_unused_parameters, is_static=static_graph
+            )
+
         reducer = _agreed_reducer(module, group, settings, codec)
         self._reducer = reducer
         self._replicated = reducer.replicated
@@ -246,7 +270,7 @@ def _register(reducer: GradientReducer, state: object, hook: object) -> None:
 
 
 def _agreed_reducer(
-    module: torch.nn.Module, group: ProcessGroup, settings: ReducerSettings, codec: str | AnyCodec
+    module: torch.nn.Module, group: ProcessGroup, make_settings: Callable[[], ReducerSettings], codec: str | AnyCodec
 ) -> GradientReducer:
     """Return the reducer of ``module``, once all ranks have said that they have an equal one.
 
@@ -255,6 +279,7 @@ def _agreed_reducer(
     reducer, failure = None, None
     told: dict[str, list[str]] = {ALL: [], _ERROR: []}
     try:
+        settings = make_settings()
         reducer = GradientReducer(group, _replicated(module), settings)
         hook = GradientHook(codec=codec, group=group, parameters=module.named_parameters())
         if not hook.is_lossless:
@@ -276,6 +301,13 @@ def _agreed_reducer(
     return reducer
 
 
+def _bucket_bytes(bucket_cap_mb: float | None) -> int:
+    size = _BUCKET_MIB if bucket_cap_mb is None else bucket_cap_mb
+    if not size * _MIB >= 1:
+        raise UsageError(f"bucket_cap_mb: expected a positive number of MiB, got {bucket_cap_mb}")
+    return int(size * _MIB)
+
+
 def _exchange(group: ProcessGroup, told: dict[str, list[str]]) -> Sequence[dict[str, list[str]]]:
     communicator = group.communicator
     found: list[dict[str, list[str]]] = []
@@ -292,6 +324,8 @@ def _exchange(group: ProcessGroup, told: dict[str, list[str]]) -> Sequence[dict[
 
 def _replicated(module: torch.nn.Module) -> list[Replicated]:
     """Describe the parameters of ``module`` that require gradients, each once."""
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     names = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
     places: dict[torch.nn.Parameter, tuple[torch.nn.Module, str]] = {}
     for owner in module.modules():
