@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,13 @@ from asyncpar.collectives.protocol import describe
 from asyncpar.collectives.rooted import from_root, prepare_broadcast
 from asyncpar.core.config.transport import LaneCosts
 
+_Figures: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+"""Latency and bandwidth to each of the peers, then the speed of reductions."""
+
+_Peers: TypeAlias = tuple[int | None, ...]
+MOST_HOSTS = 8
+"""Other hosts to which rank 0 measures."""
+
 _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20
 _SMALL_TRIPS = 30
@@ -31,21 +38,30 @@ _MOST_LATENCY = 10.0
 
 
 def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, Any, None]:
-    """Measure between rank 0 and the first other rank of its host, and the first rank of another host.
+    """Measure between rank 0 and the first other rank of its host, and the first ranks of up to 8 other hosts.
 
-    Rank 0's figures are broadcast, and all ranks choose by them from then on.
+    Rank 0's figures are broadcast, and all ranks choose by them from then on: between hosts by the slowest.
     """
-    near, far = _peers_of(engine)
+    return _await_figures(_measure_lanes(engine, clock))
 
-    async def body(operation: Operation) -> None:
-        figures = np.zeros(5)
-        for index, peer in enumerate((near, far)):
+
+async def _await_figures(measured: Coroutine[Any, Any, _Figures]) -> None:
+    await measured
+
+
+def _measure_lanes(engine: Engine, clock: Callable[[], float]) -> Coroutine[Any, Any, _Figures]:
+    """Begin what ``calibrate`` does; return rank 0's figures."""
+    peers = _peers_of(engine)
+
+    async def body(operation: Operation) -> _Figures:
+        figures = np.zeros(2 * len(peers) + 1)
+        for index, peer in enumerate(peers):
             if peer is not None and engine.rank in (0, peer):
                 figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
-        figures[4] = _reduction_speed(clock)
-        plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).messages
-        await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
-        _adopt(engine, figures, has_near=near is not None, has_far=far is not None)
+        figures[-1] = _reduction_speed(clock)
+        await _tell(engine, operation, figures, peers)
+        _adopt(engine, figures, has_near=peers[0] is not None)
+        return figures
 
     return engine.start("calibrate", describe("calibrate", (), "direct"), None, body)
 
@@ -55,7 +71,7 @@ def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], 
     peers = _peers_of(engine)
 
     async def body(operation: Operation) -> bool:
-        figures = np.full(5, np.nan)
+        figures = np.full(2 * len(peers) + 1, np.nan)
         for index, peer in enumerate(peers):
             if peer is not None and engine.rank in (0, peer):
                 await _exchange(
@@ -63,11 +79,10 @@ def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], 
                 )  # opens the lane
         if engine.rank == 0:
             _look_up(engine, cache, peers, figures)
-        plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).messages
-        await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
+        await _tell(engine, operation, figures, peers)
         if np.isnan(figures).any():
             return False
-        _adopt(engine, figures, has_near=peers[0] is not None, has_far=peers[1] is not None)
+        _adopt(engine, figures, has_near=peers[0] is not None)
         return True
 
     return _measured_where_unknown(engine, cache, engine.start("calibrate", _BY_CACHE, None, body), clock)
@@ -78,32 +93,36 @@ async def _measured_where_unknown(
 ) -> None:
     if await known:
         return
-    await calibrate(engine, clock=clock)
+    figures = await _measure_lanes(engine, clock)
     if engine.rank != 0:
         return
-    near, far = _peers_of(engine)
-    for peer, costs in ((near, engine.policy.model.local), (far, engine.policy.model.lane)):
+    for index, peer in enumerate(_peers_of(engine)):
         if peer is not None:
-            await asyncio.to_thread(cache.put, *_lane_to(engine, peer), costs)
+            await asyncio.to_thread(cache.put, *_lane_to(engine, peer), _costs_of(figures, index))
 
 
-def _look_up(
-    engine: Engine, cache: LaneCache, peers: tuple[int | None, int | None], figures: np.ndarray[Any, Any]
-) -> None:
+async def _tell(engine: Engine, operation: Operation, figures: _Figures, peers: _Peers) -> None:
+    """Overwrite ``figures`` with those of rank 0."""
+    plan = prepare_broadcast(engine, figures, 0, "tree", phase=3 * len(peers)).messages
+    await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
+
+
+def _look_up(engine: Engine, cache: LaneCache, peers: _Peers, figures: _Figures) -> None:
     """Fill in what the cache has; NaN stays where it has nothing."""
     for index, peer in enumerate(peers):
         known = None if peer is None else cache.get(*_lane_to(engine, peer))
         if known is not None:
             figures[2 * index : 2 * index + 2] = known.latency, known.bandwidth
-            figures[4] = known.reduction
+            figures[-1] = known.reduction
         elif peer is None:
             figures[2 * index : 2 * index + 2] = 0.0
 
 
-def _peers_of(engine: Engine) -> tuple[int | None, int | None]:
-    """Return the first other rank of the host of rank 0, and the first rank of another host."""
+def _peers_of(engine: Engine) -> _Peers:
+    """Return the first other rank of the host of rank 0, if there is one, and the first ranks of other hosts."""
     hosts = engine.hosts
-    return next((rank for rank in hosts[0] if rank != 0), None), hosts[1][0] if len(hosts) > 1 else None
+    near = next((rank for rank in hosts[0] if rank != 0), None)
+    return near, *(host[0] for host in hosts[1 : MOST_HOSTS + 1])
 
 
 def _lane_to(engine: Engine, peer: int) -> tuple[str, str, str]:
@@ -174,17 +193,26 @@ async def _adopt_told(engine: Engine, told: Coroutine[Any, Any, np.ndarray[Any, 
         _use(engine, lane, lane if len(engine.hosts) == 1 else engine.policy.model.local)
 
 
-def _adopt(engine: Engine, figures: np.ndarray[Any, np.dtype[np.float64]], *, has_near: bool, has_far: bool) -> None:
-    model = engine.policy.model
-    reduction = float(figures[4])
-    local, lane = model.local, model.lane
+def _adopt(engine: Engine, figures: _Figures, *, has_near: bool) -> None:
+    local, lane = engine.policy.model.local, engine.policy.model.lane
     if has_near:
-        local = LaneCosts(latency=float(figures[0]), bandwidth=float(figures[1]), reduction=reduction, is_measured=True)
-    if has_far:
-        lane = LaneCosts(latency=float(figures[2]), bandwidth=float(figures[3]), reduction=reduction, is_measured=True)
+        local = _costs_of(figures, 0)
+    between = [_costs_of(figures, index) for index in range(1, len(figures) // 2)]
+    if between:
+        lane = replace(
+            between[0],
+            latency=max(costs.latency for costs in between),
+            bandwidth=min(costs.bandwidth for costs in between),
+        )
     elif has_near:
         lane = local
     _use(engine, lane, local)
+
+
+def _costs_of(figures: _Figures, index: int) -> LaneCosts:
+    """Return what was found of the lane to one of the peers."""
+    latency, bandwidth = map(float, figures[2 * index : 2 * index + 2])
+    return LaneCosts(latency=latency, bandwidth=bandwidth, reduction=float(figures[-1]), is_measured=True)
 
 
 def _use(engine: Engine, lane: LaneCosts, local: LaneCosts) -> None:

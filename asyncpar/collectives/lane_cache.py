@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,18 @@ class _Content(msgspec.Struct, frozen=True):
     lanes: dict[str, _Entry]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLanes:
+    """Figures of one host: between its ranks, and of the slowest of the lanes to ``hosts`` others.  None: no figures.
+
+    Of two hosts the latest figures count, whatever kind the lane was of.
+    """
+
+    within: LaneCosts | None
+    between: LaneCosts | None
+    hosts: int
+
+
 def default_path() -> Path:
     """Return the file in the user's cache directory: that of ``XDG_CACHE_HOME``, else ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME")
@@ -60,7 +73,24 @@ class LaneCache:
     def get(self, host: str, other: str, kind: str) -> LaneCosts | None:
         """Return what was measured in the last week, None if nothing was."""
         entry = self._read().get(_name(host, other, kind))
-        if entry is None or not 0.0 <= self._clock() - entry.measured_at < KEPT_SECONDS:
+        return None if entry is None else self._costs(entry)
+
+    def of_host(self, host: str) -> HostLanes:
+        """Return what was measured in the last week between ranks of ``host``, and between it and others."""
+        newest: dict[tuple[str, ...], tuple[float, LaneCosts]] = {}
+        for name, entry in self._read().items():
+            pair, costs = tuple(name.split(" ")[:2]), self._costs(entry)
+            if host in pair and costs is not None:
+                newest[pair] = max(newest.get(pair, (0.0, costs)), (entry.measured_at, costs), key=lambda at: at[0])
+        others = [costs for pair, (_, costs) in newest.items() if pair != (host, host)]
+        return HostLanes(
+            within=newest[host, host][1] if (host, host) in newest else None,
+            between=min(others, key=lambda costs: costs.bandwidth, default=None),
+            hosts=len(others),
+        )
+
+    def _costs(self, entry: _Entry) -> LaneCosts | None:
+        if not 0.0 <= self._clock() - entry.measured_at < KEPT_SECONDS:
             return None
         try:
             return LaneCosts(

@@ -13,6 +13,7 @@ import numpy as np
 
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.codecs import AnyCodec, Identity, RoundCodec, automatic_codecs, parse_codec
+from asyncpar.collectives.calibration import MOST_HOSTS
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import GradientCompressionConfig
@@ -117,17 +118,16 @@ _LARGE_BYTES = 1 << 18
 _TRIPS = 3
 _VALUES = 1 << 18
 _LEAST_SECONDS = 1e-9
-_PAIR_OF_HOSTS = 2
 
 
 async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured:
     """Return what the replicas go by, the same on all of them; to be called on all of them, which are on two hosts
     or more.
 
-    Where there are two hosts, and the group was calibrated (``Communicator.calibrate``), its figures of the link count.
-    Else the first ranks of all hosts pass a message of 256 KiB around their ring, three times after three that do not
-    count: so both directions of every link are busy, as they are in a step, and the slowest link counts.  Then rank 0
-    encodes and decodes with each codec for some milliseconds, in a thread, and tells everyone.
+    Where the group was calibrated (``Communicator.calibrate``) and has nine hosts at most, its figures of the slowest
+    link count.  Else the first ranks of all hosts pass a message of 256 KiB around their ring, three times after three
+    that do not count: so both directions of every link are busy, as they are in a step, and the slowest link counts.
+    Then rank 0 encodes and decodes with each codec for some milliseconds, in a thread, and tells everyone.
     """
     firsts = tuple(host[0] for host in replicas.hosts)
     between = replicas.subgroup(firsts, key=_FIRSTS) if replicas.rank in firsts else None
@@ -151,9 +151,9 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
 
 
 def _known_link(replicas: Communicator) -> LinkSpeed | None:
-    """Return what the replicas were calibrated by, the same on all of them; None where they have several links."""
+    """Return what the replicas were calibrated by, the same on all of them; None where some hosts were left out."""
     lane = replicas.measured_lane
-    if lane is None or len(replicas.hosts) != _PAIR_OF_HOSTS:
+    if lane is None or len(replicas.hosts) > MOST_HOSTS + 1:
         return None
     return LinkSpeed(latency=lane.latency, bandwidth=lane.bandwidth)
 

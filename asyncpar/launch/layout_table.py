@@ -33,8 +33,12 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def show_findings(job: Job, search: Search, findings: Findings, top: int, *, width: int | None, colour: bool) -> str:
+def show_findings(
+    job: Job, search: Search, findings: Findings, top: int, *, source: str, width: int | None, colour: bool
+) -> str:
     """Return the text to print: the question, the ``top`` best layouts, and why others were left out.
+
+    ``source`` says where bandwidths were measured, empty if nowhere.
 
     ``width`` is the number of characters in a line, None for any number.
     """
@@ -43,7 +47,7 @@ def show_findings(job: Job, search: Search, findings: Findings, top: int, *, wid
     rows = [format_row((job, layout), columns) for layout in layouts]
     if colour and rows:
         rows[0] = f"{_BEST}{rows[0]}{_PLAIN}"
-    question = [line for text in _title(job, search) for line in _wrap(text, width)]
+    question = [line for text in _title(job, search, source) for line in _wrap(text, width)]
     end = [line for text in _summary(findings, len(layouts)) for line in _wrap(text, width)]
     return "\n".join([*question, "", *format_titles(columns), *rows, "", *end, ""])
 
@@ -52,11 +56,12 @@ def _wrap(text: str, width: int | None) -> list[str]:
     return [text] if width is None else textwrap.wrap(text, width)
 
 
-def document(job: Job, search: Search, findings: Findings, top: int) -> dict[str, Any]:
+def document(job: Job, search: Search, findings: Findings, top: int, source: str) -> dict[str, Any]:
     """Return the same for programs: all sizes in bytes, all times in seconds."""
     return {
         "model": {**asdict(job.model), "parameters": job.model.parameters},
         "machine": asdict(job.machine),
+        "bandwidths": source or "not measured",
         "world": search.world,
         "memory": search.memory,
         "batch": job.batch,
@@ -106,12 +111,12 @@ def _row(job: Job, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _title(job: Job, search: Search) -> list[str]:
+def _title(job: Job, search: Search, source: str) -> list[str]:
     model, machine = job.model, job.machine
     return [
         f"{search.world} ranks, {machine.ranks_per_host} per host, {search.memory / _GIGA:g} GB each",
         f"{machine.flops / _GIGA:g} GFLOP/s a rank, {machine.bandwidth / _GIGA:g} GB/s between hosts, "
-        f"{machine.host_bandwidth / _GIGA:g} inside",
+        f"{machine.host_bandwidth / _GIGA:g} inside" + (f", {source}" if source else ""),
         f"{model.parameters / _MEGA:,.1f} M parameters, {job.precision}",
         f"{job.batch} sequences of {model.sequence} a step, {job.micro_batch_size} a micro-batch",
     ]

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _GIGA = 1e9
 _OPTIMIZERS = {"adam": 2, "momentum": 1, "sgd": 0}
 _BATCH_PER_RANK = 4
+_BANDWIDTH, _HOST_BANDWIDTH = "1.25", "4"
+_USUAL = "~/.cache/asyncpar/lanes.json"
+"""Stands for the file that ``calibrate(cache=True)`` writes, wherever it is."""
 
 
 @click.command(cls=OneLineCommand)
@@ -51,8 +55,9 @@ _BATCH_PER_RANK = 4
 @option("--order", metavar="AXES", default=DEFAULT_ORDER, help=f"Fastest axis first.  [{DEFAULT_ORDER}]")
 @option("--ranks-per-host", metavar="N", default="8", help="Ranks that share a host.  [8]")
 @option("--flops", metavar="GFLOP/S", default=None, help="What a rank computes.  [50]")
-@option("--bandwidth", metavar="GB/S", default="1.25", help="Between hosts, each way.  [1.25]")
-@option("--host-bandwidth", metavar="GB/S", default="4", help="Between ranks of a host.  [4]")
+@option("--bandwidth", metavar="GB/S", default=None, help="Between hosts, each way.  [1.25]")
+@option("--host-bandwidth", metavar="GB/S", default=None, help="Between ranks of a host.  [4]")
+@option("--measured", metavar="FILE", default=None, bare=_USUAL, help="Bandwidths as jobs have measured them.")
 @option("--devices", metavar="WAY", default=None, help="A GPU for each rank: nccl, hierarchical, staged.")
 @option("--top", metavar="N", default="10", help="Show the N best.  [10]")
 @option("--json", "prints_json", is_flag=True, help="One JSON document on stdout, in bytes and seconds.")
@@ -72,6 +77,10 @@ def plan(**given: Any) -> None:
     activations by the published formulas, without buffers.  Bubbles come from
     simulation.
 
+    With --measured, bandwidths that are not given are those of this host that
+    comm.calibrate(cache=True) has kept in the last week, to the slowest of the
+    others; --measured=FILE reads the file of calibrate(cache="FILE").
+
     With --devices, arrays go at published speeds of NVLink 4, InfiniBand NDR
     and PCI Express 5, which were not measured here: by NCCL, by NCCL on each
     host and at --bandwidth between them, or all through the host.
@@ -87,15 +96,17 @@ def run_plan(given: dict[str, Any]) -> int:
     from asyncpar.launch.layout_table import document, show_findings
 
     top = _count(given, "top")
+    source = _fill_measured(given)
     job, search = _job(given), _search(given)
     findings = find_layouts(job, search)
     if given["prints_json"]:
-        print_result("the layouts", json.dumps(document(job, search, findings, top), indent=2) + "\n")
+        print_result("the layouts", json.dumps(document(job, search, findings, top, source), indent=2) + "\n")
     elif findings.layouts:
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else None
         colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        print_result("the layouts", show_findings(job, search, findings, top, width=width, colour=colour))
+        shown = show_findings(job, search, findings, top, source=source, width=width, colour=colour)
+        print_result("the layouts", shown)
     if findings.layouts:
         return 0
     click.echo(f"asyncpar plan: {_nothing_fits(job, search, findings)}", err=True)
@@ -129,6 +140,37 @@ def _job(given: dict[str, Any]) -> Job:
         sequence_parallel=given["sequence_parallel"],
         order=given["order"],
     )
+
+
+def _fill_measured(given: dict[str, Any]) -> str:
+    """Fill in the bandwidths that were not given; return where they are from, empty if that is nowhere."""
+    source = _read_measured(given) if given["measured"] is not None else ""
+    for name, usual in (("bandwidth", _BANDWIDTH), ("host_bandwidth", _HOST_BANDWIDTH)):
+        given[name] = usual if given[name] is None else given[name]
+    return source
+
+
+def _read_measured(given: dict[str, Any]) -> str:
+    from asyncpar.collectives.lane_cache import LaneCache, default_path
+    from asyncpar.net.membership.host import host_name
+
+    path = default_path() if given["measured"] == _USUAL else Path(given["measured"])
+    host = host_name()
+    known, parts = LaneCache(path).of_host(host), []
+    others = "another host" if known.hosts == 1 else f"the slowest of {known.hosts} hosts"
+    for name, costs, what in (
+        ("bandwidth", known.between, f"between {host} and {others}"),
+        ("host_bandwidth", known.within, f"inside {host}"),
+    ):
+        if costs is not None and given[name] is None:
+            given[name] = f"{costs.bandwidth / _GIGA:.3g}"
+            parts.append(what)
+    if known.within is None and known.between is None:
+        raise UsageError(
+            f"--measured: expected figures of {host} of the last week in {path}, there are none; "
+            "call comm.calibrate(cache=True) in a job there, or give --bandwidth"
+        )
+    return f"measured {' and '.join(parts)} ({path})" if parts else ""
 
 
 def _machine(given: dict[str, Any]) -> Machine:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.lane_cache import LaneCache
 from asyncpar.collectives.lane_estimate import LaneEstimate
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import PeerCancelled, UsageError
 from tests.collectives.conftest import OpenRanks, Ranks
 
@@ -163,3 +166,16 @@ async def test_devices_have_no_figures_from_operations(open_ranks: OpenRanks) ->
         assert isinstance(told, PeerCancelled)
         assert "leave it out" in str(told)
         await on_all(ranks, lambda c: c.barrier())
+
+
+async def test_between_several_hosts_the_slowest_lane_of_the_first_rank_counts(
+    open_ranks: OpenRanks, tmp_path: Path
+) -> None:
+    cache = LaneCache(tmp_path / "lanes.json")
+    for other, latency, bandwidth in (("b", 1e-4, 1e9), ("c", 3e-4, 2e9), ("d", 2e-4, 3e8)):
+        costs = LaneCosts(latency=latency, bandwidth=bandwidth, reduction=5e9, is_measured=True)
+        cache.put("a", other, "inproc", costs)
+    async with open_ranks(4, hosts=("a", "b", "c", "d")) as ranks:
+        await on_all(ranks, lambda c: c.calibrate(cache=tmp_path / "lanes.json"))
+        found = {c.measured_lane for c in ranks.communicators}
+    assert found == {LaneCosts(latency=3e-4, bandwidth=3e8, reduction=5e9, is_measured=True)}

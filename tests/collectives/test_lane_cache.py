@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
     assert cache.get("a", "b", "tcp") is None
 
 
-@pytest.mark.parametrize("hosts", [("a", "a", "b", "b"), ("a", "b", "c"), ("a", "a")])
+@pytest.mark.parametrize("hosts", [("a", "a", "b", "b"), ("a", "b", "c"), ("a", "b", "a", "c"), ("a", "a")])
 async def test_the_next_job_has_the_figures_of_the_one_before(
     open_ranks: OpenRanks, tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
@@ -101,6 +101,32 @@ async def test_the_next_job_has_the_figures_of_the_one_before(
     assert lines[0] == lines[1]
     assert "measured" in lines[0]
     assert sent < 1 << 16, "nothing large is sent where figures are known"
+
+
+def test_lanes_of_a_host_are_the_latest_of_each_pair_and_the_slowest_of_other_hosts(tmp_path: Path) -> None:
+    now = [1000.0]
+    cache = LaneCache(tmp_path / "lanes.json", clock=lambda: now[0])
+
+    def put(host: str, other: str, kind: str, bandwidth: float) -> None:
+        cache.put(host, other, kind, LaneCosts(latency=1e-4, bandwidth=bandwidth, reduction=1e9))
+        now[0] += 1.0
+
+    put("a", "z", "tcp", 1e3)
+    now[0] += KEPT_SECONDS
+    for host, other, kind, bandwidth in (
+        ("a", "b", "tcp", 1e6),
+        ("a", "b", "grpc", 5e8),
+        ("c", "a", "tcp", 2e8),
+        ("b", "c", "tcp", 1e5),
+        ("a", "a", "none", 4e9),
+    ):
+        put(host, other, kind, bandwidth)
+    found = cache.of_host("a")
+    assert found.within is not None
+    assert found.between is not None
+    assert (found.within.bandwidth, found.between.bandwidth, found.hosts) == (4e9, 2e8, 2)
+    nothing = cache.of_host("nowhere")
+    assert (nothing.within, nothing.between, nothing.hosts) == (None, None, 0)
 
 
 async def test_other_hosts_are_measured(open_ranks: OpenRanks, tmp_path: Path) -> None:

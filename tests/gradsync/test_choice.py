@@ -164,12 +164,25 @@ async def test_a_choice_for_several_hosts_is_none_inside_one(monkeypatch: pytest
         assert codecs_of(ranks) == {Identity()}
 
 
-async def test_a_group_that_was_calibrated_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hosts", [["a", "b"], ["a", "b", "c"], ["a", "a", "b", "c"]])
+async def test_a_group_that_was_calibrated_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str]
+) -> None:
     measured = pretend(monkeypatch, SLOW)
-    async with parallel_world(2, hosts=["a", "b"], compression=compressed("auto")) as ranks:
+    async with parallel_world(len(hosts), hosts=hosts, compression=compressed("auto")) as ranks:
         async with asyncio.timeout(30.0):
             await asyncio.gather(*(rank.node.world.calibrate() for rank in ranks))
         await draw_and_synchronize(ranks)
         assert codecs_of(ranks) == {Identity()}, "lanes of one process are quick"
         assert len({rank.synchronizer.codec_table() for rank in ranks}) == 1
     assert measured == []
+
+
+async def test_a_group_of_more_hosts_than_calibration_measures_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = pretend(monkeypatch, SLOW)
+    monkeypatch.setattr(choice, "MOST_HOSTS", 1)
+    async with parallel_world(3, hosts=["a", "b", "c"], compression=compressed("auto")) as ranks:
+        async with asyncio.timeout(30.0):
+            await asyncio.gather(*(rank.node.world.calibrate() for rank in ranks))
+        await draw_and_synchronize(ranks)
+    assert measured == [3, 3, 3]

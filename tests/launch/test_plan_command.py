@@ -8,12 +8,16 @@ import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from asyncpar.collectives.lane_cache import LaneCache
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.launch.cli import main
+from asyncpar.net.membership.host import host_name
 
 GPT2 = ["--layers", "24", "--hidden", "1024", "--heads", "16", "--vocab", "50257", "--seq", "1024", "--world", "16"]
 SMALL = ["--layers", "4", "--hidden", "64", "--heads", "4", "--vocab", "101", "--seq", "32", "--world", "4"]
@@ -267,3 +271,42 @@ def test_devices_ask_for_what_a_model_gets_of_them() -> None:
     assert "--devices: expected --flops with it" in result.stderr
     result = invoke(*GPT2, "--flops", "300000", "--devices", "nvlink")
     assert "--devices: way: expected one of nccl, hierarchical, staged, got 'nvlink'" in result.stderr
+
+
+def _keep(path: Path, other: str, bandwidth: float) -> None:
+    LaneCache(path).put(host_name(), other, "tcp", LaneCosts(latency=1e-4, bandwidth=bandwidth, reduction=1e9))
+
+
+def test_measured_bandwidths_are_used_and_named(tmp_path: Path) -> None:
+    path, host = tmp_path / "lanes.json", host_name()
+    _keep(path, "far", 1.17e8)
+    found = document(*SMALL, f"--measured={path}")
+    assert found["machine"]["bandwidth"] == pytest.approx(1.17e8)
+    assert found["machine"]["host_bandwidth"] == 4e9
+    assert found["bandwidths"] == f"measured between {host} and another host ({path})"
+    _keep(path, "farther", 1e7)
+    _keep(path, host, 9e9)
+    text = invoke(*SMALL, f"--measured={path}").stdout
+    source = f"measured between {host} and the slowest of 2 hosts and inside {host} ({path})"
+    assert f"0.01 GB/s between hosts, 9 inside, {source}" in text
+
+
+def test_bandwidths_that_are_given_go_before_measured_ones(tmp_path: Path) -> None:
+    path = tmp_path / "lanes.json"
+    _keep(path, "far", 1.17e8)
+    found = document(*SMALL, f"--measured={path}", "--bandwidth", "3")
+    assert found["machine"]["bandwidth"] == 3e9
+    assert found["bandwidths"] == "not measured"
+    assert document(*SMALL)["bandwidths"] == "not measured"
+
+
+def test_the_users_file_is_read_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _keep(tmp_path / "asyncpar" / "lanes.json", "far", 2e8)
+    assert document(*SMALL, "--measured")["machine"]["bandwidth"] == pytest.approx(2e8)
+
+
+def test_a_file_without_figures_of_this_host_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    result = invoke(*SMALL, f"--measured={tmp_path / 'none.json'}")
+    assert result.exit_code == 2
+    assert "calibrate(cache=True)" in result.stderr

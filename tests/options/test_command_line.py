@@ -14,9 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from asyncpar.collectives.lane_cache import LaneCache
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.launch import bench, cli
 from asyncpar.launch.agents import commands
 from asyncpar.launch.cli import main
+from asyncpar.net.membership.host import host_name
 
 SHAPE = ["--layers", "8", "--hidden", "256", "--heads", "8", "--vocab", "1000", "--seq", "128", "--world", "8"]
 PLAN = [*SHAPE, "--ranks-per-host", "4", "--json", "--top", "1000"]
@@ -100,6 +103,7 @@ PLANS: dict[str, str] = {
     "--bandwidth": "12.5",
     "--devices": "hierarchical",
     "--host-bandwidth": "1",
+    "--measured": "",
     "--top": "1",
 }
 AGENT: dict[str, str] = {
@@ -313,7 +317,10 @@ def _options(module: Any, function: str, arguments: list[str], monkeypatch: pyte
 
 @cache
 def _planned(more: tuple[str, ...]) -> str:
-    result = CliRunner().invoke(main, ["plan", *PLAN, *more])
+    with tempfile.TemporaryDirectory() as folder:
+        lane = LaneCosts(latency=1e-4, bandwidth=1e8, reduction=1e9)
+        LaneCache(f"{folder}/asyncpar/lanes.json").put(host_name(), "other", "tcp", lane)
+        result = CliRunner(env={"XDG_CACHE_HOME": folder}).invoke(main, ["plan", *PLAN, *more])
     assert result.exit_code in (0, 1), result.output
     document = result.stdout if result.exit_code == 0 else result.output
     return hashlib.sha256(document.encode()).hexdigest()
