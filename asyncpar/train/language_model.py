@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
+from asyncpar.gradsync import TuningConfig
 from asyncpar.nn import OnGradient, Transformer, TransformerConfig, WarmupCosine, softmax_cross_entropy
 from asyncpar.nn.optimizers import AdamW, EarlyStep, Optimizer
 
@@ -63,7 +64,9 @@ def split_rows(rows: int, *, rank: int, size: int) -> slice:
 class TrainingConfig:
     """Everything that decides the numbers of a run, but for the text.
 
-    Gradients are clipped to the global norm ``clip_norm``; None leaves them as they are.
+    Gradients are clipped to the global norm ``clip_norm``; None leaves them as they are.  With ``tuning`` ranks look
+    for the quickest bucket size, all-reduce and size of messages while they train, in data parallelism alone, which may
+    change the last bits of sums.
     """
 
     model: TransformerConfig
@@ -72,6 +75,7 @@ class TrainingConfig:
     steps: int
     rows: int
     clip_norm: float | None = 1.0
+    tuning: TuningConfig | None = None
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0.0:

@@ -11,7 +11,7 @@ from typing import NoReturn
 from asyncpar.codecs import codec_forms
 from asyncpar.core.config.schedule_type import SCHEDULES, parse_schedule_name
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.gradsync import GradientCompressionConfig, TuningConfig
 from asyncpar.hybrid import Precision
 from asyncpar.nn import TransformerConfig, WarmupCosine
 from asyncpar.nn.optimizers import AdamW
@@ -71,6 +71,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--clip-norm", type=float, default=1.0, help="limit of the norm of all gradients; 0: none (default: 1)"
     )
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="largest bucket in MiB (default: 25)")
+    parser.add_argument(
+        "--tune",
+        nargs="?",
+        const="",
+        metavar="PIN",
+        help="look for the quickest bucket size, all-reduce and messages while training, and print them; a PIN such as "
+        "25m@ring/256k fixes them",
+    )
     parser.add_argument("--check", action="store_true", help="repeat the run in one process and compare")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png and summary.json")
     return parser.parse_args(arguments)
@@ -161,6 +169,10 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
             f"--sync: expected sync with tensor or pipeline parallelism, ZeRO, recomputation, other "
             f"precision, micro-batches or checkpoints, got {options.sync}"
         )
+    if options.tune is not None and (is_hybrid(options) or options.sync != "sync"):
+        raise UsageError(
+            "--tune: is for data parallelism alone, --sync sync and no checkpoints; leave it out"
+        )
     if not 0.0 <= options.lr_floor <= 1.0:
         raise UsageError(f"--lr-floor: expected a part of the peak in 0..1, got {options.lr_floor}")
     warmup = min(40, options.steps // 4)
@@ -178,6 +190,7 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
         steps=options.steps,
         rows=options.batch,
         clip_norm=options.clip_norm or None,
+        tuning=None if options.tune is None else TuningConfig(pin=options.tune),
     )
 
 

@@ -96,6 +96,8 @@ class ParallelLayout:
     ) -> HybridConfig:
         """Return the settings of the run.  Raises ``UsageError`` for a layout that ``training`` cannot have."""
         dp, layers = self.replicas(world_size), training.model.layers
+        if training.tuning is not None:
+            raise UsageError("--tune: is for data parallelism alone, without checkpoints; leave it out")
         if self.pp > layers:
             raise UsageError(f"--pp: expected at most one stage for each of {layers} layers, got {self.pp}")
         micro_batches = (1 if self.pp == 1 else 4) if self.micro_batches is None else self.micro_batches

@@ -80,6 +80,10 @@ class ReplicatedSession(Session):
         told: float = await self._communicator.broadcast_object(loss, key="train/held_out", wanted=float)
         return told
 
+    async def report(self, *, width: int) -> str:  # noqa: ARG002
+        """Return what tuned steps have found; empty without tuning."""
+        return "" if self._setup.synchronizer is None else self._setup.synchronizer.tuning_table()
+
     def figures(self) -> Mapping[str, str]:
         statistics = self._setup.statistics()
         steps = statistics.total_sync_operations

@@ -145,13 +145,18 @@ def make_trainer(
     """Return the trainer for ``mode`` over all ranks.
 
     ``compression`` is that of gradients, or of the rounds' differences where there are rounds, between hosts where
-    those are between hosts.
+    those are between hosts.  Raises ``UsageError`` where the model's configuration has ``tuning`` in another mode than
+    SYNC.
     """
-    world = node.world
+    world, tuning = node.world, model.config.tuning
     if mode.kind is ModeKind.SYNC:
-        synchronizer = GradientSynchronizer.data_parallel(world, compression=compression, bucketing=bucketing)
+        synchronizer = GradientSynchronizer.data_parallel(
+            world, compression=compression, bucketing=bucketing, tuning=tuning
+        )
         trainer = DataParallelTrainer(model, batches, communicator=world, synchronizer=synchronizer)
         return Setup(trainer=trainer, synchronizer=synchronizer)
+    if tuning is not None:
+        raise UsageError(f"tuning: expected None with {mode.kind}, which has no gradients of all ranks in every step")
     if mode.kind is ModeKind.HIERARCHICAL:
         return _make_hierarchical(mode, model, batches, node=node, compression=compression, bucketing=bucketing)
     if mode.is_free:

@@ -60,6 +60,13 @@ def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     assert "loss=" in done.stderr
 
 
+def test_tuned_steps_pass_the_check_and_their_choices_are_printed(tmp_path: Path) -> None:
+    done = run(*TINY, "--tune", "--check", "--out", tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert last_line(done)["ranks"] == 2
+    assert "steps that counted" in done.stderr
+
+
 def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
     done = run(*TINY, "--compress", "int8", "--out", tmp_path)  # the older name of --codec
     assert done.returncode == 0, done.stderr
@@ -124,6 +131,9 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
         (("--held-out", "0.9"), "train_lm: --held-out: expected a part in 0..0.5, got 0.9"),
         (("--batch", "1"), "train_lm: batch: expected at least one row for each of 2 ranks, got 1"),
         (("--pp", "3"), "train_lm: --dp, --tp, --pp: expected tp 1 * pp 3 to divide the number of ranks, 2"),
+        (("--tune", "--zero", "1"), "train_lm: --tune: is for data parallelism alone"),
+        (("--tune", "--sync", "local:4"), "train_lm: --tune: is for data parallelism alone"),
+        (("--tune", "9q"), "train_lm: pin: expected 25m, @ring, or 25m@ring/256k, got '9q'"),
         (("--zero", "1", "--sync", "async"), "train_lm: --sync: expected sync with tensor or pipeline parallelism"),
     ],
 )

@@ -24,7 +24,7 @@ from asyncpar.estimate import (
     memory_requirements,
 )
 from asyncpar.estimate.job import Precision as StatePrecision
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, TuningConfig
 from asyncpar.hybrid import LossScaler, LossScaling, Performance3DMonitor, Precision, StepMeasure
 from asyncpar.nn import TransformerConfig, WarmupCosine
 from asyncpar.nn.optimizers import AdamW
@@ -162,6 +162,20 @@ def training(**settings: Any) -> Any:
     return model.digest()
 
 
+def run_in_a_layout(**settings: Any) -> Any:
+    """Return a run's settings, or that it is refused."""
+    training_config = replace(TRAINING, **settings)
+    try:
+        return ParallelLayout().make_config(
+            training_config,
+            world_size=4,
+            compression=GradientCompressionConfig(),
+            bucketing=GradientBucketingConfig(),
+        )
+    except UsageError:
+        return "refused"
+
+
 def layout(**settings: Any) -> Any:
     made = ParallelLayout(**settings)
     return made.make_config(
@@ -193,6 +207,7 @@ EFFECTS = [
         order="dp-tp-pp",
     ),
     *effects("train.TrainingConfig", training, clip_norm=None),
+    *effects("train.TrainingConfig", run_in_a_layout, tuning=TuningConfig()),
     *effects("estimate.Machine", machine, flops=1e9, bandwidth=1e8, host_bandwidth=1e8),
     *effects("estimate.ModelShape", shape, ffn_multiple=2, is_tied=False, has_query_bias=False),
     *effects(

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import AsyncparError, UsageError
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, TuningConfig
 from asyncpar.nn import TransformerConfig, WarmupCosine
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
-from asyncpar.train import Batches, LanguageModel, StepReport, TrainingConfig, make_trainer, parse_mode
+from asyncpar.train import (
+    Batches,
+    LanguageModel,
+    ReplicatedSession,
+    StepReport,
+    TrainingConfig,
+    make_trainer,
+    parse_mode,
+)
 
 CONFIG = TrainingConfig(
     model=TransformerConfig(vocabulary=32, length=8, features=16, layers=1, heads=2, dtype="float32"),
@@ -56,6 +64,42 @@ async def train(node: Node, mode: str, codec: str = "none") -> Trained:
     await setup.trainer.check_replicas()
     rounds = setup.statistics().total_sync_operations
     return Trained(reports=reports, digest=model.digest(), rounds=rounds, sent=sent)
+
+
+async def train_tuned(node: Node, tuning: TuningConfig, mode: str = "sync") -> tuple[str, str, list[float]]:
+    """Return the digest of the model, the table of what was tuned, and the losses."""
+    model = LanguageModel(replace(CONFIG, tuning=tuning))
+    setup = make_trainer(
+        parse_mode(mode),
+        model,
+        make_batches(),
+        node=node,
+        compression=GradientCompressionConfig(),
+        bucketing=GradientBucketingConfig(),
+    )
+    session = ReplicatedSession(setup, model, node.world, has_codec=False)
+    losses = [report.loss async for report in session.run()]
+    await session.check_replicas()
+    return model.digest(), await session.report(width=80), losses
+
+
+@pytest.mark.parametrize("pin", ["", "1m@ring/256k"])
+async def test_tuned_training_ends_as_one_process_does_and_tells_its_choices(pin: str) -> None:
+    async with local_world(3) as nodes:
+        ends = await asyncio.gather(*(train_tuned(node, TuningConfig(pin=pin)) for node in nodes))
+    expected = last_loss_alone()
+    assert len({digest for digest, _, _ in ends}) == 1
+    for _, table, losses in ends:
+        assert losses[-1] == pytest.approx(expected, rel=1e-4)
+        assert (pin or "steps that counted") in table
+
+
+@pytest.mark.parametrize("mode", ["local:4", "hierarchical:4", "async"])
+async def test_tuning_is_refused_where_gradients_do_not_meet_in_every_step(mode: str) -> None:
+    async with local_world(2) as nodes:
+        for node in nodes:
+            with pytest.raises(UsageError, match="tuning: expected None"):
+                await train_tuned(node, TuningConfig(), mode)
 
 
 async def train_all(
