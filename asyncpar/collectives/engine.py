@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
@@ -65,6 +66,7 @@ PlanT = TypeVar("PlanT", bound="OperationPlan")
 OperationT = TypeVar("OperationT", bound=Operation)
 
 KEPT_PLANS = 256
+_log = logging.getLogger(__name__)
 
 _CALL_DEPTH = 4
 """How many calls there are between a user's and where its place is looked for, at least."""
@@ -177,11 +179,15 @@ class Engine:
     def algorithm(self, operation: str, payload: int, wanted: str | None, *, arena: bool = False) -> str:
         """Return the algorithm to use: the caller's, the pinned one, or the cheapest.
 
-        ``arena`` says that the call could run in the arena.
+        ``arena`` says that the call could run in the arena.  Where it cannot, a pin of the arena counts for nothing,
+        and the log says so once for each operation: a pin is for all groups, also for those between hosts.
         """
         arena = arena and self.arena is not None
         if wanted is None:
-            return self.policy.choose(operation, payload, arena=arena)
+            chosen = self.policy.choose(operation, payload, arena=arena)
+            if not arena and self.size > 1 and self.policy.pin.find(operation, payload) == ARENA:
+                self._tell_fallback(operation, chosen)
+            return chosen
         if not isinstance(wanted, str):
             raise UsageError(f"algorithm: expected a name, got {wanted!r}")
         check_algorithm(operation, wanted)
@@ -421,6 +427,19 @@ class Engine:
         """Make the operation of a quick call, which was made at ``site``."""
         return self.admit(
             plan.name, plan.description, sequence, lambda turn: plan.program(turn, x), sends=plan.sends, site=site
+        )
+
+    def _tell_fallback(self, operation: str, chosen: str) -> None:
+        if operation in self.table.fallbacks:
+            return
+        self.table.fallbacks.add(operation)
+        _log.warning(
+            "rank %d: %s is pinned to the arena, which cannot be used in the group %s (%s); it runs by %s instead",
+            self.ranks[self.rank],
+            operation,
+            self.group.name,
+            self._why_not(),
+            chosen,
         )
 
     def _why_not(self) -> str:

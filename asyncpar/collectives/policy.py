@@ -7,7 +7,8 @@ A pin says which algorithm to use for which operation and size:
 Operations are separated by ``;``, ranges by ``,``.  A range includes its first size and excludes its last; sizes are
 bytes, or numbers with ``k``, ``m`` or ``g`` (powers of 1024), or ``inf``; without a range an algorithm is that of all
 sizes.  Device arrays have ``nccl``, ``staged`` and ``hierarchical``, numpy arrays all but the first two.
-Sizes in no range are left to the cost model.  A word alone names a preset: ``seed`` is "below 1 MiB a tree, else a
+Sizes in no range are left to the cost model, and so are those pinned to the arena where a group has none, which the log
+says once for each operation.  A word alone names a preset: ``seed`` is "below 1 MiB a tree, else a
 ring", ``auto`` leaves everything to the cost model.
 """
 
@@ -224,7 +225,7 @@ class Policy:
 
     def _row(self, operation: str, payload: int) -> _Row:
         chosen = self.choose(operation, payload, arena=self.has_arena)
-        mark = "*" if self.pin.find(operation, payload) else ""
+        mark = "*" if self.pin.find(operation, payload) == chosen else ""
         times = {
             name: f"{self.model.estimate(operation, name, payload) * 1e6:.0f}"
             for name in (chosen, *self.model.candidates(operation, arena=self.has_arena))

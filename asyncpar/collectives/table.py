@@ -69,6 +69,8 @@ class OperationTable:
         self.claims = NameClaims()
         self.devices: Closes | None = None
         """CUDA and NCCL, once device arrays were used."""
+        self.fallbacks: set[str] = set()
+        """Operations of which the log has said that they cannot run as they are pinned."""
         self._groups: dict[int, Group] = {}
         self.aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
         """What peers have told of operations that were not called here yet: the rank, and its message."""

@@ -170,9 +170,7 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
             f"precision, micro-batches or checkpoints, got {options.sync}"
         )
     if options.tune is not None and (is_hybrid(options) or options.sync != "sync"):
-        raise UsageError(
-            "--tune: is for data parallelism alone, --sync sync and no checkpoints; leave it out"
-        )
+        raise UsageError("--tune: is for data parallelism alone, --sync sync and no checkpoints; leave it out")
     if not 0.0 <= options.lr_floor <= 1.0:
         raise UsageError(f"--lr-floor: expected a part of the peak in 0..1, got {options.lr_floor}")
     warmup = min(40, options.steps // 4)
