@@ -62,7 +62,8 @@ class Verdict:
 _TIMES = (("ask", "ask", 4.0), ("concurrent", "concurrent asks", 4.0), (f"{ARRAY}{SIZE_WANTED}", "64 MB array", 10.0))
 _LOCAL_SECONDS = 30e-6
 _IDLE_ACTORS = 10_000
-_IDLE_BYTES = 100_000_000
+_IDLE_BYTES = 15_000_000
+_FIRST_SHARE = 0.5
 _GROWTH = 0.02
 
 
@@ -79,10 +80,19 @@ def judge(figures: Figures) -> list[Verdict]:
         verdicts.append(
             _verdict("ask in the process", "30 us", f"{local * 1e6:.1f} us", is_reached=local <= _LOCAL_SECONDS)
         )
+    many, hundred = (figures.median(figure, OURS, "seconds") for figure in ("concurrent 1000", "concurrent"))
+    if many is not None and hundred is not None:
+        title = "an ask of 1,000 under way, against one of 100"
+        verdicts.append(_verdict(title, "1x", format_ratio(hundred / many), is_reached=many <= hundred))
+    first, later = (figures.median("first", OURS, key) for key in ("seconds", "later"))
+    if first is not None and later is not None:
+        share = later / first
+        title = "first 64 MB messages of a pair, against later ones"
+        verdicts.append(_verdict(title, f"{_FIRST_SHARE:g}x", format_ratio(share), is_reached=share >= _FIRST_SHARE))
     weight = figures.median("idle", OURS, "bytes")
     if weight is not None and figures.median("idle", OURS, "actors") == _IDLE_ACTORS:
         verdicts.append(
-            _verdict("10,000 idle actors", "100 MB", f"{weight / 1e6:.1f} MB", is_reached=weight <= _IDLE_BYTES)
+            _verdict("10,000 idle actors", "15 MB", f"{weight / 1e6:.1f} MB", is_reached=weight <= _IDLE_BYTES)
         )
     return verdicts + _judge_soak(figures)
 
@@ -143,7 +153,13 @@ def _title(figures: Figures, figure: str) -> str:
     if figure == "idle":
         counts = {int(record["actors"]) for of in figures.records[figure].values() for record in of}
         return f"growth by {'/'.join(f'{count:,}' for count in sorted(counts))} idle actors"
-    titles = {"ask": "ask", "concurrent": "asks, 100 under way", "local": "ask in the process"}
+    titles = {
+        "ask": "ask",
+        "concurrent": "asks, 100 under way",
+        "concurrent 1000": "asks, 1,000 under way",
+        "first": "slowest of the first messages of a pair",
+        "local": "ask in the process",
+    }
     return titles.get(figure, figure)
 
 
@@ -159,8 +175,11 @@ def _show(figures: Figures, figure: str, side: str) -> str:
     seconds = figures.median(figure, side, "seconds")
     if seconds is None:
         return "-"
-    if figure == "concurrent":
+    if figure.startswith("concurrent"):
         return f"{1 / seconds:,.0f} /s"
+    if figure == "first":
+        size = figures.median(figure, side, "size")
+        return f"{(size or 0.0) / seconds / 1e9:.2f} GB/s"
     if figure.startswith(ARRAY):
         return f"{int(figure.removeprefix(ARRAY)) / seconds / 1e9:.2f} GB/s"
     return _micros(seconds)

@@ -38,9 +38,10 @@ from scripts.bench.environments import (
     version_of,
 )
 from scripts.bench.options import some_of
+from scripts.bench.peers.actor_rules import FIRST_BYTES
 from scripts.bench.rounds import tell
 
-FIGURES = ("ask", "concurrent", "array", "local", "idle")
+FIGURES = ("ask", "concurrent", "concurrent 1000", "first", "array", "local", "idle")
 _RANK = Path(__file__).with_name("actors_rank.py")
 _LIMIT = 300.0
 _SOAK_SECONDS_PER_ASK = 500e-6
@@ -52,6 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--figures", default=",".join(FIGURES), help="what to measure, by commas (default: all)")
     parser.add_argument("--sizes", default="1MB,64MB", help="sizes of arrays (default: 1MB,64MB)")
     parser.add_argument("--idle", type=int, default=10_000, help="idle actors (default: 10000)")
+    parser.add_argument("--first", type=int, default=FIRST_BYTES, help="bytes of the first messages of a pair")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="ask asyncpar N times and watch its memory")
     parser.add_argument("--peers", default=",".join(ACTOR_ENVIRONMENTS), help="libraries beside us (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -67,8 +69,13 @@ def parse_arguments() -> argparse.Namespace:
         arguments.sizes = [parse_size("--sizes", size) for size in arguments.sizes.split(",")]
     except UsageError as error:
         parser.error(str(error))
-    if arguments.rounds < 1 or min(arguments.sizes) < 1 or arguments.idle < 1 or not arguments.budget > 0:
-        parser.error("--rounds, --sizes, --idle, --budget: expected positive numbers")
+    if (
+        arguments.rounds < 1
+        or min(arguments.sizes) < 1
+        or min(arguments.idle, arguments.first) < 1
+        or not arguments.budget > 0
+    ):
+        parser.error("--rounds, --sizes, --idle, --first, --budget: expected positive numbers")
     if 0 < arguments.soak < 1000 or arguments.soak < 0:
         parser.error(f"--soak: expected at least 1000 asks, got {arguments.soak}")
     return arguments
@@ -104,7 +111,14 @@ def measure_ours(arguments: argparse.Namespace, wanted: Sequence[str], *, soak: 
 def play(arguments: argparse.Namespace, side: str, figures: Figures, *, soak: int = 0) -> None:
     """Let one side measure all figures.  Raises ``JobFailedError``."""
     wanted = ["--figures", "" if soak else ",".join(arguments.figures), "--budget", str(arguments.budget)]
-    wanted += ["--sizes", ",".join(map(str, arguments.sizes)), "--idle", str(arguments.idle)]
+    wanted += [
+        "--sizes",
+        ",".join(map(str, arguments.sizes)),
+        "--idle",
+        str(arguments.idle),
+        "--first",
+        str(arguments.first),
+    ]
     if side == OURS:
         output = measure_ours(arguments, wanted, soak=soak)
     else:

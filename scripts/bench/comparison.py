@@ -97,7 +97,10 @@ TARGETS = (
     Target(ops=_ALL_REDUCE, side=GLOO, sizes="every size", applies=_from(0), wanted=5.0, ranks=(2,)),
     Target(ops=_ALL_REDUCE, side=BEST_MPI, sizes="below 64 KB", applies=_from(0, 63_999), wanted=0.1, ranks=(2,)),
     Target(
-        ops=_ALL_REDUCE, side=BEST_MPI, sizes="64 KB to 1 MB", applies=_from(64 * _KB, 1 << 20), wanted=0.4, ranks=(2,)
+        ops=_ALL_REDUCE, side=BEST_MPI, sizes="64 KB to 1 MB", applies=_from(64 * _KB, 1 << 20), wanted=0.5, ranks=(2,)
+    ),
+    Target(
+        ops=_ALL_REDUCE, side=BEST_MPI, sizes="64 KB to 4 MB", applies=_from(64 * _KB, 4 << 20), wanted=0.5, ranks=(4,)
     ),
     Target(ops=_ALL_REDUCE, side=BEST_MPI, sizes="from 4 MB", applies=_from(4 * _MB), wanted=1.0, ranks=(2,)),
     Target(ops=_ALL_REDUCE, side=BEST_MPI, sizes="25 MB", applies=_near(25 * _MB), wanted=1.2, ranks=(2,)),

@@ -44,7 +44,7 @@ def test_the_table_has_a_column_for_each_side_and_a_ratio_for_each_peer() -> Non
 def test_targets_are_judged_where_there_are_figures() -> None:
     made = figures()
     made.add("asyncpar", {"figure": "local", "seconds": 31e-6, "p99": 1.0, "wrong": 0})
-    made.add("asyncpar", {"figure": "idle", "bytes": 30e6, "actors": 10_000, "wrong": 0})
+    made.add("asyncpar", {"figure": "idle", "bytes": 14e6, "actors": 10_000, "wrong": 0})
     verdicts = judge(made)
     assert [(one.what, one.is_reached) for one in verdicts] == [
         ("ask, against xoscar", True),
@@ -52,6 +52,25 @@ def test_targets_are_judged_where_there_are_figures() -> None:
         ("10,000 idle actors", True),
     ]
     assert "short" in "\n".join(verdict_table(verdicts))
+
+
+def test_many_asks_are_judged_by_a_hundred_and_first_messages_by_later_ones() -> None:
+    made = Figures()
+    made.add("asyncpar", {"figure": "concurrent", "seconds": 14e-6, "wrong": 0})
+    made.add("asyncpar", {"figure": "concurrent 1000", "seconds": 31e-6, "wrong": 0})
+    first = {"figure": "first", "seconds": 0.02, "later": 0.005, "size": 64_000_000, "wrong": 0}
+    made.add("asyncpar", first)
+    assert [(one.what, one.reached, one.is_reached) for one in judge(made)] == [
+        ("an ask of 1,000 under way, against one of 100", "0.45x", False),
+        ("first 64 MB messages of a pair, against later ones", "0.25x", False),
+    ]
+    table = "\n".join(figure_table(made))
+    for shown in ("asks, 1,000 under way", "32,258 /s", "slowest of the first messages of a pair", "3.20 GB/s"):
+        assert shown in table
+    made.add("asyncpar", first | {"seconds": 0.001})
+    made.add("asyncpar", {"figure": "concurrent 1000", "seconds": 1e-6, "wrong": 0})
+    made.add("asyncpar", {"figure": "concurrent 1000", "seconds": 1e-6, "wrong": 0})
+    assert [one.is_reached for one in judge(made)] == [True, False]
 
 
 def test_another_number_of_idle_actors_is_no_verdict() -> None:

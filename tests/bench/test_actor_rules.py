@@ -20,6 +20,7 @@ from scripts.bench.peers.actor_rules import (
     time_array,
     time_calls,
     time_concurrent,
+    time_first,
     weigh_idle,
 )
 
@@ -49,16 +50,17 @@ class StandIn(Subject):
 
 
 def options(**changes: object) -> argparse.Namespace:
-    given: dict[str, object] = {"figures": "ask", "sizes": "1000", "budget": BUDGET, "idle": 7}
+    given: dict[str, object] = {"figures": "ask", "sizes": "1000", "budget": BUDGET, "idle": 7, "first": 100}
     return argparse.Namespace(**(given | changes))
 
 
 async def test_every_figure_is_taken_and_shown() -> None:
     records: list[dict[str, Any]] = []
     subject = StandIn()
-    await measure(subject, options(figures="ask,concurrent,array,local,idle", sizes="2,1000"), records.append)
+    wanted = "ask,concurrent,concurrent 300,first,array,local,idle"
+    await measure(subject, options(figures=wanted, sizes="2,1000"), records.append)
     names = [record["figure"] for record in records]
-    assert names == ["ask", "concurrent", "array 2", "array 1000", "local", "idle"]
+    assert names == ["ask", "concurrent", "concurrent 300", "first", "array 2", "array 1000", "local", "idle"]
     assert all(record["wrong"] == 0 for record in records)
     assert all(record["seconds"] > 0 for record in records[:-1])
     assert subject.idle == 7
@@ -104,6 +106,27 @@ async def test_a_hundred_calls_are_under_way() -> None:
     subject = Counting()
     assert await subject.ask_many(1000) == 500_500
     assert subject.most == IN_FLIGHT
+    assert await subject.ask_many(1000, 300) == 500_500
+    assert subject.most == 300
+
+
+async def test_first_calls_stand_beside_later_ones() -> None:
+    class Warming(StandIn):
+        calls = 0
+
+        async def take(self, array: Array) -> int:
+            self.calls += 1
+            if self.calls == 1:
+                await asyncio.sleep(0.02)
+            return await super().take(array)
+
+    record = await time_first(Warming(), 1000, BUDGET)
+    assert record["wrong"] == 0
+    assert isinstance(record["first"], list)
+    assert record["first"][0] == record["seconds"] == max(record["first"]) >= 0.02
+    assert isinstance(record["later"], float)
+    assert record["later"] < 0.02
+    assert (await time_first(StandIn(off_by=1), 1000, BUDGET))["wrong"] != 0
 
 
 async def test_idle_actors_are_weighed_by_what_the_process_grows(monkeypatch: pytest.MonkeyPatch) -> None:

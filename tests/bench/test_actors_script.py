@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "actors.py"
-SMALL = ("--rounds", "1", "--budget", "0.02", "--sizes", "1K", "--idle", "20")
+SMALL = ("--rounds", "1", "--budget", "0.02", "--sizes", "1K", "--idle", "20", "--first", "1000")
 ASK = '{"figure": "ask", "seconds": %s, "p99": 1.0, "calls": 1, "wrong": %d}'
 
 
@@ -41,7 +41,16 @@ def test_without_peers_our_own_figures_are_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for peer in ("xoscar", "Ray", "Monarch"):
         assert f"{peer} is left out: not in {tmp_path / 'none'}" in done.stderr
-    for shown in ("ask", "asks, 100 under way", "1 KiB array", "ask in the process", "20 idle actors", "caller holds"):
+    for shown in (
+        "ask",
+        "asks, 100 under way",
+        "asks, 1,000 under way",
+        "first messages",
+        "1 KiB array",
+        "ask in the process",
+        "20 idle actors",
+        "caller holds",
+    ):
         assert shown in done.stdout
     written = document(tmp_path / "figures.json")
     assert written["wrong"] == 0
@@ -81,7 +90,10 @@ def test_a_peer_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--figures", "juggle"), "--figures: expected some of ask, concurrent, array, local, idle, got 'juggle'"),
+        (
+            ("--figures", "juggle"),
+            "--figures: expected some of ask, concurrent, concurrent 1000, first, array, local, idle, got 'juggle'",
+        ),
         (("--peers", "gloo"), "--peers: expected some of xoscar, ray, monarch, got 'gloo'"),
         (("--sizes", "4T"), "--sizes: expected a size"),
         (("--rounds", "0"), "expected positive numbers"),

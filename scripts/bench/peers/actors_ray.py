@@ -32,10 +32,10 @@ class Ray(Subject):
     async def ask(self, number: int) -> int:
         return ray.get(self._actor.add.remote(number))
 
-    async def ask_many(self, count: int) -> int:
+    async def ask_many(self, count: int, in_flight: int = IN_FLIGHT) -> int:
         total = 0
-        for start in range(0, count, IN_FLIGHT):
-            numbers = range(start, min(start + IN_FLIGHT, count))
+        for start in range(0, count, in_flight):
+            numbers = range(start, min(start + in_flight, count))
             total += sum(ray.get([self._actor.add.remote(number) for number in numbers]))
         return total
 
