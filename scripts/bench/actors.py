@@ -69,12 +69,8 @@ def parse_arguments() -> argparse.Namespace:
         arguments.sizes = [parse_size("--sizes", size) for size in arguments.sizes.split(",")]
     except UsageError as error:
         parser.error(str(error))
-    if (
-        arguments.rounds < 1
-        or min(arguments.sizes) < 1
-        or min(arguments.idle, arguments.first) < 1
-        or not arguments.budget > 0
-    ):
+    least = min(*arguments.sizes, arguments.rounds, arguments.idle, arguments.first)
+    if least < 1 or not arguments.budget > 0:
         parser.error("--rounds, --sizes, --idle, --first, --budget: expected positive numbers")
     if 0 < arguments.soak < 1000 or arguments.soak < 0:
         parser.error(f"--soak: expected at least 1000 asks, got {arguments.soak}")

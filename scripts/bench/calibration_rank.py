@@ -21,6 +21,11 @@ _PARAMETERS = 16
 _BUCKETS = ("25m", "4m", "1m")
 _MESSAGES = ("", "/256k", "/2m")
 _HOPELESS = 3.0
+_FINALISTS = 3
+"""Quickest pins that are measured again: the least of dozens of medians is one that was lucky."""
+
+_MORE_ROUNDS = 3
+"""So many times as many steps as in the first comparison."""
 
 
 def pins_of(comm: ap.Communicator, size: int) -> list[str]:
@@ -33,6 +38,12 @@ def pins_of(comm: ap.Communicator, size: int) -> list[str]:
     forms += [name + messages for name in kept for messages in _MESSAGES[1:] if name != "arena" and size > 1 << 20]
     buckets = [bucket for bucket in _BUCKETS if bucket == _BUCKETS[0] or size > int(bucket[:-1]) << 20]
     return [f"{bucket}@{form}" for bucket in buckets for form in forms]
+
+
+def finalists_of(medians: dict[str, float], choice: str) -> list[str]:
+    """Return what is measured again, by turns: the choice, and the quickest of the other pins."""
+    others = sorted((pin for pin in medians if pin != choice), key=lambda pin: medians[pin])
+    return [choice, *others[:_FINALISTS]]
 
 
 class Side:
@@ -74,14 +85,22 @@ async def compare(comm: ap.Communicator, size: int, arguments: argparse.Namespac
     }
     tuned.synchronizer.update_tuning_config(TuningConfig(pin=choice))
     sides[choice] = tuned
-    times: dict[str, list[float]] = {pin: [] for pin in sides}
-    for _ in range(arguments.rounds + 2):
-        for pin, side in sides.items():
-            times[pin] += await side.steps(1)
+    await take_turns(sides, 2)  # which make buffers
+    medians = await take_turns(sides, arguments.rounds)
+    finalists = {pin: sides[pin] for pin in finalists_of(medians, choice)}
+    final = await take_turns(finalists, _MORE_ROUNDS * arguments.rounds)
     for side in sides.values():
         side.synchronizer.close()
-    medians = {pin: statistics.median(one[2:]) for pin, one in times.items()}  # the first two make buffers
-    return {"size": size, "choice": choice, "tuned": medians[choice], "times": medians, "lost": lost, "table": table}
+    return {"size": size, "choice": choice, "times": medians, "final": final, "lost": lost, "table": table}
+
+
+async def take_turns(sides: dict[str, Side], rounds: int) -> dict[str, float]:
+    """Let all sides step by turns and return their medians."""
+    times: dict[str, list[float]] = {pin: [] for pin in sides}
+    for _ in range(rounds):
+        for pin, side in sides.items():
+            times[pin] += await side.steps(1)
+    return {pin: statistics.median(one) for pin, one in times.items()}
 
 
 async def work(arguments: argparse.Namespace) -> None:

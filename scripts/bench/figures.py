@@ -49,6 +49,7 @@ ORDER = (
     "observability",
     "elasticity",
     "engines",
+    "steps",
 )
 """The cases in the order of the page."""
 

@@ -14,7 +14,8 @@ Modes:
   computing.
 - ``local:H``: steps of its own on each rank, and the mean of all parameters every H steps.
 
-The held-out loss is that of rank 0's model after all steps, over the same windows for all.
+The held-out loss is that of rank 0's model after all steps, over the same windows for all.  The last line on stdout is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -161,6 +162,19 @@ def measure(mode: str, options: argparse.Namespace, corpus: NDArray[np.uint8]) -
     return run_virtual(main())
 
 
+def verdict(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+    """Return by mode how many times as quick as ``wait`` it is, its loss to that of ``wait``, and the parts used."""
+    base = next((one for one in outcomes if one.mode == "wait"), outcomes[0])
+    return {
+        one.mode: {
+            "speedup": round(base.seconds / one.seconds, 3),
+            "loss": round(one.held_out_loss / base.held_out_loss, 4),
+            "parts": round(one.parts, 4),
+        }
+        for one in outcomes
+    }
+
+
 def show(outcomes: Sequence[Outcome]) -> str:
     """Return a table, in which ``wait`` is what others are compared with, if it is there."""
     base = next((one.seconds for one in outcomes if one.mode == "wait"), outcomes[0].seconds)
@@ -189,6 +203,7 @@ def main() -> None:
         f"{options.ranks} ranks, {options.steps} steps, one rank of each step {options.slower:g} times slower:\n\n"
         f"{show(outcomes)}\n"
     )
+    sys.stdout.write(f"{json.dumps(verdict(outcomes))}\n")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1) + "\n")
 

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from scripts.bench import elasticity, engine_goals, figures, goals, observability
+from scripts.bench import elasticity, engine_goals, figures, goals, observability, step_goals
 from scripts.bench.goals import Goal, lines, table
 
-TABLES = (observability, elasticity, engine_goals)
+TABLES = (observability, elasticity, engine_goals, step_goals)
 ROWS = {goal.name: goal for module in TABLES for goal in module.GOALS}
 FAULTS = '{"rows": [["G1", "bits", "bit-equal", ""], ["G3", "p", "0.05 s", ""], ["G3", "q", "0.09 s", ""]'
 
@@ -24,6 +24,7 @@ def test_every_goal_has_a_row() -> None:
     assert elastic == [*(f"G{number}" for number in range(1, 17) if number != 13), "control"]
     engines = [*dict.fromkeys(goal.name.partition(",")[0] for goal in engine_goals.GOALS)]
     assert engines == [f"B{number}" for number in range(1, 7)]
+    assert len({goal.name for module in TABLES for goal in module.GOALS}) == sum(len(one.GOALS) for one in TABLES)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -53,6 +54,42 @@ def test_what_was_not_measured_says_so() -> None:
             "records alone: 1.18 us per operation, 0.59 us for one that is over without the loop",
             "1.18 us; 0.59 us for one that is over at once",
         ),
+        (
+            "DDP small",
+            "DDP small, 2 ranks: zero-copy takes 0.35 of Gloo's time in exposed communication, 0.4 wanted: ok",
+            "0.35",
+        ),
+        (
+            "DDP large, link",
+            "DDP large, 2 ranks, 1000 Mbit/s: zero-copy int8 takes 0.21 of Gloo's time in exposed communication, 0.25",
+            "0.21",
+        ),
+        (
+            "train_lm, dp 2",
+            "| one process | torch | 4 | 5 | 1.00x |  |\n| dp2 (DDP) | asyncpar shm | 266 | 15,000 | 1.53x | 0.74x |",
+            "torch takes 0.74x as long",
+        ),
+        (
+            "calibration",
+            'tcp ...\n{"within": 5, "cases": 6, "is_reached": false, "worst": {"shm": 1.04, "tcp": 1.2}, '
+            '"skipped": ["100"]}',
+            "5 of 6 cases; worst: shm 1.04, tcp 1.20; left out: 100",
+        ),
+        ("streamed", 'ratio ...\n{"shorter": 0.0912, "is_reached": true}', "9.1% shorter"),
+        (
+            "policies",
+            '{"wait": {"speedup": 1, "loss": 1}, "quorum:0.75": {"speedup": 1.87, "loss": 1.012}}',
+            "quorum:0.75 1.87x, loss 1.012",
+        ),
+        (
+            "small all_reduce, 4 ranks",
+            "| all_reduce |     2 | 64 KB to 1 MB | best MPI |   0.5x |   0.37x | 64 KiB | short |\n"
+            "| all_reduce |     4 | 64 KB to 4 MB | best MPI |   0.5x |   0.22x | 256 KiB | short |",
+            "0.22x at 256 KiB",
+        ),
+        ("asks, 100 under way", "| concurrent asks, against xoscar |   4x |  3.33x | short |", "3.33x"),
+        ("idle actors", "| 10,000 idle actors |  15 MB | 21.0 MB | short |", "21.0 MB"),
+        ("ZeRO 3", "| shm, none | 30 | 1.00x | 3 |\n| shm, stage3 | 44 | 1.41x | 3 |", "1.41x"),
         ("A1, step", 'trained\n{"percent": 0.31, "pairs": 144}\n', "+0.3 % (median of 144 pairs)"),
         ("A3", "dead  right\nculprit and cause: 13 of 13", "13 of 13"),
         (

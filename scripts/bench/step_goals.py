@@ -1,0 +1,143 @@
+"""Print the goals of steps, calls and asks that users feel, and what was measured of each; measure some of them anew.
+
+    python scripts/bench/step_goals.py                                # the table, from scripts/bench/results/goals
+    python scripts/bench/step_goals.py --run calibration policies     # run the commands of these rows; a quiet machine
+    python scripts/bench/step_goals.py --run all                      # some hours; rows with a link need root
+
+The rows with DDP and FSDP2 need the environment that scripts/test-backends makes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.bench.goals import RESULTS, Goal, Read, last_object, lines, main
+
+STORED = RESULTS / "steps.json"
+
+TORCH = ".venv-backends/bin/python scripts/bench/torch_ddp.py"
+HOST = f"{TORCH} --parts ddp,fsdp"
+LINK = f"{TORCH} --parts link --models large --codec int8"
+SUMS = "python scripts/bench/compare.py --ops all_reduce --rounds 5 --install"
+ACTORS = "python scripts/bench/actors.py --rounds 5 --peers xoscar --install"
+ZERO = "python scripts/bench/parallel.py --parts zero --lanes shm"
+LAYOUTS = "python scripts/bench/parallel.py --parts layouts --lanes shm --peers alone,ddp --install"
+TWO_RANKS = "2 ranks: exposed communication 0.4 of Gloo's"
+FOUR_RANKS = "on 2 cores: exposed communication 0.5 of Gloo's"
+
+
+def exposed(case: str, side: str = "zero-copy") -> Read:
+    """Return what shows the share of Gloo's exposed communication that a case takes, out of torch_ddp.py."""
+    return lines(rf"{case}: {side} takes ([\d.]+) of Gloo's time in exposed communication", "{}")
+
+
+def verdict(target: str) -> Read:
+    """Return what shows the reached figure of a row in the table of verdicts of actors.py."""
+    return lines(rf"\| {target} *\|[^|]*\| *([^|]+?) *\|", "{}")
+
+
+def small_sums(ranks: int, sizes: str) -> Read:
+    """Return what shows the worst ratio to the best MPI, and where that is, out of the verdicts of compare.py."""
+    return lines(rf"\| all_reduce *\| *{ranks} \| *{sizes} \| *best MPI \|[^|]*\| *(\S+) \| *([^|]+?) *\|", "{} at {}")
+
+
+def zero(stage: str) -> Read:
+    """Return what shows how many times as long as without sharding a step takes."""
+    return lines(rf"\| shm, {stage} *\|[^|]*\| *([\d.]+x) \|", "{}")
+
+
+def _calibration(found: dict[str, Any]) -> str:
+    worst = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in found["worst"].items())
+    skipped = f"; left out: {', '.join(found['skipped'])}" if found["skipped"] else ""
+    return f"{found['within']} of {found['cases']} cases; worst: {worst}{skipped}"
+
+
+def _streamed(found: dict[str, Any]) -> str:
+    if "skipped" in found:
+        raise SystemExit(f"streamed.py was skipped: {found['skipped']}; its figure stays as it was")
+    return f"{found['shorter']:.1%} shorter"
+
+
+def _policies(found: dict[str, dict[str, float]]) -> str:
+    modes = {mode: one for mode, one in found.items() if mode != "wait"}
+    return ", ".join(f"{mode} {one['speedup']:.2f}x, loss {one['loss']:.3f}" for mode, one in modes.items())
+
+
+GOALS = (
+    Goal("DDP small", TWO_RANKS, HOST, exposed("DDP small, 2 ranks"), "-"),
+    Goal("DDP large", TWO_RANKS, HOST, exposed("DDP large, 2 ranks"), "-"),
+    Goal("DDP small, 4 ranks", FOUR_RANKS, HOST, exposed("DDP small, 4 ranks"), "-"),
+    Goal("DDP large, 4 ranks", FOUR_RANKS, HOST, exposed("DDP large, 4 ranks"), "-"),
+    Goal(
+        "DDP large, link",
+        "1 Gbit/s, int8: exposed communication 0.25 of Gloo's",
+        LINK,
+        exposed("DDP large, 2 ranks, 1000 Mbit/s", "zero-copy int8"),
+        "-",
+    ),
+    Goal("FSDP2 small", TWO_RANKS, HOST, exposed("FSDP2 small, 2 ranks"), "-"),
+    Goal("FSDP2 large", TWO_RANKS, HOST, exposed("FSDP2 large, 2 ranks"), "-"),
+    Goal(
+        "train_lm, dp 2",
+        "no slower than torch's DDP",
+        LAYOUTS,
+        lines(r"\| dp2 \(DDP\) *\| *asyncpar shm \|[^|]*\|[^|]*\|[^|]*\| *(\S+) \|", "torch takes {} as long"),
+        "-",
+    ),
+    Goal(
+        "calibration",
+        "within 10 % of the best pinned choice after 50 steps, in every case",
+        "python scripts/bench/calibration.py",
+        last_object(_calibration),
+        "-",
+    ),
+    Goal(
+        "streamed",
+        "a step with 100 MB at 1 Gbit/s 8 % shorter",
+        "python scripts/bench/streamed.py",
+        last_object(_streamed),
+        "the part of a step that the optimizer takes",
+    ),
+    Goal(
+        "policies",
+        "a rank 3x slower at random: speed and loss, against waiting",
+        "python scripts/bench/policies.py",
+        last_object(_policies),
+        "-",
+    ),
+    Goal(
+        "small all_reduce", "2 ranks, 64 KiB to 1 MiB: 0.5 of the best MPI", SUMS, small_sums(2, "64 KB to 1 MB"), "-"
+    ),
+    Goal(
+        "small all_reduce, 4 ranks",
+        "on 2 cores, 64 KiB to 4 MiB: 0.5 of the best MPI",
+        SUMS,
+        small_sums(4, "64 KB to 4 MB"),
+        "-",
+    ),
+    Goal("asks, 100 under way", "4x xoscar", ACTORS, verdict("concurrent asks, against xoscar"), "-"),
+    Goal(
+        "asks, 1,000 under way",
+        "no slower per ask than 100",
+        ACTORS,
+        verdict("an ask of 1,000 under way, against one of 100"),
+        "-",
+    ),
+    Goal(
+        "first 64 MB",
+        "the first messages of a pair at half the speed of later ones",
+        ACTORS,
+        verdict("first 64 MB messages of a pair, against later ones"),
+        "memory that is touched for the first time, on both sides",
+    ),
+    Goal("idle actors", "10,000 in 15 MB", ACTORS, verdict("10,000 idle actors"), "-"),
+    Goal("ZeRO 2", "1.2 times no sharding", ZERO, zero("stage2"), "-"),
+    Goal("ZeRO 3", "1.2 times no sharding", ZERO, zero("stage3"), "-"),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, GOALS, STORED))
