@@ -64,7 +64,9 @@ async def test_a_pin_of_an_arena_that_is_not_there_falls_back_and_is_said_once(
 async def _add_in_part(communicator: Communicator) -> float | None:
     if communicator.rank > 1:
         return None
-    return await add(communicator.subgroup((0, 1), key="part"))
+    part = communicator.subgroup((0, 1), key="part")
+    assert part is not None, "this rank is in it"
+    return await add(part)
 
 
 async def test_a_group_of_one_says_nothing(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:

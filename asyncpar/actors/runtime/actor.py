@@ -23,6 +23,8 @@ R_co = TypeVar("R_co", covariant=True)
 class ActorContext(ABC):
     """Services of the actor system to one actor; implemented by its cell."""
 
+    __slots__ = ()
+
     ref: ActorRef[Any]
     place: MeshPlace | None
 

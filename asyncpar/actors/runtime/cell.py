@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -58,6 +58,35 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 class Cell(ActorContext):
     """One actor and its mailbox.  ``run`` is its task; everything else is called on the same loop."""
 
+    __slots__ = (
+        "__weakref__",
+        "_class",
+        "_concurrent",
+        "_create",
+        "_endpoints",
+        "_executor",
+        "_is_over",
+        "_last",
+        "_mailbox",
+        "_notices",
+        "_services",
+        "_waker",
+        "_watches",
+        "children",
+        "ending",
+        "has_served",
+        "is_dismissed",
+        "is_finishing",
+        "listeners",
+        "name",
+        "owner",
+        "place",
+        "ref",
+        "started",
+        "task",
+        "watchers",
+    )
+
     def __init__(self, spec: ActorSpec, services: Services) -> None:
         self.ref = spec.ref
         self.name = spec.ref.name
@@ -83,9 +112,9 @@ class Cell(ActorContext):
         self._create: Callable[[], Actor] | None = spec.create
         self._services = services
         self._executor = Executor(
-            spec.ref.name, self.ending, services.callee, fail=self.fail, after_endpoint=spec.after_endpoint
+            spec.ref.name, self.ending, services.callee, owner=self, after_endpoint=spec.after_endpoint
         )
-        self._mailbox = Mailbox(self._class.mailbox)
+        self._mailbox: Mailbox | None = None
         self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
         self._watches: dict[Watch, None] | None = None
         self._concurrent: ConcurrentEndpoints | None = None
@@ -108,6 +137,8 @@ class Cell(ActorContext):
             self._executor.decline(delivery, USAGE, misuse)
             return
         if spec.concurrency is None:
+            if self._mailbox is None:
+                self._mailbox = Mailbox(self._class.mailbox)
             refused = self._mailbox.put(delivery)
             self._wake()
         else:
@@ -246,13 +277,25 @@ class Cell(ActorContext):
     # -- the task --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Start the actor, handle messages until it is told to end, end it."""
+        """Start the actor, handle messages until it is told to end, end it.
+
+        Messages are handled here and not in a coroutine of its own, whose frame every idle actor would keep.
+        """
         is_ready = False
         try:
             try:
-                is_ready = await self._start()
-                if is_ready:
-                    await self._serve()
+                is_ready, handled = await self._start(), 0
+                while is_ready and not self._has_served_all():
+                    work = self._next()
+                    if work is None:
+                        self._waker = asyncio.get_running_loop().create_future()
+                        await self._waker
+                        continue
+                    await work
+                    work = None  # an idle actor keeps no message alive
+                    handled += 1
+                    if handled % BURST == 0:
+                        await asyncio.sleep(0)
             finally:
                 await self._finish(has_started=is_ready)
         finally:
@@ -304,24 +347,20 @@ class Cell(ActorContext):
         """Whether user code raised ``error`` because the end of the actor interrupted it."""
         return isinstance(error, SelfCancelled) and self.ending.is_urgent
 
-    async def _serve(self) -> None:
-        handled = 0
-        while not self.ending.is_urgent:
-            if self._notices:
-                hook, work, _ = self._notices.popleft()
-                await self._hear(hook, work)
-            elif (delivery := self._mailbox.pop()) is not None:
-                await self._executor.handle(delivery)
-                del delivery  # an idle actor keeps no message alive
-            elif self.ending.has_begun and (self._concurrent is None or not self._concurrent.is_busy):
-                return
-            else:
-                self._waker = asyncio.get_running_loop().create_future()
-                await self._waker
-                continue
-            handled += 1
-            if handled % BURST == 0:
-                await asyncio.sleep(0)
+    def _has_served_all(self) -> bool:
+        """Is there nothing more to handle, or is it to be left?"""
+        if self.ending.is_urgent or not self.ending.has_begun:
+            return self.ending.is_urgent
+        is_busy = self._notices or self._mailbox or (self._concurrent is not None and self._concurrent.is_busy)
+        return not is_busy
+
+    def _next(self) -> Coroutine[Any, Any, None] | None:
+        """Return what handles the next notice or message; None if none waits."""
+        if self._notices:
+            hook, work, _ = self._notices.popleft()
+            return self._hear(hook, work)
+        delivery = None if self._mailbox is None else self._mailbox.pop()
+        return None if delivery is None else self._executor.handle(delivery)
 
     async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a hook of the actor; if it raises, the actor fails."""
@@ -400,6 +439,7 @@ class Cell(ActorContext):
         return self._concurrent
 
     def _refuse_waiting(self) -> None:
-        waiting = self._mailbox.clear() + ([] if self._concurrent is None else self._concurrent.clear())
+        waiting = [] if self._mailbox is None else self._mailbox.clear()
+        waiting += [] if self._concurrent is None else self._concurrent.clear()
         for delivery in waiting:
             self._executor.turn_away(delivery)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.callee import Callee
@@ -28,10 +28,17 @@ class SelfCancelled(AsyncparError):  # noqa: N818
         self.__cause__ = error
 
 
-class Executor:
-    """Runs the endpoints and hooks of one actor.  ``fail`` is called with what a told endpoint raised."""
+class Owner(Protocol):
+    """Is told what a told endpoint raised."""
 
-    __slots__ = ("_after_endpoint", "_callee", "_ending", "_fail", "_name", "_running", "_thread", "actor")
+    def fail(self, error: BaseException) -> None:
+        """End because of ``error``."""
+
+
+class Executor:
+    """Runs the endpoints and hooks of one actor, whose cell is the ``owner``."""
+
+    __slots__ = ("_after_endpoint", "_callee", "_ending", "_name", "_owner", "_running", "_thread", "actor")
 
     def __init__(
         self,
@@ -39,14 +46,14 @@ class Executor:
         ending: Ending,
         callee: Callee,
         *,
-        fail: Callable[[BaseException], None],
+        owner: Owner,
         after_endpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.actor: Actor | None = None
         self._name = name
         self._ending = ending
         self._callee = callee
-        self._fail = fail
+        self._owner = owner
         self._after_endpoint = after_endpoint
         self._thread: WorkerThread | None = None
         self._running: Execution | None = None
@@ -177,7 +184,7 @@ class Executor:
             return
         with suppress(AttributeError, TypeError):  # some exceptions take no notes
             error.add_note(f"in {delivery.endpoint} of actor {self._name!r}, told by rank {delivery.sender}")
-        self._fail(error)
+        self._owner.fail(error)
 
     def _cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
         """Handle a cancellation of an endpoint: by its caller, by itself, by the actor's end, or of the whole task."""
