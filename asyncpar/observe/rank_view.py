@@ -373,7 +373,7 @@ def _asks(view: NodeParts, events: Sequence[Event]) -> tuple[AskSummary, ...]:
 
 
 def _mailboxes(actors: ActorSystem) -> tuple[MailboxSummary, ...]:
-    waiting = [(len(cell._mailbox), name) for name, cell in list(actors._registry.cells.items())]
+    waiting = [(len(cell._mailbox or ()), name) for name, cell in list(actors._registry.cells.items())]
     return tuple(
         MailboxSummary(actor=name, waiting=count)
         for count, name in sorted(waiting, reverse=True)[:MOST_MAILBOXES]
