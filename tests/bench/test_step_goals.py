@@ -1,4 +1,4 @@
-"""What the scripts of steps' goals decide: who is measured again, who has won, and what the last line says."""
+"""Decisions of the scripts behind the goals of steps: finalists, verdicts, and last lines that rows can read."""
 
 from __future__ import annotations
 
