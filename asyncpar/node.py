@@ -168,7 +168,7 @@ class Node:
         return self.links.bytes_sent + (0 if self._arena is None else self._arena.bytes_shown)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array in memory that the ranks of this host share.  See ``Communicator.empty``."""
+        """Return a new array in memory that the ranks of this host share, as ``node.world.empty`` does."""
         return self.world.empty(shape, dtype)
 
     @property
@@ -177,7 +177,13 @@ class Node:
         return self._actors
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
-        """Start an actor on this rank.  See ``ActorSystem.spawn``."""
+        """Start an actor on this rank and return its reference when its ``on_start`` has ended.
+
+        The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
+        its own.  Type checkers see the reference as the actor's class, so that calls are checked.
+
+        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        """
         return await self._actors.spawn(actor, *args, name=name, **kwargs)
 
     @overload
@@ -194,15 +200,25 @@ class Node:
         return self._actors.ref(name, rank, actor_class=actor_class)
 
     def watch(self, ref: ActorRef[Any] | Actor) -> Watch:
-        """Watch an actor of any rank: ``down = await node.watch(ref)``.  See ``ActorSystem.watch``."""
+        """Watch an actor of any rank: ``down = await node.watch(ref)`` gives exactly one ``Down``, whatever happens.
+
+        It says how the actor ended, or that its rank was lost.  ``Watch.cancel`` ends the watch.
+        """
         return self._actors.watch(ref)
 
     async def stop_actor(self, ref: ActorRef[Any] | Actor) -> None:
-        """Stop an actor of any rank, once it has handled what waits.  See ``ActorSystem.stop``."""
+        """Stop an actor of any rank: what waits in its mailbox is handled, later messages are refused.
+
+        Returns after its ``on_stop``, or raises what that raised.  Cancelling this stops waiting, not stopping.
+        """
         await self._actors.stop(ref)
 
     async def kill_actor(self, ref: ActorRef[Any] | Actor) -> None:
-        """Kill an actor of any rank, with its children.  See ``ActorSystem.kill``."""
+        """Kill an actor of any rank: what it does is cancelled, what waits is refused, ``on_stop`` is not run.
+
+        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.  For an
+        actor that has ended nothing happens; ``UsageError`` if there never was one.
+        """
         await self._actors.kill(ref)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import os
 import re
 import sys
@@ -67,6 +68,17 @@ def take_in(_app: Any, page: str, source: list[str]) -> None:
     source[0] = _LINK.sub(follow, text)
 
 
+def keep_methods(_app: Any, what: str, name: str, member: object, _skipped: bool, _options: Any) -> bool | None:
+    """List also the public methods that have no docstring: their names are their documentation."""
+    is_ours = str(getattr(member, "__module__", "")).startswith("asyncpar")
+    return False if what == "class" and is_ours and inspect.isroutine(member) and not name.startswith("_") else None
+
+
+def keep_underscores(_app: Any, _context: Any, lines: list[str]) -> None:
+    """Escape the underscores that end words of a command's help: ``torch_rank_`` would be a reference."""
+    lines[:] = [re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", line) for line in lines]
+
+
 def setup(app: Any) -> None:
     from directives import PublicIndex, PublicNames, SchedulePicture
 
@@ -74,3 +86,5 @@ def setup(app: Any) -> None:
     app.add_directive("public-index", PublicIndex)
     app.add_directive("schedule-picture", SchedulePicture)
     app.connect("source-read", take_in)
+    app.connect("sphinx-click-process-options", keep_underscores)
+    app.connect("autodoc-skip-member", keep_methods)

@@ -75,7 +75,23 @@ def options() -> Count:
                 names.append(f"{package}.{name}: {option}")
                 if not re.search(rf"\b{option}\b", documentation):
                     missing.append(names[-1])
+            for method, function in _methods(value):
+                for option in _options(function):
+                    names.append(f"{package}.{name}.{method}: {option}")
+                    if not re.search(rf"\b{option}\b", inspect.getdoc(function) or ""):
+                        missing.append(names[-1])
     return Count("options that their documentation names", names, missing)
+
+
+def _methods(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the public methods of a class that are written in asyncpar."""
+    if not inspect.isclass(value):
+        return
+    ours = [base for base in value.__mro__ if base.__module__.partition(".")[0] == "asyncpar"]
+    for name in sorted({name for base in ours for name in vars(base) if not name.startswith(("_", "test_"))}):
+        function = getattr(value, name, None)
+        if inspect.isroutine(function):
+            yield name, function
 
 
 def _options(value: object) -> list[str]:

@@ -8,21 +8,57 @@ import inspect
 from textwrap import shorten
 from typing import Any, ClassVar, get_origin
 
+import click
 from docutils import nodes
 from public_names import PACKAGES, public_names
 from sphinx.util.docutils import SphinxDirective
 
+from asyncpar.launch.cli import main
 from asyncpar.pipeline import make_schedule, simulate
 
 
+def foreign_bases(value: type) -> list[str]:
+    """Return the names of the bases of ``value`` that are not asyncpar's: torch's, msgspec's, Python's own."""
+    return [base.__name__ for base in value.__mro__ if base.__module__.partition(".")[0] != "asyncpar"]
+
+
+def call_as_users_do(name: str, value: type) -> None:
+    """Call a class by its public ``name`` (``ap.cluster``): autodoc documents others as an alias, without methods."""
+    _, _, last = name.rpartition(".")
+    if value.__name__ not in _documented_names(value):
+        value.__name__ = last
+
+
+def _documented_names(value: type) -> list[str]:
+    return [
+        name
+        for packages in PACKAGES.values()
+        for package in packages
+        for name in public_names(package)
+        if getattr(importlib.import_module(package), name) is value
+    ]
+
+
 def describe(name: str, value: Any) -> list[str]:
-    """Return what documents ``value`` under its public ``name``."""
+    """Return what documents ``value`` under its public ``name``, a class with what it has from bases in asyncpar."""
     if inspect.isclass(value) and get_origin(value) is None:
+        call_as_users_do(name, value)
         kind = "autoexception" if issubclass(value, BaseException) else "autoclass"
-        return [f".. {kind}:: {name}", ""]
+        return [f".. {kind}:: {name}", f"   :inherited-members: {', '.join(foreign_bases(value))}", ""]
     if inspect.isroutine(value):
         return [f".. autofunction:: {name}", ""]
     return [f".. py:data:: {name}", f"   :value: {shorten(repr(value), 300)}", ""]  # its docstring would be its type's
+
+
+def all_commands() -> click.Group:
+    """Return ``asyncpar`` with all its commands imported: sphinx-click sees those of a group's table only."""
+    context = click.Context(main, info_name="asyncpar")
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    known = {name: command for name, command in commands.items() if command is not None}
+    return click.Group("asyncpar", known, params=main.params, help=main.help)
+
+
+COMMANDS = all_commands()
 
 
 class PublicNames(SphinxDirective):

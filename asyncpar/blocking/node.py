@@ -120,7 +120,7 @@ class Node:
         return self._handle.is_closed
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array in memory that the ranks of this host share.  See ``asyncpar.Communicator.empty``."""
+        """Return a new array in memory that the ranks of this host share, as ``node.world.empty`` does."""
         return self.world.empty(shape, dtype)
 
     # -- coroutines ------------------------------------------------------------------------------------------------
@@ -151,7 +151,11 @@ class Node:
     # -- actors ----------------------------------------------------------------------------------------------------
 
     def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> Ref[A]:
-        """Start an actor on this rank and return the reference to it.  See ``asyncpar.Node.spawn``."""
+        """Start an actor on this rank and return the reference to it when its ``on_start`` has ended.
+
+        The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
+        its own.  Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        """
         made: Any = self._handle.wait("spawn", lambda: self.on_loop.spawn(actor, *args, name=name, **kwargs))
         return Ref(self._handle, made)
 

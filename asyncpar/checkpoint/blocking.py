@@ -29,7 +29,8 @@ def save(
 ) -> Saved:
     """Save ``values`` as the checkpoint of ``step`` in ``folder``, and return when it is on disk on all ranks.
 
-    See ``asyncpar.checkpoint.save``; ``timeout`` is in seconds.
+    It is ``asyncpar.checkpoint.save`` of the ranks of ``communicator`` (None: of this process alone), of which ``keep``
+    checkpoints stay (None: all); ``timeout`` is in seconds.
     """
     return _run(
         "save",
@@ -48,7 +49,8 @@ def load(
 ) -> Checkpoint:
     """Return the last complete checkpoint in ``folder``, or that of ``step``.
 
-    See ``asyncpar.checkpoint.load``; ``timeout`` is in seconds.
+    It is ``asyncpar.checkpoint.load`` for the ranks of ``communicator`` (None: for this process alone); ``timeout`` is
+    in seconds.
     """
     return _run("load", communicator, lambda group: on_loop.load(folder, communicator=group, step=step), timeout)
 

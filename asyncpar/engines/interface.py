@@ -24,7 +24,7 @@ from asyncpar.launch.options import check_transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What is to run: ``ranks`` times the encoded ``program`` (see ``function_call.py``).
+    """What is to run: ``ranks`` times the encoded ``program`` (see ``function_call.py``), called ``name`` in messages.
 
     At most ``per_place`` ranks share a place (None: as many as the engine has slots there).  ``wait`` seconds are
     waited until there are enough places; 0: too few are told at once.  ``timeout`` bounds the wait of ranks for each

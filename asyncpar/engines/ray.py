@@ -29,7 +29,7 @@ async def launch(
     """Run ``function(*arguments)`` in ``ranks`` processes on a Ray cluster; return their results in order of ranks.
 
     Each has a bundle of ``resources`` (one CPU), ``per_place`` of them together; ``placement`` is Ray's strategy for
-    bundles.  In ``function``, ``asyncpar.init()`` joins the world of these ranks.
+    bundles.  ``console`` takes output and progress (None: printed).  In ``function``, ``asyncpar.init()`` joins the world of these ranks.
     Raises as ``ap.cluster.launch`` does; an actor of Ray that dies is a ``PeerLost`` for each of its ranks.
     """
     engine = _engine(placement, resources)
@@ -46,7 +46,10 @@ def run(
     console: Console | None = None,
     **options: Unpack[JobOptions],
 ) -> list[Any]:
-    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks."""
+    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks.
+
+    ``placement``, ``resources`` and ``console`` are those of ``launch``.
+    """
     engine = _engine(placement, resources)
     spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
     return run_in_thread(lambda: run_job(engine, spec, console))

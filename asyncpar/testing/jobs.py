@@ -40,7 +40,10 @@ class Trouble(StrEnum):
 
 
 class SyntheticJob:
-    """A training job of ``size`` ranks, ``per_host`` on each host; equal seeds give equal jobs."""
+    """A training job of ``size`` ranks, ``per_host`` on each host.
+
+    ``trouble`` befalls it from second 40 on; an equal ``seed`` gives an equal job.
+    """
 
     def __init__(self, size: int, *, per_host: int = 8, trouble: Trouble = Trouble.NOTHING, seed: int = 0) -> None:
         if size < 1 or per_host < 1:

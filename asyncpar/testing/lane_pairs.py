@@ -83,12 +83,12 @@ class RecordingEvents:
 
 
 def frame(tag: int, payload: bytes | bytearray, *, kind: FrameKind = FrameKind.BULK) -> tuple[FrameHeader, memoryview]:
-    """Return the arguments of ``Lane.send`` for one frame."""
+    """Return the arguments of ``Lane.send`` for one frame, of ``kind``."""
     return FrameHeader(kind, 0, 1, 0, tag, 0, len(payload)), memoryview(payload)
 
 
 def pattern(length: int, seed: int = 0) -> bytes:
-    """Return ``length`` bytes in which a shift, a swap or a repetition shows."""
+    """Return ``length`` bytes in which a shift, a swap or a repetition shows; another ``seed``: others."""
     words = np.arange(min(1021, length // 4 + 1), dtype="<u4") * np.uint32(2654435761) + np.uint32(seed)
     block = words.tobytes()
     return (block * (length // len(block) + 1))[:length]

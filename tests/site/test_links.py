@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import sys
 
+import click
+
+from asyncpar.launch.cli import main
 from tests.site.pages import ROOT, SITE, pages, read
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -44,6 +48,51 @@ def test_a_reader_finds_any_public_name_in_two_clicks() -> None:
         path = SITE / "reference" / f"{page}.html"
         assert (path, name) in second, f"{name}: the second click"
         assert name in read(path).anchors
+
+
+def methods(kind: type) -> set[str]:
+    """Return the public methods that ``kind`` has from asyncpar, its bases' included."""
+    ours = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "asyncpar"]
+    names = {name for base in ours for name in vars(base) if not name.startswith("_")}
+    return {name for name in names if inspect.isroutine(getattr(kind, name, None))}
+
+
+def test_the_reference_has_every_method_of_every_public_class() -> None:
+    found, missing = set(), []
+    for page, package in ((page, package) for page in PACKAGES for package in PACKAGES[page]):
+        anchors = read(SITE / "reference" / f"{page}.html").anchors
+        for name in public_names(package):
+            kind = getattr(importlib.import_module(package), name)
+            expected = {f"{package}.{name}.{method}" for method in methods(kind)} if inspect.isclass(kind) else set()
+            # what differs from an error of another name only in that name is documented as its alias
+            if getattr(kind, "__name__", name) == name or not issubclass(kind, BaseException):
+                missing += sorted(expected - anchors)
+                found |= expected
+    assert missing == []
+    for group in ("asyncpar.Communicator", "asyncpar.blocking.Communicator"):
+        assert {f"{group}.{name}" for name in ("all_reduce", "all_gather", "broadcast", "barrier", "send")} <= found
+    assert {"asyncpar.cluster.run", "asyncpar.cluster.launch"} <= found
+
+
+def test_the_page_of_commands_has_every_command_with_its_options() -> None:
+    anchors = read(SITE / "reference" / "commands.html").anchors
+    missing = []
+
+    def look(command: click.Command, path: str) -> None:
+        expected = {path}
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                expected |= {f"cmdoption-{path}-{option.lstrip('-')}" for option in parameter.opts}
+        missing.extend(sorted(expected - anchors))
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                subcommand = command.get_command(context, name)
+                assert subcommand is not None
+                look(subcommand, f"{path}-{name}")
+
+    look(main, "asyncpar")
+    assert missing == []
 
 
 def test_the_search_index_has_every_public_name() -> None:
