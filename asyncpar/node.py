@@ -168,7 +168,7 @@ class Node:
         return self.links.bytes_sent + (0 if self._arena is None else self._arena.bytes_shown)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array in memory that the ranks of this host share, as ``node.world.empty`` does."""
+        """Return a new array of ``dtype`` in memory that the ranks of this host share, as ``node.world.empty`` does."""
         return self.world.empty(shape, dtype)
 
     @property

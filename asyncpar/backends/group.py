@@ -83,7 +83,8 @@ class CommunicationGroup:
     ) -> Coroutine[Any, Any, CollectiveResult]:
         """Begin ``operation``; it runs when what this returns is awaited.
 
-        Arguments are those of the method of ``Communicator`` that has its name; ``peer`` is the ``dest`` of a send and
+        ``x``, ``root``, ``tag``, ``out`` and ``key`` are those of the method of ``Communicator`` that has its name,
+        ``reduction`` is its ``op``; ``peer`` is the ``dest`` of a send and
         the ``source`` of a receive (None: any rank).  One that the operation does not have is a ``UsageError``.  Errors
         are those of that method; wrong arguments raise at once, and the call takes its place all the same: it ends on
         the other ranks with the reason.

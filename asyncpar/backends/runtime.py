@@ -184,7 +184,8 @@ class CommunicationRuntime:
     ) -> CommunicationGroup:
         """Open a backend and return the group of all its ranks, which is the default group if it is the first.
 
-        The group is called ``group``: by default ``world``, and for further backends as the backend.  Raises
+        The group is called ``group``: by default ``world``, and for further backends as the backend.  ``config``
+        has its settings (None: the defaults).  Raises
         ``BackendNotRegistered``, ``BackendUnavailable`` when what it needs is not there, ``UsageError`` for settings
         that do not fit, and what the backend raises when ranks do not come.
         """
@@ -284,7 +285,10 @@ class CommunicationRuntime:
         out: Array | None = None,
         key: str | None = None,
     ) -> Coroutine[Any, Any, CollectiveResult]:
-        """Begin ``operation`` in ``group`` (default: the default group).  See ``CommunicationGroup.run``."""
+        """Begin ``operation`` in ``group`` (default: the default group).
+
+        ``x``, ``reduction``, ``root``, ``peer``, ``tag``, ``out`` and ``key`` are those of ``CommunicationGroup.run``.
+        """
         return self.get_group(group).run(
             operation, x, reduction=reduction, root=root, peer=peer, tag=tag, out=out, key=key
         )

@@ -21,6 +21,12 @@ class Communicator(Operations):
     operation is cancelled: here it raises ``PeerTimeout``, which says who is missing, on the others ``PeerCancelled``.
     The group stays usable.
 
+    Options mean the same in all operations, and as in ``asyncpar.Communicator``.  ``op`` combines: sum, mean, prod,
+    min, max, band, bor or bxor.  ``out`` takes the result; ``algorithm`` pins one (None: the cost model chooses);
+    ``key`` matches by name instead of by order; ``stream`` is a CUDA stream on which the operation is enqueued;
+    ``source`` and ``tag`` tell messages apart; ``wanted`` is the type as which a value is decoded; ``name`` is what a
+    new group is called in messages; ``dtype`` is numpy's.
+
     ``start`` has the same operations in a form that does not wait: ``pending = comm.start.all_reduce(x)``, and then
     ``pending.wait()``.  ``on_loop`` is the same group for coroutines that ``Node.run`` runs.
     """

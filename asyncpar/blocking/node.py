@@ -56,7 +56,8 @@ class Node:
     ) -> Node:
         """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
 
-        Arguments and errors are those of ``asyncpar.Node.start``.  A program that does not ``close`` the node leaves
+        ``transport``, ``serve``, ``services``, ``public_services``, ``blocked_after`` and errors are those of
+        ``asyncpar.Node.start``.  A program that does not ``close`` the node leaves
         the world in good order all the same, at its end.
         """
         report_failures()
@@ -120,7 +121,7 @@ class Node:
         return self._handle.is_closed
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array in memory that the ranks of this host share, as ``node.world.empty`` does."""
+        """Return a new array of ``dtype`` in memory that the ranks of this host share, as ``node.world.empty`` does."""
         return self.world.empty(shape, dtype)
 
     # -- coroutines ------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Node:
         """Run the coroutine that ``make`` returns on the node's loop, and return its result.
 
         ``node.run(lambda: synchronizer.synchronize(node.on_loop.world))``: ``make`` is called on the loop, in the order
-        of the calls of this node.  Ctrl-C and the end of the time cancel it.
+        of the calls of this node.  Ctrl-C and the end of ``timeout`` seconds (None: never) cancel it.
         """
         return self._handle.wait("run", make, timeout)
 
@@ -178,11 +179,11 @@ class Node:
         return Ref(self._handle, reference)
 
     def stop_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
-        """Stop an actor of any rank, once it has handled what waits."""
+        """Stop an actor of any rank, once it has handled what waits.  ``timeout`` is in seconds."""
         self._handle.wait("stop_actor", lambda: self.on_loop.stop_actor(reference), timeout)
 
     def kill_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
-        """Kill an actor of any rank, with its children."""
+        """Kill an actor of any rank, with its children; its ``on_stop`` is not run.  ``timeout`` is in seconds."""
         self._handle.wait("kill_actor", lambda: self.on_loop.kill_actor(reference), timeout)
 
     # -- the end ---------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ class LoopThread:
     def call(self, make: MakeCoroutine[T], *, timeout: float | None = None, what: str = "") -> T:
         """Run the coroutine that ``make`` returns, and wait for its result; see ``start``.
 
-        An exception that ends the wait, such as that of a signal, cancels it.
+        An exception that ends the wait, such as that of a signal, cancels it, and so does the end of ``timeout``
+        seconds.  ``what`` names the call in messages.
         """
         self.loop.check_may_wait()
         pending: Pending[T] = Pending(self.loop, what)

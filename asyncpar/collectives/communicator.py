@@ -70,6 +70,13 @@ class Communicator(ArrayOperations):
     ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``, or
     contiguous arrays on CUDA devices (see ``ArrayOperations``).  They must not be touched until the operation is over.
     ``root``, ``dest`` and ``source`` are ranks of the group.
+
+    Options mean the same in all operations.  ``op`` is sum, mean, prod, min, max, band, bor or bxor.  ``out`` is an
+    array of the shape and dtype of the result, which takes it (None: a new one, or ``x`` where an operation is in
+    place).  ``algorithm`` is one of ``algorithms(operation)`` (None: the cost model chooses).  ``key`` is said above
+    (None: by order).  ``stream`` is for arrays on CUDA devices: the operation is enqueued on it.  ``tag`` tells
+    messages between two ranks apart.  ``wanted`` is the type as which a value is decoded and checked (None: as it
+    came).  ``name`` is what a new group is called in messages.  ``dtype`` is numpy's.
     """
 
     def __init__(self, engine: Engine) -> None:

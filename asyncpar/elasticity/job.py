@@ -134,8 +134,9 @@ class ElasticJob:
         ``zero`` shards the optimizer over the ranks by portion: its states (1), gradients as well (2), parameters as
         well (3).  ``codec`` encodes the gradients of each portion; what that loses is kept by portion and added to its
         next ones, as float32 or, for less traffic to the mirror, in ``residual_codec``.  With ``outer`` it is a state
-        for ``rounds``.  ``pipeline`` are the stages of a model, of which each rank has some: see ``step.run_pipeline``;
-        ``parameters`` and ``optimizer`` are those of all stages.  All ranks must make the same.
+        for ``rounds``.  ``rng`` is a generator of the program, which is part of the state.  ``pipeline`` are the stages
+        of a model, of which each rank has some: see ``step.run_pipeline``; ``parameters`` and ``optimizer`` are those
+        of all stages.  All ranks must make the same.
 
         Raises ``UsageError`` naming a value that cannot be compared with that of the other ranks, and
         ``SnapshotTooLarge`` when there is no memory for second buffers.

@@ -97,7 +97,10 @@ class Cluster:
         console: Console | None = None,
         **options: Unpack[JobOptions],
     ) -> list[Any]:
-        """Do as ``launch`` does, and wait; also where an event loop runs, as in a notebook.  Ctrl-C ends all ranks."""
+        """Do as ``launch`` does, and wait; also where an event loop runs, as in a notebook.  Ctrl-C ends all ranks.
+
+        ``ranks``, ``pickle`` and ``console`` are those of ``launch``.
+        """
         spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
         return run_in_thread(lambda: run_job(LocalEngine(), spec, console))
 

@@ -318,9 +318,9 @@ async def launch(
 ) -> list[Any]:
     """Run ``function(*arguments)`` in ``ranks`` processes on Dask's workers; return their results in order of ranks.
 
-    ``per_worker`` of them share a worker, one of ``workers`` (None: any).  In ``function``, ``asyncpar.init()`` joins the world of these ranks, by
-    default as many as there are places.  ``ranks=(2, 4)`` is an elastic job, of a program with ``asyncpar.elastic``: it
-    begins with 2 at least, goes on when workers die, and gets a rank on each worker that comes, up to 4.  Its workers
+    ``per_worker`` of them share a worker, one of ``workers`` (None: any).  In ``function``, ``asyncpar.init()`` joins
+    the world of these ranks, by default as many as there are places.  ``ranks=(2, 4)`` is an elastic job, of a program
+    with ``asyncpar.elastic``: it begins with 2 at least, goes on when workers die, and gets a rank on each worker that comes, up to 4.  Its workers
     must reach the caller, and the results are those of the ranks at the end.
     Jobs whose workers others hold wait for them.  The client may be blocking or asynchronous, of this loop or another.
     Raises as ``ap.cluster.launch`` does; a worker that dies is a ``PeerLost`` for each of its ranks.
@@ -364,8 +364,8 @@ class DaskWorld(AbstractAsyncContextManager["ClusterMesh"]):
     """Nodes on the event loops of Dask's workers, one each: ``async with ap.dask.world(client) as mesh``.
 
     They start within milliseconds, and actors on them reach what the worker holds.  The caller is the last node.
-    There are ``ranks`` of them (None: one on each worker), on ``workers`` or any.  ``console`` takes their output (None:
-    it is printed).
+    There are ``ranks`` of them (None: one on each worker), on ``workers`` or any.  ``console`` takes their output
+    (None: it is printed).
     """
 
     def __init__(

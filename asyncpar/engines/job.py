@@ -72,7 +72,8 @@ async def run_job(engine: PlacementEngine, spec: JobSpec, console: Console | Non
     """Run ``spec`` on ``engine`` and return what its ranks have returned, in their order.
 
     Raises what ``settle`` does.  Cancelled, it interrupts the ranks and waits for their end; cancelled again, it kills
-    them.  ``console`` takes output and progress (None: printed).  Nothing that it started is left when it returns.  For an elastic job see ``settle_elastic``.
+    them.  Nothing that it started is left when it returns.  For an elastic job see ``settle_elastic``.  ``console``
+    takes output and progress (None: printed).
     """
     job = _make_job(engine, spec, console or StreamConsole())
     running = asyncio.create_task(job.run(), name=f"asyncpar job {spec.name}")

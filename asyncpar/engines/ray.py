@@ -29,7 +29,8 @@ async def launch(
     """Run ``function(*arguments)`` in ``ranks`` processes on a Ray cluster; return their results in order of ranks.
 
     Each has a bundle of ``resources`` (one CPU), ``per_place`` of them together; ``placement`` is Ray's strategy for
-    bundles.  ``console`` takes output and progress (None: printed).  In ``function``, ``asyncpar.init()`` joins the world of these ranks.
+    bundles.  In ``function``, ``asyncpar.init()`` joins the world of these ranks.  ``console`` takes output and
+    progress (None: printed).
     Raises as ``ap.cluster.launch`` does; an actor of Ray that dies is a ``PeerLost`` for each of its ranks.
     """
     engine = _engine(placement, resources)

@@ -71,7 +71,7 @@ class ModelShape:
         return attention + perceptron + 2 * 2 * hidden
 
     def embedding_parameters(self, tp_size: int = 1) -> int:
-        """Return the number of values of the token embedding (cut by vocabulary), or of a head, on one rank."""
+        """Return the number of values of the token embedding, or of a head, on one of ``tp_size`` ranks."""
         return _largest_share(self.vocabulary, tp_size) * self.hidden
 
     @property

@@ -208,5 +208,5 @@ class Performance3DMonitor:
         return analyze(everyone)
 
     def report(self, *, width: int = 80) -> str:
-        """Return a report on this rank for people; see ``render_report``."""
+        """Return a report on this rank for people, of ``width`` columns; see ``render_report``."""
         return render_report(self.analyze(), width=width)

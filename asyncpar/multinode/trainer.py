@@ -193,7 +193,8 @@ class MultiNodeTrainer:
     ) -> Path:
         """Save all that decides what comes next, with ``extra``, and return the checkpoint's folder.
 
-        Between steps; all ranks share ``folder``.  See ``asyncpar.checkpoint.save_checkpoint``.  Residuals of
+        Between steps; all ranks share ``folder``, in which the last ``keep`` stay (None: all).
+        See ``asyncpar.checkpoint.save_checkpoint``.  Residuals of
         compression and the order of buckets are part of it, for the same configuration: there training goes on to the
         same bits.  With another one they are dropped, with a warning in the log.
         """

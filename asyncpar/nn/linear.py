@@ -35,7 +35,7 @@ class Projection(Stage[Array]):
 
     @abstractmethod
     def add_gradients(self, x: Array, dy: Array, on_gradient: OnGradient | None = None) -> None:
-        """Add to the gradients of the parameters, and report them."""
+        """Add to the gradients of the parameters, and report them to ``on_gradient``."""
 
     def backward(
         self, saved: Array, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None

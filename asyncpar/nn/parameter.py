@@ -163,7 +163,7 @@ class Initializer:
 
     @classmethod
     def from_seed(cls, seed: int, dtype: str | np.dtype[Any] = "float32") -> Initializer:
-        """Return an initializer whose draws depend on ``seed`` alone."""
+        """Return an initializer whose draws, of ``dtype``, depend on ``seed`` alone."""
         return cls(rng=np.random.default_rng(seed), dtype=np.dtype(dtype))
 
     def normal(
@@ -177,7 +177,8 @@ class Initializer:
     ) -> Parameter:
         """Return a parameter drawn from a normal distribution around zero.
 
-        The whole tensor, of ``shape``, is drawn, and ``part`` of it kept: so all ranks draw alike.
+        The whole tensor, of ``shape``, is drawn, and ``part`` of it kept: so all ranks draw alike.  ``placement`` is
+        the parameter's.
         """
         whole = self.draw(shape, std=std).astype(self.dtype)
         return Parameter(name, whole if part is None else part.cut(whole), part=part, placement=placement)
@@ -191,7 +192,10 @@ class Initializer:
         part: TensorSlice | None = None,
         placement: Placement = UNPLACED,
     ) -> Parameter:
-        """Return a parameter filled with ``value``, of which ``part`` is kept; draws nothing."""
+        """Return a parameter filled with ``value``, of which ``part`` is kept; draws nothing.
+
+        ``placement`` is the parameter's.
+        """
         local = shape if part is None else part.local_shape
         return Parameter(name, np.full(local, value, self.dtype), part=part, placement=placement)
 

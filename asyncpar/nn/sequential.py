@@ -41,7 +41,10 @@ class Sequential(Stage[list[Any]]):
     def backward(
         self, saved: list[Any], dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
     ) -> Array | None:
-        """Saved values are released layer by layer: ``saved`` is empty afterwards."""
+        """Saved values are released layer by layer: ``saved`` is empty afterwards.
+
+        ``on_gradient`` and ``deferred`` are those of ``Stage.backward``.
+        """
         gradient: Array | None = dy
         for stage in reversed(self.stages):
             if gradient is None:

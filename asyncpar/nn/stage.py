@@ -65,7 +65,10 @@ class Stage(ABC, Generic[Saved]):
         return self.backward(saved, dy, None, deferred), deferred
 
     def backward_weight(self, deferred: Deferred, on_gradient: OnGradient | None = None) -> None:
-        """Do what ``backward_input`` has left; ``deferred`` is empty after it."""
+        """Do what ``backward_input`` has left; ``deferred`` is empty after it.
+
+        ``on_gradient`` is called once for each parameter, as ``backward`` does.
+        """
         while deferred:
             deferred.pop(0)(on_gradient)
 

@@ -145,8 +145,9 @@ class DistributedDataParallel:
     ) -> Self:
         """Return this rank's replica of ``model`` in ``communicator``, such as ``node.world``, to be entered.
 
-        All ranks of ``communicator`` make one.  Everything else is as for the constructor, without a process group to
-        set up first.  Raises ``UsageError`` for a model without the methods that are called, showing them.
+        All ranks of ``communicator`` make one.  ``mode`` and everything else is as for the constructor, without a
+        process group to set up first.  Raises ``UsageError`` for a model without the methods that are called, showing
+        them.
         """
         return cls(
             model,

@@ -154,7 +154,10 @@ class PipelineExecutor:
         )
 
     async def run_forward(self, inputs: Sequence[Any] | None = None) -> tuple[Array, ...]:
-        """Do the forward passes only, and return the outputs where the last virtual stage is; () on other ranks."""
+        """Do the forward passes of ``inputs`` only, and return the outputs where the last virtual stage is.
+
+        Other ranks return ().
+        """
         problem = self._problem(inputs, None, is_training=False)
         load = Load(inputs=inputs, targets=None, on_gradient=None, is_training=False)
         operations = [operation for operation in self._operations if operation.kind in _OF_INFERENCE]

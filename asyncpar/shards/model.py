@@ -89,7 +89,10 @@ class ModelShards:
         grad_bias: Array | None = None,
         grad_down_projection: Array | None = None,
     ) -> None:
-        """Replace the gradients given by copies; all of them, or none when one does not fit."""
+        """Replace ``grad_weight``, ``grad_bias`` and ``grad_down_projection``, where given, by copies.
+
+        All of them, or none when one does not fit.
+        """
         layer = self.get_layer_shard(layer_id)
         own = {parameter.name: parameter.grad for parameter in layer.parameters()}
         given = {"weight": grad_weight, "bias": grad_bias, "down_projection": grad_down_projection}

@@ -80,7 +80,7 @@ class TensorCommunicator:
         return join(self.communicator, "all_gather", make)
 
     def reduce_scatter(self, t: Array, dim: int = 0, op: str = "sum") -> Coroutine[Any, Any, Array]:
-        """Combine the tensors of all ranks and return this rank's part of the result along ``dim``.
+        """Combine the tensors of all ranks by ``op`` and return this rank's part of the result along ``dim``.
 
         Parts are those of ``TensorPartition.of``: all of the result is in exactly one of them.
         """
@@ -99,7 +99,7 @@ class TensorCommunicator:
         return join(self.communicator, "reduce_scatter", make)
 
     def all_reduce(self, t: Array, op: str = "sum") -> Coroutine[Any, Any, Array]:
-        """Combine the tensors of all ranks, in place, and return ``t``.  Undefined content after an error."""
+        """Combine the tensors of all ranks by ``op``, in place, and return ``t``.  Undefined content after an error."""
 
         def make() -> Joint[Array, Array]:
             array = check_writable(check_array(t, "t"), "t")

@@ -63,7 +63,10 @@ class ModelParallelContext:
         *,
         runtime: CommunicationRuntime | None = None,
     ) -> AsyncIterator[ModelParallelContext]:
-        """Open ``config.comm_backend`` with ``settings``, see ``create_communicator``, and close it in the end."""
+        """Open ``config.comm_backend`` with ``settings``, see ``create_communicator``, and close it in the end.
+
+        ``runtime`` is that of ``create_communicator``.
+        """
         async with await create_communicator(config.comm_backend, settings, runtime=runtime) as communicator:
             yield await cls.create(config, communicator)
 
@@ -92,7 +95,7 @@ class ModelParallelContext:
     # -- tensors -----------------------------------------------------------------------------------------------------
 
     def partition_tensor(self, tensor: Array, split_dim: int | None = None) -> DistributedTensor:
-        """Return a copy of this rank's part of ``tensor``, which all ranks have.  Nothing is sent."""
+        """Return a copy of this rank's part of ``tensor``, cut along ``split_dim``; all have it, so nothing is sent."""
         return DistributedTensor.from_global(
             tensor, self._dim(split_dim), self.world_size, self.rank, device_id=self.device_id
         )
@@ -104,7 +107,7 @@ class ModelParallelContext:
     def reduce_scatter(
         self, tensor: Array, split_dim: int | None = None, op: str = "sum"
     ) -> Coroutine[Any, Any, DistributedTensor]:
-        """Combine the tensors of all ranks and return this rank's part of the result along ``split_dim``."""
+        """Combine the tensors of all ranks by ``op`` and return this rank's part of the result along ``split_dim``."""
         dim = self._dim(split_dim)
 
         def part(shard: Array) -> DistributedTensor:
@@ -118,7 +121,7 @@ class ModelParallelContext:
         return then(self.communicator.reduce_scatter(tensor, dim, op), part)
 
     def all_reduce(self, tensor: Array, op: str = "sum") -> Coroutine[Any, Any, Array]:
-        """Combine the tensors of all ranks, in place, and return ``tensor``."""
+        """Combine the tensors of all ranks by ``op``, in place, and return ``tensor``."""
         return self.communicator.all_reduce(tensor, op)
 
     def broadcast(self, tensor: Array, root: int = 0) -> Coroutine[Any, Any, Array]:

@@ -50,13 +50,16 @@ class DeviceMesh:
 
     @classmethod
     def linear(cls, devices: int | Iterable[int], axis: str = "device") -> DeviceMesh:
-        """Return devices in a row.  ``devices`` are given, or are as many as a number says."""
+        """Return devices in a row, called ``axis``.  ``devices`` are given, or are as many as a number says."""
         chosen = _chosen(devices)
         return cls((len(chosen),), (axis,), chosen)
 
     @classmethod
     def two_dimensional(cls, devices: int | Iterable[int], axes: Sequence[str] = ("row", "column")) -> DeviceMesh:
-        """Return devices in ``ceil(sqrt(n))`` rows, and as few columns as will do; the last places may be empty."""
+        """Return devices in ``ceil(sqrt(n))`` rows and as few columns as will do; the last places may be empty.
+
+        ``axes`` are the names of both.
+        """
         chosen = _chosen(devices)
         rows = _root_up(len(chosen), 2)
         return cls((rows, -(-len(chosen) // rows)), axes, chosen)
@@ -65,7 +68,10 @@ class DeviceMesh:
     def three_dimensional(
         cls, devices: int | Iterable[int], axes: Sequence[str] = ("plane", "row", "column")
     ) -> DeviceMesh:
-        """Return devices in ``ceil(cbrt(n))`` planes, each as ``two_dimensional``; the last places may be empty."""
+        """Return devices in ``ceil(cbrt(n))`` planes, each as ``two_dimensional``; the last places may be empty.
+
+        ``axes`` are the names of all three.
+        """
         chosen = _chosen(devices)
         planes = _root_up(len(chosen), 3)
         each = -(-len(chosen) // planes)

@@ -79,7 +79,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Shut it down as the base class, which waits for a thread of its own; the clock stands still meanwhile."""
+        """Shut it down as the base class, which waits for a thread of its own; the clock stands still meanwhile.
+
+        However long it takes: ``timeout`` has no meaning here.
+        """
         self._threads += 1
         try:
             await super().shutdown_default_executor()

@@ -136,7 +136,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
-        """Return a vector of undefined content in memory that the ranks of a host share.
+        """Return a vector of undefined content in memory that the ranks of a host share; ``device`` is the CPU.
 
         Operations read it where it is, instead of copying it first.  When all its views are gone its memory is kept for
         the next tensor of its size.  It is a usual tensor where the host has no room left.  FSDP2 asks for its buffers

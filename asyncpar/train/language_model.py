@@ -103,7 +103,10 @@ class LanguageModel:
         return self._optimizer
 
     def accumulate(self, windows: Windows, *, scale: float, on_gradient: OnGradient | None = None) -> float:
-        """Set gradients to ``scale`` times those of the summed loss over ``windows``, and return that sum."""
+        """Set gradients to ``scale`` times those of the summed loss over ``windows``, and return that sum.
+
+        ``on_gradient`` is called with the name of each parameter whose gradient is final.
+        """
         self.model.zero_grad()
         logits, saved = self.model.forward(windows[:, :-1])
         loss, gradient = softmax_cross_entropy(logits, windows[:, 1:], scale=scale)

@@ -201,7 +201,7 @@ class ZeroEngine:
     async def global_norm(self, *, without: Collection[str] = ()) -> float:
         """Return the norm of the scaled gradients of all replicas; not finite where one of them is not.
 
-        All ranks call it.
+        All ranks call it.  Parameters named in ``without`` are left out.
         """
         self._state.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
@@ -295,7 +295,7 @@ class ZeroEngine:
     # -- failure -----------------------------------------------------------------------------------------------------
 
     async def abandon(self, why: str = "it was abandoned") -> None:
-        """Abort the step on all replicas.  Does not wait.
+        """Abort the step on all replicas, which are told ``why``.  Does not wait.
 
         For failures outside the engine, in a backward pass say; those inside it tell the others themselves.
         """
@@ -333,7 +333,10 @@ class ZeroEngine:
     # -- parameters, states, memory ----------------------------------------------------------------------------------
 
     async def gather(self, names: Iterable[str] | None = None) -> None:
-        """Stage 3: give parameters (None: all) their whole values until ``release``.  All ranks name the same ones."""
+        """Stage 3: give parameters ``names`` (None: all) their whole values until ``release``.
+
+        All ranks name the same ones.
+        """
         gatherer = self._check_sharded("gather")
         chosen = self._means.places_of(names)
         async with self._recovery.all_or_none("gather"):
@@ -388,7 +391,8 @@ class ZeroEngine:
     async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int, attempt: int = 0) -> None:
         """Go on from the ``state_pieces`` of a checkpoint, given by (parameter, kind); all ranks call it.
 
-        Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.
+        Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.  ``attempt`` is
+        the number of the attempt, equal on all ranks, where a restore is tried again.
         """
         self._state.check_prepared("restore")
         try:

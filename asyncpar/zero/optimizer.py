@@ -159,7 +159,7 @@ class ZeROOptimizer:
     # -- parameters and memory ---------------------------------------------------------------------------------------
 
     async def gather_parameters(self, names: Iterable[str] | None = None) -> None:
-        """Stage 3: give parameters (None: all) their whole values.  Raises ``UsageError`` in other stages."""
+        """Stage 3: give parameters ``names`` (None: all) their whole values.  Raises ``UsageError`` in other stages."""
         await self.engine.gather(names)
 
     def release_parameters(self) -> None:

@@ -34,6 +34,15 @@ def test_every_package_with_public_names_is_in_the_reference() -> None:
         assert f"\n{page}\n" in (DOCS / "reference" / "index.md").read_text()
 
 
+def test_the_reference_has_the_mark_the_fixtures_and_the_setting_of_the_pytest_plugin() -> None:
+    plugin = (ROOT / "asyncpar" / "pytest_plugin.py").read_text()
+    names = re.findall(r"^@pytest\.fixture\ndef (\w+)", plugin, re.MULTILINE)
+    names += re.findall(r'^SETTING: Final = "(\w+)"', plugin, re.MULTILINE) + re.findall(r'"(\w+)\(size, \*', plugin)
+    assert len(names) == 5
+    page = (DOCS / "reference" / "testing.md").read_text()
+    assert [name for name in names if f"\n| `{name}` |" not in page] == []
+
+
 def test_every_page_is_in_the_contents_of_the_site() -> None:
     listed = re.findall(r"^[\w/]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({page.stem for page in DOCS.glob("*.md")} - {"index"} | {"reference/index"})

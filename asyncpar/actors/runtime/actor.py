@@ -163,9 +163,11 @@ class Actor(metaclass=ActorType):
         return cast(Self, self._require_context().ref)
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
-        """Start a child on this rank and return its reference.  See ``ActorSystem.spawn``.
+        """Start a child on this rank and return its reference when its ``on_start`` has ended.
 
-        Children end with their owner: they are stopped, last started first, before its ``on_stop``.
+        The constructor gets ``args`` and ``kwargs`` as they are.  Without ``name`` the child gets one of its own.
+        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.  Children end
+        with their owner: they are stopped, last started first, before its ``on_stop``.
         """
         return cast(A, await self._require_context().spawn_child(actor, args, kwargs, name=name))
 

@@ -116,6 +116,7 @@ class ThreeDParallelismConfig:
     ) -> None:
         """Raise ``UsageError`` unless the configuration fits ``world_size`` ranks and, where given, model and batch.
 
+        ``hidden`` and ``heads`` are those of the model, which ranks of a tensor group divide among them.
         ``vocabulary`` is checked for models that need equal slices of it; the layers of this package take any.
         ``batch`` counts the sequences that all replicas together see in one step.
         """

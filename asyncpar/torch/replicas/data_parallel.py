@@ -153,6 +153,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         parameters of one that was last.  Gradients are divided by the number of all ranks, or without
         ``divide_by_initial_world_size`` by the number of those in the block.  With ``throw_on_early_termination`` all
         ranks raise ``RuntimeError`` when the first has left.  ``Join([model, optimizer])`` does it for several.
+        Without ``enable`` nothing of this happens.
         """
         return Join(
             [self],
