@@ -16,6 +16,15 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def test_the_readme_stays_short_and_names_every_guide() -> None:
+    assert len(README.splitlines()) <= 350
+    index = (ROOT / "docs" / "index.md").read_text()
+    guides = re.search(r":caption: Guides\n\n(.*?)\n```", index, re.DOTALL)
+    assert guides is not None
+    where = README.partition("## Where to read")[2].partition("\n## ")[0]
+    assert [name for name in guides[1].split() if f"(docs/{name}.md)" not in where] == []
+
+
 def test_the_first_program_is_the_example() -> None:
     program = EXAMPLE.read_text().split("\n\n", 1)[1]
     assert _blocks("python")[0] == program

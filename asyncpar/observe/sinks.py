@@ -57,6 +57,8 @@ def load_sink(name: str) -> MakeSink:
             known = ", ".join(sorted(found)) or "none"
             raise UsageError(f"--sink: expected one of those installed ({known}) or package.module:NAME, got {name!r}")
     except (ImportError, AttributeError) as error:
+        if name == "opentelemetry":
+            raise UsageError(f"--sink: {name} needs its SDK ({error}); install asyncpar[opentelemetry]") from error
         raise UsageError(f"--sink: {name} cannot be imported: {error}") from error
     if not callable(make):
         raise UsageError(f"--sink: {name}: expected a class or function that makes a sink, got {type(make).__name__}")

@@ -16,8 +16,10 @@ NAMES = [f"ap{side}{os.getpid()}" for side in "ab"]
 PROGRAM = Path(__file__).with_name("first_steps.py")
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*words: str, is_needed: bool = True) -> None:
+    done = subprocess.run(["ip", *words], check=False, capture_output=True, text=True)
+    if is_needed and done.returncode != 0:  # not permitted, or a name that is taken
+        sys.exit(f"two_hosts: ip {' '.join(words)}: {done.stderr.strip() or 'failed'}")
 
 
 def wire() -> None:
@@ -41,7 +43,7 @@ def main() -> int:
         secret = Path(folder) / "job.secret"
         secret.touch(0o600)
         secret.write_bytes(secrets.token_bytes(32))
-        stack.callback(lambda: [subprocess.run(["ip", "netns", "del", name], check=False) for name in NAMES])
+        stack.callback(lambda: [ip("netns", "del", name, is_needed=False) for name in NAMES])
         wire()
         launch = ["-m", "asyncpar", "launch", "--nnodes", "2", "--nproc-per-node", "2", "--secret-file", str(secret)]
         launch += ["--rdzv-endpoint", "10.213.8.1:29400"]

@@ -20,8 +20,10 @@ def count(path: Path) -> Counter[str]:
 async def main() -> None:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit("word_count: expected a folder: python word_count.py FOLDER")
+    files = sorted(Path(sys.argv[1]).rglob("*.py"))
+    if not files:
+        sys.exit(f"word_count: there is no file *.py in {sys.argv[1]}")
     async with ap.init() as node:
-        files = sorted(Path(sys.argv[1]).rglob("*.py"))
         words = Counter[str]()
         mine = files[node.rank :: node.size]
         with ap.progress("count", total=max(1, len(mine))) as bar:

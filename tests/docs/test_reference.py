@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,15 @@ def test_the_reference_has_the_mark_the_fixtures_and_the_setting_of_the_pytest_p
 def test_every_page_is_in_the_contents_of_the_site() -> None:
     listed = re.findall(r"^[\w/]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({page.stem for page in DOCS.glob("*.md")} - {"index"} | {"reference/index"})
+
+
+def test_every_extra_has_its_line() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (DOCS / "start.md").read_text()
+    cells = re.findall(r"^\| (`[^|]*`) \|", page.partition("## One process")[0], re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)]
+    assert sorted(named) == sorted(set(extras) - {"test", "docs", "dev"})
+    assert "`test`, `docs` and `dev`" in page
 
 
 def test_every_variable_has_its_line() -> None:

@@ -71,6 +71,12 @@ def test_a_folder_that_is_not_there_is_one_line() -> None:
     assert errors == "word_count: expected a folder: python word_count.py FOLDER\n"
 
 
+def test_a_folder_without_a_file_that_counts_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("apple")
+    _, errors = run(EXAMPLES / "word_count.py", tmp_path, status=1)
+    assert errors == f"word_count: there is no file *.py in {tmp_path}\n"
+
+
 def test_a_number_of_ranks_that_makes_no_sense_is_one_line() -> None:
     _, errors = run(*LAUNCH, 0, EXAMPLES / "word_count.py", ".", status=2)
     assert "--nproc-per-node" in errors.strip().splitlines()[-1]
@@ -103,6 +109,15 @@ def test_two_hosts_make_one_world() -> None:
     assert not re.search(r"^ap[ab]\d+", listed, re.MULTILINE)
     _, errors = run(EXAMPLES / "two_hosts.py", "nowhere.py", status=1)
     assert errors == "two_hosts: there is no program nowhere.py\n"
+
+
+def test_two_hosts_that_may_not_be_made_are_one_line(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gets as far as the command ip")
+    (tmp_path / "ip").write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 2\n")
+    (tmp_path / "ip").chmod(0o755)
+    _, errors = run(EXAMPLES / "two_hosts.py", status=1, PATH=str(tmp_path))
+    assert re.fullmatch(r"two_hosts: ip netns add apa\d+: Operation not permitted\n", errors), errors
 
 
 def test_two_hosts_without_the_command_ip_say_what_to_install(tmp_path: Path) -> None:

@@ -217,6 +217,27 @@ def test_help_fits_in_80_columns_and_shows_each_option_once() -> None:
     assert "--nproc_per_node" not in result.output
 
 
+@pytest.mark.parametrize("path", [[], ["certs"], ["flight"]], ids=["main", "certs", "flight"])
+@pytest.mark.parametrize("width", [50, 80])
+def test_lists_of_commands_are_not_cut_off_in_a_narrow_terminal(path: list[str], width: int) -> None:
+    group: click.Command = main
+    for name in path:
+        assert isinstance(group, click.Group)
+        found = group.get_command(click.Context(group), name)
+        assert found is not None
+        group = found
+    assert isinstance(group, click.Group)
+    result = CliRunner().invoke(main, [*path, "--help"], terminal_width=width)
+    assert max(len(line) for line in result.output.splitlines()) <= width
+    assert "..." not in result.output.replace("[OPTIONS] COMMAND [ARGS]...", "")
+    words = " ".join(result.output.split())
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert f"{name} {command.get_short_help_str(500)}" in words
+
+
 def test_the_version_is_shown() -> None:
     result = CliRunner().invoke(main, ["--version"], prog_name="asyncpar")
     assert result.output.strip() == f"asyncpar, version {importlib.metadata.version('asyncpar')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -84,6 +85,13 @@ def test_a_sink_that_cannot_be_made_is_told() -> None:
 def test_sinks_are_found_by_entry_point_and_by_module() -> None:
     assert load_sink("opentelemetry").__name__ == "OpenTelemetrySink"
     assert load_sink(f"{__name__}:Collecting") is Collecting
+
+
+def test_a_sink_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "asyncpar.observe.opentelemetry", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    with pytest.raises(UsageError, match=r"--sink: opentelemetry .*install asyncpar\[opentelemetry\]$"):
+        load_sink("opentelemetry")
 
 
 @pytest.mark.parametrize(

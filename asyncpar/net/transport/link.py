@@ -164,7 +164,10 @@ class Link:
         Raises ``UsageError`` for one that is too long for the peer.
         """
         if len(payload) > self._max_message_bytes:
-            raise UsageError(f"message: at most {self._max_message_bytes} bytes can be sent, got {len(payload)}")
+            raise UsageError(
+                f"message: at most {self._max_message_bytes} bytes can be sent, got {len(payload)}; send it in parts "
+                "(an endpoint that yields them is a stream), or arrays by comm.send and recv or a collective"
+            )
         number = self._next_message
         self._next_message += 1
         if self._lane is not None and self.error is None and self._outbox.spend(len(payload)):

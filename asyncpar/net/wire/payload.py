@@ -238,7 +238,10 @@ class PayloadEncoder:
         """Return what stands before the attachments, after checking the size of it all."""
         encoded = self._encode(envelope, what)
         if len(encoded) > _MAX_ENVELOPE:
-            raise UsageError(f"{what}: at most {_MAX_ENVELOPE} bytes of plain data can be sent, got {len(encoded)}")
+            raise UsageError(
+                f"{what}: at most {_MAX_ENVELOPE} bytes of plain data can be sent, got {len(encoded)}; numbers go as "
+                "numpy arrays, which do not count, and texts and bytes in parts"
+            )
         front = _HEADER.pack(PAYLOAD_VERSION, len(encoded)) + encoded
         self._check_size(_align(len(front)) + self._attached if self._arrays else len(front), what)
         return front
