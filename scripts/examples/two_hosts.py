@@ -43,7 +43,8 @@ def main() -> int:
         secret = Path(folder) / "job.secret"
         secret.touch(0o600)
         secret.write_bytes(secrets.token_bytes(32))
-        stack.callback(lambda: [ip("netns", "del", name, is_needed=False) for name in NAMES])
+        for name in NAMES:
+            stack.callback(ip, "netns", "del", name, is_needed=False)
         wire()
         launch = ["-m", "asyncpar", "launch", "--nnodes", "2", "--nproc-per-node", "2", "--secret-file", str(secret)]
         launch += ["--rdzv-endpoint", "10.213.8.1:29400"]
