@@ -111,7 +111,6 @@ def test_it_is_used_from_another_folder(python: Path, tmp_path: Path) -> None:
         ("opentelemetry", ["asyncpar", "launch", "--sink", "opentelemetry", "x.py"]),
         ("engines", ["python", "-c", "import asyncpar as ap; ap.cluster.run(lambda: 1, ranks=1, pickle=True)"]),
         ("torch", ["python", "-c", "import asyncpar.torch"]),
-        ("dask", ["asyncpar", "doctor", "--dask", "tcp://127.0.0.1:8786"]),
         ("nccl", ["python", "-c", "from asyncpar.device.nccl_library import load_library as f; f()"]),
         ("ray", ["python", "-c", "import asyncpar as ap; ap.ray.run(print, ranks=1)"]),
         ("mpi", ["python", "-c", GROUP.format("mpi")]),
@@ -125,6 +124,11 @@ def test_a_missing_extra_is_named_in_one_line(python: Path, tmp_path: Path, extr
     )
     assert done.returncode != 0
     assert f"asyncpar[{extra}]" in done.stderr.strip().splitlines()[-1], done.stderr
+
+
+def test_the_doctor_names_the_extra_for_dask(python: Path, tmp_path: Path) -> None:
+    said = run(python.parent / "asyncpar", "doctor", "--dask", "tcp://127.0.0.1:8786", folder=tmp_path, status=1)
+    assert 'pip install "asyncpar[dask]"' in said
 
 
 def test_type_checkers_find_no_error_in_the_examples() -> None:
