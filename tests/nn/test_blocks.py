@@ -1,0 +1,47 @@
+"""Blocks cover everything once, and what layers compute does not depend on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncpar.nn.attention import AttentionHeads
+from asyncpar.nn.blocks import BLOCK, blocks
+from asyncpar.testing.gradients import assert_gradients_match
+
+
+def test_blocks_cover_all_items_in_order() -> None:
+    parts = list(blocks(10, BLOCK // 4))
+    assert parts == [slice(0, 4), slice(4, 8), slice(8, 10)]
+
+
+def test_an_item_larger_than_a_block_is_one() -> None:
+    assert list(blocks(2, 3 * BLOCK)) == [slice(0, 1), slice(1, 2)]
+
+
+def test_nothing_has_no_blocks() -> None:
+    assert list(blocks(0, 5)) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_attention_has_the_same_bits_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    heads = AttentionHeads("heads", 2, 4)
+    x, dy = rng.normal(size=(5, 7, 24)).astype(dtype), rng.normal(size=(5, 7, 8)).astype(dtype)
+    results = []
+    for size in (1, 2 * 2 * 7 * 7, BLOCK):
+        monkeypatch.setattr("asyncpar.nn.blocks.BLOCK", size)
+        y, saved = heads.forward(x)
+        results.append((y.tobytes(), heads.input_gradient(saved, dy).tobytes()))
+    assert results[0] == results[1] == results[2]
+
+
+def test_attention_in_several_blocks_differentiates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncpar.nn.blocks.BLOCK", 2 * 3 * 4 * 4)
+    assert_gradients_match(AttentionHeads("heads", 3, 2), np.random.default_rng(3).normal(size=(5, 4, 18)))
+
+
+def test_attention_takes_an_empty_batch() -> None:
+    heads = AttentionHeads("heads", 2, 4)
+    y, saved = heads.forward(np.zeros((0, 7, 24)))
+    assert heads.input_gradient(saved, y).shape == (0, 7, 24)
