@@ -42,12 +42,17 @@ def lend(block: Block, take_back: Callable[[Block], object]) -> tuple[Any, weakr
 class ArrayPool:
     """Lends arrays from any thread; those of ``LEAST_BYTES`` or more in memory that was lent before, where it fits.
 
-    ``most_idle`` says how many bytes may wait to be used again.  A copy of a pool is a pool that keeps nothing.
+    ``most_idle`` says how many bytes may wait to be used again; None: as many as bring what the pool holds to the most
+    that was lent at once.  A copy of a pool is a pool that keeps nothing.
     """
 
-    def __init__(self, most_idle: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, most_idle: Callable[[], int] | None = lambda: 0) -> None:
         self.blocks_made = 0
         """Blocks that were taken from the system so far."""
+        self.lent_bytes = 0
+        """Bytes that were lent when the pool last looked."""
+        self.most_lent_bytes = 0
+        """The largest ``lent_bytes`` so far."""
         self._most_idle = most_idle
         self._lock = threading.Lock()
         self._returned: deque[Block] = deque()
@@ -89,16 +94,27 @@ class ArrayPool:
             self._sort_in(without_limit=True)
             for place in reversed(range(len(self._idle))):
                 if self._idle[place].nbytes == nbytes:
+                    self._count(nbytes)
                     return self._idle.pop(place)
-            self._drop_beyond(self._most_idle() - nbytes)
+            self._drop_beyond(self._limit() - nbytes)
+            self._count(nbytes)
             self.blocks_made += 1
         return np.empty(nbytes, np.uint8)
 
     def _sort_in(self, *, without_limit: bool = False) -> None:
         while self._returned:
-            self._idle.append(self._returned.popleft())
+            block = self._returned.popleft()
+            self.lent_bytes -= block.nbytes
+            self._idle.append(block)
         if not without_limit:
-            self._drop_beyond(self._most_idle())
+            self._drop_beyond(self._limit())
+
+    def _count(self, nbytes: int) -> None:
+        self.lent_bytes += nbytes
+        self.most_lent_bytes = max(self.most_lent_bytes, self.lent_bytes)
+
+    def _limit(self) -> int:
+        return self.most_lent_bytes - self.lent_bytes if self._most_idle is None else self._most_idle()
 
     def _drop_beyond(self, most: int) -> None:
         """Drop the blocks that wait longest until the others have at most ``most`` bytes."""

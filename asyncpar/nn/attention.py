@@ -71,8 +71,8 @@ class AttentionHeads(Weightless[HeadsSaved]):
     def forward(self, x: Array) -> tuple[Array, HeadsSaved]:
         check_sequences(self.name, x, 3 * self.heads * self.width)
         batch, length, _ = x.shape
-        weights = np.empty((batch, self.heads, length, length), x.dtype)
-        mixed = np.empty((batch, length, self.heads * self.width), x.dtype)
+        weights = self.allocate((batch, self.heads, length, length), x.dtype)
+        mixed = self.allocate((batch, length, self.heads * self.width), x.dtype)
         later = np.tril(np.full((length, length), -np.inf, x.dtype), k=-1)
         for part in self._parts(x):
             query, key, value = self._split(x[part])
@@ -85,8 +85,8 @@ class AttentionHeads(Weightless[HeadsSaved]):
     def input_gradient(self, saved: HeadsSaved, dy: Array) -> Array:
         projected, weights = saved
         check_gradient(self.name, dy, (*projected.shape[:2], self.heads * self.width))
-        dprojected = np.empty_like(projected)
-        scratch = np.empty_like(weights[next(self._parts(projected), slice(0))])
+        dprojected = self.allocate(projected.shape, projected.dtype)
+        scratch = self.allocate(weights[next(self._parts(projected), slice(0))].shape, weights.dtype)
         for part in self._parts(projected):
             query, key, value = self._split(projected[part])
             dquery, dkey, dvalue = self._split(dprojected[part])

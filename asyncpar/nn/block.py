@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.nn.attention import CausalSelfAttention
 from asyncpar.nn.mlp import Mlp
 from asyncpar.nn.normalization import LayerNorm
@@ -90,6 +91,10 @@ class Residual(Stage[Any]):
         assert dx is not None
         dx += dy
         return dx
+
+    def use_memory(self, memory: ArrayPool) -> None:
+        super().use_memory(memory)
+        self._inner.use_memory(memory)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self._inner.parameters()

@@ -60,6 +60,6 @@ class Dropout(Weightless[DropoutSaved]):
 
     def _kept(self, x: Array, mask: NDArray[np.bool_]) -> Array:
         scale: Any = x.dtype.type(1.0 / (1.0 - self.rate))
-        y: Array = np.multiply(x, scale)
+        y: Array = np.multiply(x, scale, out=self.allocate(x.shape, x.dtype))
         y *= mask
         return y

@@ -35,7 +35,8 @@ class Embedding(Stage[Tokens]):
 
     def forward(self, x: Tokens) -> tuple[Array, Tokens]:
         check_tokens(self.name, x, vocabulary=self.vocabulary, max_length=self.max_length)
-        y = self.tokens.value[x]
+        table = self.tokens.value
+        y = np.take(table, x, axis=0, out=self.allocate((*x.shape, self.features), table.dtype), mode="clip")
         y += self.positions.value[: x.shape[1]]
         return y, x
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 
+import numpy as np
+
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.stage import (
@@ -44,6 +46,11 @@ class Projection(Stage[Array]):
         add_weight_gradients(lambda tell: self.add_gradients(saved, dy, tell), on_gradient, deferred)
         return self.input_gradient(dy)
 
+    def _product(self, a: Array, b: Array) -> Array:
+        """Return ``a @ b``, of two dimensions each, in the memory of this stage."""
+        product = self.allocate((a.shape[0], b.shape[1]), np.result_type(a, b))
+        return np.matmul(a, b, out=product)
+
 
 class Linear(Projection):
     """``y = x @ weight + bias``; ``weight`` has shape (inputs, outputs).
@@ -78,13 +85,13 @@ class Linear(Projection):
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         check_features(self.name, x, self.inputs)
-        y: Array = x.reshape(-1, self.inputs) @ self.weight.value
+        y = self._product(x.reshape(-1, self.inputs), self.weight.value)
         if self.bias is not None:
             y += self.bias.value
         return y.reshape(*x.shape[:-1], self.outputs), x
 
     def input_gradient(self, dy: Array) -> Array:
-        dx: Array = dy.reshape(-1, self.outputs) @ self.weight.value.T
+        dx = self._product(dy.reshape(-1, self.outputs), self.weight.value.T)
         return dx.reshape(*dy.shape[:-1], self.inputs)
 
     def add_gradients(self, x: Array, dy: Array, on_gradient: OnGradient | None = None) -> None:
@@ -113,11 +120,11 @@ class TiedLinear(Projection):
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         check_features(self.name, x, self.inputs)
-        y: Array = x.reshape(-1, self.inputs) @ self.table.value.T
+        y = self._product(x.reshape(-1, self.inputs), self.table.value.T)
         return y.reshape(*x.shape[:-1], self.outputs), x
 
     def input_gradient(self, dy: Array) -> Array:
-        dx: Array = dy.reshape(-1, self.outputs) @ self.table.value
+        dx = self._product(dy.reshape(-1, self.outputs), self.table.value)
         return dx.reshape(*dy.shape[:-1], self.inputs)
 
     def add_gradients(self, x: Array, dy: Array, on_gradient: OnGradient | None = None) -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from asyncpar.nn.blocks import blocks
 from asyncpar.nn.linear import Linear
 from asyncpar.nn.parameter import Array, Initializer
 from asyncpar.nn.sequential import Sequential
@@ -14,9 +15,6 @@ from asyncpar.nn.weightless import Weightless
 
 _ROOT = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
-
-GeluSaved = tuple[Array, Array]
-"""The input, and the tanh inside."""
 
 
 class Mlp(Sequential):
@@ -41,46 +39,42 @@ class Mlp(Sequential):
         super().__init__([self.widen, Gelu(f"{name}/gelu"), self.narrow])
 
 
-class Gelu(Weightless[GeluSaved]):
-    """GELU in its tanh form (Hendrycks and Gimpel 2016), element by element."""
+class Gelu(Weightless[Array]):
+    """GELU in its tanh form (Hendrycks and Gimpel 2016), element by element.
+
+    Saves its derivative, which ``backward`` overwrites.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def forward(self, x: Array) -> tuple[Array, GeluSaved]:
-        y, tanh = gelu(x)
-        return y, (x, tanh)
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        y, slope = self.allocate(x.shape, x.dtype), self.allocate(x.shape, x.dtype)
+        flat = x.reshape(-1)
+        for part in blocks(flat.size, 1):
+            gelu(flat[part], y.reshape(-1)[part], slope.reshape(-1)[part])
+        return y, slope
 
-    def input_gradient(self, saved: GeluSaved, dy: Array) -> Array:
-        x, tanh = saved
-        check_gradient(self.name, dy, x.shape)
-        return gelu_backward(x, tanh, dy)
-
-
-def gelu(x: Array) -> tuple[Array, Array]:
-    """Return ``x (1 + t) / 2`` and ``t = tanh(sqrt(2/pi) (x + 0.044715 x^3))``."""
-    tanh: Array = x * x
-    tanh *= _ROOT * _CUBIC
-    tanh += _ROOT
-    tanh *= x
-    np.tanh(tanh, out=tanh)
-    y: Array = tanh + 1.0
-    y *= x
-    y *= 0.5
-    return y, tanh
+    def input_gradient(self, saved: Array, dy: Array) -> Array:
+        check_gradient(self.name, dy, saved.shape)
+        return np.multiply(saved, dy, out=saved)
 
 
-def gelu_backward(x: Array, tanh: Array, dy: Array) -> Array:
-    """Return ``dy`` times the derivative ``(1 + t) / 2 + x (1 - t^2) u' / 2``, with ``u`` the argument of tanh."""
-    slope: Array = x * x
-    slope *= 3.0 * _ROOT * _CUBIC
-    slope += _ROOT
-    slope *= x
-    rest: Array = tanh * tanh
-    np.subtract(1.0, rest, out=rest)
-    slope *= rest
-    slope += tanh
-    slope += 1.0
-    slope *= 0.5
-    slope *= dy
-    return slope
+def gelu(x: Array, y: Array, slope: Array) -> None:
+    """Set ``y`` to ``x h``, with ``h = (1 + tanh(u)) / 2`` and ``u = sqrt(2/pi) (x + 0.044715 x^3)``.
+
+    ``slope`` is set to the derivative, ``h + 2 x h (1 - h) u'``.
+    """
+    np.multiply(x, x, out=slope)
+    share = slope * (_ROOT * _CUBIC)
+    share += _ROOT
+    share *= x
+    np.tanh(share, out=share)
+    share *= 0.5
+    share += 0.5
+    np.multiply(x, share, out=y)
+    slope *= 6.0 * _ROOT * _CUBIC
+    slope += 2.0 * _ROOT
+    slope *= y
+    slope -= slope * share
+    slope += share

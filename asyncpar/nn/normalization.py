@@ -46,12 +46,12 @@ class LayerNorm(Stage[LayerNormSaved]):
 
     def forward(self, x: Array) -> tuple[Array, LayerNormSaved]:
         check_features(self.name, x, self.features)
-        normalized: Array = x - x.mean(axis=-1, keepdims=True)
+        normalized = np.subtract(x, x.mean(axis=-1, keepdims=True), out=self.allocate(x.shape, x.dtype))
         variance = self._mean_of_product(normalized, normalized)
         variance += self.epsilon
         inverse: Array = 1.0 / np.sqrt(variance)
         normalized *= inverse
-        y: Array = normalized * self.scale.value
+        y = np.multiply(normalized, self.scale.value, out=self.allocate(x.shape, x.dtype))
         y += self.shift.value
         return y, (normalized, inverse)
 
@@ -61,10 +61,10 @@ class LayerNorm(Stage[LayerNormSaved]):
         normalized, inverse = saved
         check_gradient(self.name, dy, normalized.shape)
         add_weight_gradients(lambda tell: self._add_gradients(normalized, dy, tell), on_gradient, deferred)
-        dx: Array = dy * self.scale.value
+        dx = np.multiply(dy, self.scale.value, out=self.allocate(dy.shape, dy.dtype))
         along = self._mean_of_product(dx, normalized)
         dx -= dx.mean(axis=-1, keepdims=True)
-        dx -= normalized * along
+        dx -= np.multiply(normalized, along, out=self.allocate(dy.shape, dy.dtype))
         dx *= inverse
         return dx
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
@@ -51,6 +52,11 @@ class Sequential(Stage[list[Any]]):
                 raise UsageError("stages: only the first stage may have an input without gradient")
             gradient = stage.backward(saved.pop(), gradient, on_gradient, deferred)
         return gradient
+
+    def use_memory(self, memory: ArrayPool) -> None:
+        super().use_memory(memory)
+        for stage in self.stages:
+            stage.use_memory(memory)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return _by_name(self.stages)

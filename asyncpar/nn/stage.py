@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 
@@ -24,9 +26,13 @@ class Stage(ABC, Generic[Saved]):
     """A differentiable function with parameters.
 
     ``backward`` needs nothing but what ``forward`` returned as ``saved``, so several micro-batches may be in flight.  A
-    stage keeps no other state, and neither method changes its array arguments, with one exception that the layers
-    state where they use it: ``backward`` may overwrite what is in ``saved``, so a saved value serves one backward.
+    stage keeps no other state, only memory for results (``use_memory``), and neither method changes its array
+    arguments, with one exception that the layers state where they use it: ``backward`` may overwrite what is in
+    ``saved``, so a saved value serves one backward.
     """
+
+    memory: ArrayPool | None = None
+    """Where large outputs and gradients take their memory; None: from numpy."""
 
     @abstractmethod
     def forward(self, x: Any) -> tuple[Array, Saved]:
@@ -79,6 +85,18 @@ class Stage(ABC, Generic[Saved]):
     def generators(self) -> tuple[np.random.Generator, ...]:
         """Return the sources of randomness that ``forward`` draws from, in a fixed order."""
         return ()
+
+    def use_memory(self, memory: ArrayPool) -> None:
+        """Take the memory of large results from ``memory`` from now on: what one step leaves serves the next.
+
+        A stage that consists of others passes it on to them.
+        """
+        self.memory = memory
+
+    def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Return an array of undefined content, in the memory of this stage."""
+        array: Array = (np if self.memory is None else self.memory).empty(shape, dtype)
+        return array
 
     def zero_grad(self) -> None:
         """Forget all accumulated gradients."""

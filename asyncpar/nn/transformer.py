@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.errors import UsageError
 from asyncpar.nn.block import Block, BlockOptions, MakeDropout
 from asyncpar.nn.dropout import Dropout
@@ -121,6 +122,7 @@ class Transformer(Sequential):
         norm = LayerNorm("norm", config.features, initializer=initializer)
         head = self._head(embedding, initializer)
         super().__init__([embedding, *options.dropout("embedding/dropout"), *blocks, norm, head])
+        self.use_memory(ArrayPool(None))
 
     @property
     def parameter_count(self) -> int:

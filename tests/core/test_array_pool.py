@@ -49,6 +49,19 @@ def test_memory_that_nobody_holds_is_lent_again() -> None:
     assert pool.blocks_made == 1
 
 
+def test_a_pool_without_a_limit_of_its_own_holds_as_much_as_was_lent_at_once() -> None:
+    pool = ArrayPool(None)
+    held = [pool.empty((count * COUNT,), np.float32) for count in (1, 2, 3)]
+    held.clear()
+    assert pool.idle_bytes == pool.most_lent_bytes == 6 * LEAST_BYTES
+    large = pool.empty((5 * COUNT,), np.float32)
+    assert pool.idle_bytes + pool.lent_bytes <= pool.most_lent_bytes == 6 * LEAST_BYTES
+    del large
+    assert pool.idle_bytes == 6 * LEAST_BYTES  # with the block of one, which waited least
+    pool.empty((5 * COUNT,), np.float32)
+    assert pool.blocks_made == 4
+
+
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_memory_is_not_lent_again_while_anything_on_it_lives(holder: str) -> None:
     pool = ArrayPool(lambda: 10 * LEAST_BYTES)

@@ -7,6 +7,7 @@ import pytest
 
 from asyncpar.nn.attention import AttentionHeads
 from asyncpar.nn.blocks import BLOCK, blocks
+from asyncpar.nn.mlp import Gelu
 from asyncpar.testing.gradients import assert_gradients_match
 
 
@@ -34,6 +35,28 @@ def test_attention_has_the_same_bits_in_blocks_of_any_size(monkeypatch: pytest.M
         y, saved = heads.forward(x)
         results.append((y.tobytes(), heads.input_gradient(saved, dy).tobytes()))
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gelu_has_the_same_bits_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    x, dy = np.random.default_rng(2).normal(0.0, 3.0, (2, 5, 7, 11)).astype(dtype)
+    results = []
+    for size in (1, 9, 64, BLOCK):
+        monkeypatch.setattr("asyncpar.nn.blocks.BLOCK", size)
+        y, slope = Gelu("gelu").forward(x)
+        results.append((y.tobytes(), Gelu("gelu").input_gradient(slope, dy).tobytes()))
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("at", [0.0, 20.0, -20.0])
+def test_gelu_differentiates_near_zero_and_far_from_it(monkeypatch: pytest.MonkeyPatch, at: float) -> None:
+    monkeypatch.setattr("asyncpar.nn.blocks.BLOCK", 4)
+    x = at + np.random.default_rng(3).normal(size=(3, 5))
+    y, slope = Gelu("gelu").forward(x)
+    step = 1e-6
+    expected = (Gelu("gelu").forward(x + step)[0] - Gelu("gelu").forward(x - step)[0]) / (2 * step)
+    np.testing.assert_allclose(y, x * (at > 0) if at else y, atol=1e-12)
+    np.testing.assert_allclose(slope, expected, atol=1e-8)
 
 
 def test_attention_in_several_blocks_differentiates(monkeypatch: pytest.MonkeyPatch) -> None:

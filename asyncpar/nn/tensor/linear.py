@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.nn.linear import Linear, Projection
@@ -58,6 +59,10 @@ class ColumnParallel(Stage[ColumnSaved]):
         add_weight_gradients(work, on_gradient, deferred)
         return wait()
 
+    def use_memory(self, memory: ArrayPool) -> None:
+        super().use_memory(memory)
+        self._projection.use_memory(memory)
+
     def parameters(self) -> tuple[Parameter, ...]:
         return self._projection.parameters()
 
@@ -103,6 +108,10 @@ class ColumnParallelLinear(Stage[Any]):
             check_gradient(self.name, dy, (*saved[1][:-1], self.outputs))
             dy = np.ascontiguousarray(dy[..., slice(*self._bounds)])
         return self._columns.backward(saved, dy, on_gradient, deferred)
+
+    def use_memory(self, memory: ArrayPool) -> None:
+        super().use_memory(memory)
+        self._columns.use_memory(memory)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self._columns.parameters()
@@ -174,6 +183,10 @@ class RowParallelLinear(Stage[RowSaved]):
         add_weight_gradients(work, on_gradient, deferred)
         dx = self._linear.input_gradient(whole)
         return dx if self._input_is_parallel else self._region.group.all_gather(dx, dx.ndim - 1)
+
+    def use_memory(self, memory: ArrayPool) -> None:
+        super().use_memory(memory)
+        self._linear.use_memory(memory)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)

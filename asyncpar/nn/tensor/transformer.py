@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import UsageError
 from asyncpar.nn.dropout import Dropout
@@ -106,7 +107,12 @@ def build_stage(
         raise UsageError("table: expected one only for the last stage, and not the first, of tied embeddings")
     region = TensorRegion(group=group, sequence_parallel=sequence_parallel)
     builder = _Builder(config, region, initializer or config.initializer(), replica)
-    keep = wrap or (lambda stage: stage)
+    memory = ArrayPool(None)
+
+    def keep(stage: Stage[Any]) -> Stage[Any]:
+        stage.use_memory(memory)
+        return stage if wrap is None else wrap(stage)
+
     embedding = builder.embedding(is_tied=config.tied_embeddings and not (is_first and is_last))
     entry = [keep(layer) for layer in (embedding, *builder.dropout("embedding/dropout"))] if is_first else []
     own_table = embedding.tokens if config.tied_embeddings else None
