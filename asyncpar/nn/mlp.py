@@ -40,10 +40,7 @@ class Mlp(Sequential):
 
 
 class Gelu(Weightless[Array]):
-    """GELU in its tanh form (Hendrycks and Gimpel 2016), element by element.
-
-    Saves its derivative, which ``backward`` overwrites.
-    """
+    """GELU in its tanh form (Hendrycks and Gimpel 2016), element by element.  Saves its derivative."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -57,7 +54,8 @@ class Gelu(Weightless[Array]):
 
     def input_gradient(self, saved: Array, dy: Array) -> Array:
         check_gradient(self.name, dy, saved.shape)
-        return np.multiply(saved, dy, out=saved)
+        dx: Array = np.multiply(saved, dy, out=self.allocate(saved.shape, saved.dtype))
+        return dx
 
 
 def gelu(x: Array, y: Array, slope: Array) -> None:
