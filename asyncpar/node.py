@@ -41,6 +41,7 @@ from asyncpar.core.observe.reporting import mark_seen
 from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.whereabouts import describe_program
 from asyncpar.core.system_errors import note_limit
+from asyncpar.core.tables import html_table
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
@@ -126,6 +127,12 @@ class Node:
     def __repr__(self) -> str:
         where = f" at {self.address}" if self.address else ""
         return f"<node: rank {self.rank} of {self.size}{where}{', stopped' if self._is_stopping.is_set() else ''}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        state = "stopped" if self._is_stopping.is_set() else "running"
+        rows = [("node", f"rank {self.rank} of {self.size}"), ("address", self.address or "none"), ("state", state)]
+        return html_table(rows)
 
     @property
     def rank(self) -> int:

@@ -41,6 +41,21 @@ async def test_nodes_and_communicators_say_in_a_prompt_who_they_are() -> None:
     assert repr(nodes[1]).endswith(", stopped>")
 
 
+async def test_notebooks_show_nodes_and_communicators_as_tables() -> None:
+    async with ap.testing.local_world(2) as nodes:
+        group = nodes[1].world.subgroup([1], name="<b>")
+        assert group is not None
+        node = nodes[1]._repr_html_()  # the name that notebooks call
+        assert node.startswith("<table><thead><tr><th>node</th><th>rank 1 of 2</th></tr>")
+        assert f"<td>{nodes[1].address or 'none'}</td>" in node
+        assert "<td>state</td><td>running</td>" in node
+        html = group._repr_html_()
+        assert "<th>&lt;b&gt;</th>" in html
+        assert "<td>rank</td><td>0 of 1</td>" in html
+        assert "<td>state</td><td>in use</td>" in html
+    assert "<td>stopped</td>" in nodes[1]._repr_html_()
+
+
 def _at(node: ap.Node) -> str:
     return f" at {node.address}" if node.address else ""
 

@@ -9,6 +9,7 @@ from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.operations import Operations
 from asyncpar.blocking.starting import Starting
 from asyncpar.collectives import communicator
+from asyncpar.core.tables import html_table
 
 T = TypeVar("T")
 
@@ -51,6 +52,10 @@ class Communicator(Operations):
 
     def __repr__(self) -> str:
         return f"<blocking communicator {self.name!r}: rank {self.rank} of {self.size}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table([("blocking communicator", self.name), ("rank", f"{self.rank} of {self.size}")])
 
     @property
     def timeout(self) -> float | None:

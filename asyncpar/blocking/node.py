@@ -22,6 +22,7 @@ from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
+from asyncpar.core.tables import html_table
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.serving import Register
 
@@ -85,6 +86,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<blocking node: rank {self.rank} of {self.size}{', closed' if self.is_closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        state = "closed" if self.is_closed else "running"
+        return html_table([("blocking node", f"rank {self.rank} of {self.size}"), ("state", state)])
 
     # -- who -------------------------------------------------------------------------------------------------------
 

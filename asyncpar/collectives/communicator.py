@@ -37,6 +37,7 @@ from asyncpar.core.observe.recorder import Recorder
 from asyncpar.core.observe.records import EventKind
 from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.steps import StepMeter
+from asyncpar.core.tables import html_table
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.lane_kinds import TCP, lane_kind
@@ -131,6 +132,12 @@ class Communicator(ArrayOperations):
     def __repr__(self) -> str:
         state = ", revoked" if self.is_revoked else ", over" if self.is_over else ""
         return f"<communicator {self.name!r}: rank {self.rank} of {self.size}{state}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        state = "revoked" if self.is_revoked else "over" if self.is_over else "in use"
+        rows = [("communicator", self.name), ("rank", f"{self.rank} of {self.size}"), ("state", state)]
+        return html_table(rows)
 
     @property
     def rank(self) -> int:

@@ -12,14 +12,14 @@ import gc
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from asyncpar.core.tables import html_table, text_table
+from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.errors import UsageError
 
 KEYED = 1 << 63
@@ -222,6 +222,25 @@ class CollectiveStatistics:
     steps: int = 0
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        """Return a table of one line, as those of ``Traffic``."""
+        return text_table(_rows_of((self,)), left=2)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(_rows_of((self,)))
+
+
+def _rows_of(operations: Iterable[CollectiveStatistics]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("operation", "algorithm", "calls", "payload", "messages", "mean time")]
+    for one in operations:
+        mean = seconds_text(one.seconds / one.calls) if one.calls else "-"
+        payload = bytes_text(one.payload_bytes)
+        rows.append((one.operation, one.algorithm, f"{one.calls:,}", payload, f"{one.messages:,}", mean))
+    return rows
+
 
 LARGE_CALL_BYTES = 64 << 10
 """The time of calls that send less depends on latency more than on bandwidth: their rate is that of all together."""
@@ -264,21 +283,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return a table: operations by algorithm, with calls, payload, messages and mean times."""
-        return text_table(self._rows(), left=2)
+        return text_table(_rows_of(self.operations), left=2)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return the same for notebooks."""
-        return html_table(self._rows())
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("operation", "algorithm", "calls", "payload", "messages", "mean time")]
-        for one in self.operations:
-            mean = f"{one.seconds / one.calls * 1e6:.3g} us" if one.calls else "-"
-            payload = f"{one.payload_bytes / 1e6:.3g} MB"
-            rows.append((one.operation, one.algorithm, f"{one.calls:,}", payload, f"{one.messages:,}", mean))
-        return rows
+        return html_table(_rows_of(self.operations))
 
     @property
     def payload_bytes(self) -> int:

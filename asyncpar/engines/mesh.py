@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from asyncpar.actors.meshes.mesh_ref import MeshRef
 from asyncpar.actors.meshes.nodes import Nodes
+from asyncpar.actors.meshes.shape import mesh_table
 from asyncpar.actors.meshes.values import MeshError
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.registry import class_path
@@ -131,6 +132,10 @@ class ClusterMesh:
 
     def __repr__(self) -> str:
         return f"<cluster: {self.nodes!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks: where each node is."""
+        return mesh_table(self.nodes.shape, "nodes of a cluster")
 
 
 RunRanks = Callable[[str], Awaitable[object]]

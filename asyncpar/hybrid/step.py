@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.errors import UsageError
 from asyncpar.hybrid.analysis import StepMeasure
 from asyncpar.hybrid.assembly import Assembly, GradientScale
@@ -64,6 +65,29 @@ class StepResult:
     seconds: float
     pipeline: PipelineResult
     why: str = ""
+
+    def __str__(self) -> str:
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("step", "skipped" if self.is_skipped else "taken"),
+            *([("why", self.why)] if self.why else []),
+            ("loss", f"{self.loss:.4g}"),
+            ("tokens", f"{self.tokens:,}"),
+            ("gradient norm", f"{self.gradient_norm:.3g}"),
+            ("time", seconds_text(self.seconds)),
+            ("this rank computed", seconds_text(self.pipeline.seconds_busy)),
+            ("this rank waited for messages", seconds_text(self.pipeline.seconds_waiting)),
+            ("this rank sent to other stages", bytes_text(self.pipeline.bytes_sent)),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

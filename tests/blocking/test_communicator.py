@@ -243,6 +243,9 @@ def test_a_communicator_tells_about_its_group(nodes: tuple[Node, ...]) -> None:
     assert comm.on_loop.timeout == 7.0
     comm.timeout = before
     assert repr(comm) == "<blocking communicator 'world': rank 1 of 3>"
+    html = comm._repr_html_()  # the name that notebooks call
+    assert "<th>blocking communicator</th><th>world</th>" in html
+    assert "<td>rank</td><td>1 of 3</td>" in html
 
 
 def test_threads_that_wait_in_a_group_that_is_revoked_wake_and_survivors_go_on(nodes: tuple[Node, ...]) -> None:

@@ -66,7 +66,9 @@ def test_alone_it_is_a_world_of_one() -> None:
         assert node.empty(4).shape == (4,)
         assert (node.address, node.has_arena, node.bytes_sent) == ("", False, 0)
         assert repr(node) == "<blocking node: rank 0 of 1>"
+        assert "<th>blocking node</th><th>rank 0 of 1</th>" in node._repr_html_()  # the name that notebooks call
     assert node.is_closed
+    assert "<td>state</td><td>closed</td>" in node._repr_html_()
 
 
 def test_what_has_no_blocking_form_is_run_on_the_loop() -> None:
@@ -179,6 +181,7 @@ def test_actors_are_asked_told_and_streamed_from() -> None:
         assert list(remote.items.stream(100)) == list(range(100))
         assert "add" in dir(remote)
         assert repr(actor.add) == "<blocking endpoint add of <Counter 'counter' on rank 0>>"
+        assert "<th>Counter</th><th>counter</th>" in actor._repr_html_()
 
 
 def test_references_travel_and_come_back_blocking() -> None:

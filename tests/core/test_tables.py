@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from asyncpar.backends import CommunicationMetrics, OperationMetrics
-from asyncpar.collectives.ledger import Traffic
+from asyncpar.collectives.ledger import CollectiveStatistics, Traffic
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.gradsync import SyncStatistics
+from asyncpar.hybrid.step import StepResult
 from asyncpar.multinode import MemoryUsage, MultiNodeStats
+from asyncpar.pipeline.offload.entry import MemoryUsageStats, Volume
+from asyncpar.pipeline.result import PipelineResult
 from asyncpar.zero import ZeROMemoryStats
 
 ROWS = [("name", "figure"), ("<b>&", "12")]
@@ -73,6 +76,46 @@ STATISTICS: dict[str, tuple[Any, dict[str, str]]] = {
             values=1000,
         ),
         {"there to stay": "10 KB", "without sharding": "16 KB", "saved": "38%", "bytes per value": "10"},
+    ),
+    "one operation": (
+        CollectiveStatistics(
+            operation="all_reduce", algorithm="ring", calls=4, payload_bytes=8_000_000, messages=24, seconds=0.2
+        ),
+        {"all_reduce": "ring           4     8 MB        24      50 ms"},
+    ),
+    "values of micro-batches": (
+        MemoryUsageStats(
+            current_bytes=1500,
+            peak_bytes=25_000_000,
+            current_count=1,
+            peak_count=12,
+            stored=Volume(count=3, nbytes=4000),
+            retrieved=Volume(),
+            offloaded=Volume(count=2, nbytes=2000),
+            restored=Volume(),
+        ),
+        {"now": "1  1.5 KB", "at the peak": "12   25 MB", "offloaded": "2    2 KB", "restored": "0     0 B"},
+    ),
+    "step": (
+        StepResult(
+            loss=2.34567,
+            tokens=4096,
+            gradient_norm=1.5,
+            is_skipped=True,
+            seconds=0.25,
+            pipeline=PipelineResult(
+                losses=(),
+                peak_in_flight=1,
+                peak_bytes=0,
+                seconds=0.2,
+                seconds_busy=0.15,
+                seconds_waiting=0.05,
+                sent=(),
+                received=(),
+            ),
+            why="rank 1: <inf>",
+        ),
+        {"step": "skipped", "why": "rank 1: <inf>", "loss": "2.346", "tokens": "4,096", "time": "250 ms"},
     ),
     "backend": (
         CommunicationMetrics(operations={"all_reduce": OperationMetrics(count=4, bytes=8_000_000, seconds=0.2)}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from asyncpar.gradsync.statistics import SyncTraffic
@@ -57,9 +58,24 @@ def test_what_people_read_has_each_figure_in_its_place() -> None:
     tally = HookTally(codec="topk:0.1", ranks=4)
     add_step(tally, (1.0, 4.0), sent=2_500, compressed=1, not_finite=1, bytes_uncompressed=5_000_000)
     tally.add_wait(2.0)
-    text = str(tally.statistics(residual_norm=0.0))
-    assert "codec topk:0.1, 4 ranks: 1 steps, 1 buckets (1 compressed, 1 not finite)" in text
-    assert "sent 2.50 kB instead of 5.00 MB" in text
-    assert (
-        "encode 0.125 s, exchange 0.250 s, decode 0.500 s; 3.000 s under way, of which backward waited 2.000 s" in text
-    )
+    statistics = tally.statistics(residual_norm=0.0)
+    figures = {
+        "gradient hook": "codec topk:0.1, 4 ranks",
+        "steps": "1",
+        "buckets": "1",
+        "buckets compressed": "1",
+        "buckets not finite": "1",
+        "sent": "2.5 KB",
+        "without a codec": "5 MB",
+        "compression": "2000 x",
+        "encode": "125 ms",
+        "exchange": "250 ms",
+        "decode": "500 ms",
+        "under way": "3 s",
+        "backward waited": "2 s",
+        "residual norm": "0",
+    }
+    lines = [tuple(re.split(r"  +", line)) for line in str(statistics).splitlines()]
+    assert lines == list(figures.items())
+    assert repr(statistics) == str(statistics)
+    assert statistics._repr_html_().count("<tr>") == len(lines)  # the name that notebooks call

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from asyncpar.actors.meshes import calls
 from asyncpar.actors.meshes.calls import CallCounter, Notices
-from asyncpar.actors.meshes.shape import Coordinates, MeshShape
+from asyncpar.actors.meshes.shape import Coordinates, MeshShape, mesh_table
 from asyncpar.actors.meshes.values import MeshValues, mesh_error
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.ending import Down
@@ -140,6 +140,11 @@ class MeshRef(Generic[A]):
     def __repr__(self) -> str:
         ref = self._members.actors[self.shape.ranks[0]]
         return f"<{self.shape} of {ref.class_name} {ref.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks: where each actor is."""
+        ref = self._members.actors[self.shape.ranks[0]]
+        return mesh_table(self.shape, f"{ref.class_name} {ref.name!r}")
 
 
 R_co = TypeVar("R_co", covariant=True)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from asyncpar.actors.meshes import calls
 from asyncpar.actors.meshes.calls import CallCounter
 from asyncpar.actors.meshes.mesh_ref import MeshActors, MeshRef
-from asyncpar.actors.meshes.shape import Coordinates, MeshShape
+from asyncpar.actors.meshes.shape import Coordinates, MeshShape, mesh_table
 from asyncpar.actors.meshes.values import MeshError, MeshValues
 from asyncpar.actors.runtime.actor import Actor, as_reference
 from asyncpar.actors.runtime.lifecycle import check_actor_class
@@ -135,3 +135,7 @@ class Nodes:
 
     def __repr__(self) -> str:
         return f"<{self.shape} of nodes>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks: where each node is."""
+        return mesh_table(self.shape, "nodes")

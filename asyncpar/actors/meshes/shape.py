@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Final, SupportsIndex, TypeAlias
 
 from asyncpar.core.config.rank_order import RankOrder
+from asyncpar.core.tables import html_table
 from asyncpar.errors import UsageError
 
+_MOST_ROWS: Final = 64
 RANK_AXIS: Final = "rank"
 """The axis of a mesh over a whole world."""
 MEMBER_AXIS: Final = "member"
@@ -211,3 +213,11 @@ def _checked_range(axis: str, selection: slice, size: int) -> range:
 
 def _shown(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f", ... ({len(ranks)} in all)" if len(ranks) > 8 else "")
+
+
+def mesh_table(shape: MeshShape, members: str) -> str:
+    """Return a table of HTML: the place and the rank of each of the ``members``, of the first 64 of them."""
+    found = zip(shape.places(), shape.ranks, strict=True)
+    rows = [(str(place) or "the one place", str(rank)) for place, rank in itertools.islice(found, _MOST_ROWS)]
+    more = [("and", f"{len(shape) - _MOST_ROWS} more")] if len(shape) > _MOST_ROWS else []
+    return html_table([(f"{shape} of {members}", "rank"), *rows, *more])

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar, get_args, 
 import msgspec
 from msgspec.msgpack import Ext
 
+from asyncpar.core.tables import html_table
 from asyncpar.errors import NotFound, ProtocolError, UsageError
 from asyncpar.net.wire.array import type_name
 from asyncpar.net.wire.payload import FIRST_EXTENSION, Extension
@@ -173,6 +174,12 @@ class ActorRef(Generic[A]):
 
     def __repr__(self) -> str:
         return f"<{self.class_name or 'actor'} {self.name!r} on rank {self.rank}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks, and the endpoints."""
+        endpoints = ", ".join(sorted(getattr(self.actor_class, "endpoints", ()))) or "unknown here"
+        rows = [(self.class_name or "actor", self.name), ("rank", str(self.rank)), ("endpoints", endpoints)]
+        return html_table(rows)
 
 
 def _mistaken(value: object) -> str | None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from asyncpar.core.tables import bytes_text, html_table, text_table
 from asyncpar.pipeline.offload.packing import Array, Skeleton, owners_in
 
 Key: TypeAlias = tuple[int, int]
@@ -81,3 +82,22 @@ class MemoryUsageStats:
     retrieved: Volume
     offloaded: Volume
     restored: Volume
+
+    def __str__(self) -> str:
+        """Return a table of values and bytes, with units."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        volumes = [(name, getattr(self, name)) for name in ("stored", "retrieved", "offloaded", "restored")]
+        return [
+            ("values of micro-batches", "count", "size"),
+            ("now", f"{self.current_count:,}", bytes_text(self.current_bytes)),
+            ("at the peak", f"{self.peak_count:,}", bytes_text(self.peak_bytes)),
+            *((name, f"{volume.count:,}", bytes_text(volume.nbytes)) for name, volume in volumes),
+        ]

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
+from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import Bucket, GradientSpec, Slot
 from asyncpar.gradsync.schemes import Scheme
@@ -194,9 +195,6 @@ def _values(tensor: Any) -> Values:
     return np.array(torch.as_tensor(tensor).detach().cpu().float().reshape(-1).numpy())
 
 
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookStatistics:
     """Totals over the steps that this rank has completed since the last reset; times in seconds.
@@ -230,18 +228,32 @@ class HookStatistics:
         return self.bytes_uncompressed / self.bytes_sent if self.bytes_sent else 1.0
 
     def __str__(self) -> str:
-        odd = f", {self.buckets_not_finite} not finite" if self.buckets_not_finite else ""
-        return "\n".join(
-            [
-                f"gradient hook, codec {self.codec}, {self.ranks} ranks: {self.steps} steps, {self.buckets} buckets "
-                f"({self.buckets_compressed} compressed{odd})",
-                f"sent {_size(self.bytes_sent)} instead of {_size(self.bytes_uncompressed)}: "
-                f"{self.compression_ratio:.2f} times less",
-                f"encode {self.encode:.3f} s, exchange {self.exchange:.3f} s, decode {self.decode:.3f} s; "
-                f"{self.under_way:.3f} s under way, of which backward waited {self.exposed:.3f} s",
-                f"error feedback holds a norm of {self.residual_norm:.4g}",
-            ]
-        )
+        """Return a table of the figures, with units, rounded."""
+        return text_table(self._rows(), left=1)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("gradient hook", f"codec {self.codec}, {self.ranks} ranks"),
+            ("steps", f"{self.steps:,}"),
+            ("buckets", f"{self.buckets:,}"),
+            ("buckets compressed", f"{self.buckets_compressed:,}"),
+            ("buckets not finite", f"{self.buckets_not_finite:,}"),
+            ("sent", bytes_text(self.bytes_sent)),
+            ("without a codec", bytes_text(self.bytes_uncompressed)),
+            ("compression", f"{self.compression_ratio:.4g} x"),
+            ("encode", seconds_text(self.encode)),
+            ("exchange", seconds_text(self.exchange)),
+            ("decode", seconds_text(self.decode)),
+            ("under way", seconds_text(self.under_way)),
+            ("backward waited", seconds_text(self.exposed)),
+            ("residual norm", f"{self.residual_norm:.3g}"),
+        ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,10 +321,3 @@ class StepTally:
         self.encode += times.sending
         self.exchange += times.exchanging
         self.decode += times.receiving
-
-
-def _size(count: int) -> str:
-    for unit, name in _UNITS:
-        if count >= unit:
-            return f"{count / unit:.2f} {name}"
-    return f"{count} bytes"

@@ -381,6 +381,10 @@ async def test_nodes_have_axes_and_places() -> None:
         assert grid.slice(dp=0).ranks == (0, 1)
         assert world.select([0, 2]).sizes == {"member": 2}
         assert repr(grid) == "<mesh of dp 2 x tp 2 of nodes>"
+        html = grid._repr_html_()  # the name that notebooks call
+        assert html.startswith("<table><thead><tr><th>mesh of dp 2 x tp 2 of nodes</th><th>rank</th></tr>")
+        assert html.count("<tr>") == 5
+        assert "<td>dp=1, tp=0</td><td>2</td>" in html
 
 
 async def test_a_mesh_of_some_ranks_leaves_the_others_alone() -> None:
@@ -388,5 +392,6 @@ async def test_a_mesh_of_some_ranks_leaves_the_others_alone() -> None:
         trainers = await nodes[0].nodes.select([3, 1]).spawn(Trainer, Settings(0), name="pair")
         assert list((await trainers.where()).values()) == [30, 10]
         assert repr(trainers) == "<mesh of member 2 of Trainer 'pair'>"
+        assert "<tr><td>member=0</td><td>3</td></tr><tr><td>member=1</td><td>1</td></tr>" in trainers._repr_html_()
         with pytest.raises(ap.UsageError, match="no actor 'pair' on rank 2"):
             await nodes[0].ref("pair", rank=2).where()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.actors.meshes.shape import Coordinates, MeshShape, NoSuchPlace
+from asyncpar.actors.meshes.shape import Coordinates, MeshShape, NoSuchPlace, mesh_table
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 
@@ -168,3 +168,9 @@ def test_coordinates_equal_mappings_and_can_be_keys() -> None:
     assert place == {"tp": 1, "dp": 0}
     assert hash(place) == hash(Coordinates({"tp": 1, "dp": 0}))
     assert (str(place), repr(place)) == ("dp=0, tp=1", "Coordinates(dp=0, tp=1)")
+
+
+def test_a_table_of_a_large_mesh_ends_with_the_number_of_the_others() -> None:
+    html = mesh_table(MeshShape.line(range(100)), "<b>")
+    assert "<th>mesh of rank 100 of &lt;b&gt;</th>" in html
+    assert html.endswith("<tr><td>rank=63</td><td>63</td></tr><tr><td>and</td><td>36 more</td></tr></tbody></table>")

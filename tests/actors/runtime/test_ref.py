@@ -62,6 +62,14 @@ def test_references_say_what_they_refer_to() -> None:
     assert repr(make().add) == "<endpoint add of <Counter 'c' on rank 1>>"
 
 
+def test_notebooks_show_the_endpoints_of_a_reference_and_escape_its_name() -> None:
+    html = make(name="<b>&")._repr_html_()  # the name that notebooks call
+    assert html.startswith("<table><thead><tr><th>Counter</th><th>&lt;b&gt;&amp;</th></tr></thead>")
+    assert "<td>rank</td><td>1</td>" in html
+    assert f"<td>endpoints</td><td>{', '.join(sorted(Counter.endpoints))}</td>" in html
+    assert "<td>unknown here</td>" in make(actor_class=None)._repr_html_()
+
+
 def test_names_that_are_no_endpoints_are_attribute_and_usage_errors() -> None:
     for name in ("hidden", "missing", "on_start", "_private", "__dunder__"):
         assert not hasattr(make(), name)
