@@ -1,7 +1,6 @@
 """A model of one's own in numpy, DiLoCo with int8, and checkpoints: kill it, and go on with another number of ranks.
 
-DiLoCo takes the place of ``DistributedDataParallel``, whose exchange in every step would leave no differences for the
-ranks to average every tenth step; int8 compresses those.
+Not in ``DistributedDataParallel``: ranks that exchange gradients in every step have no differences for DiLoCo's rounds.
 
 asyncpar launch --nproc-per-node 4 scripts/examples/train_resume.py saved     # Ctrl-C, kill -9, what you like
 asyncpar launch --nproc-per-node 2 scripts/examples/train_resume.py saved     # goes on from the last round
