@@ -80,11 +80,13 @@ def keep_underscores(_app: Any, _context: Any, lines: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    from directives import PublicIndex, PublicNames, SchedulePicture
+    from directives import BucketPicture, PublicIndex, PublicNames, SchedulePicture, TopologyPicture
 
     app.add_directive("public-names", PublicNames)
     app.add_directive("public-index", PublicIndex)
     app.add_directive("schedule-picture", SchedulePicture)
+    app.add_directive("bucket-picture", BucketPicture)
+    app.add_directive("topology-picture", TopologyPicture)
     app.connect("source-read", take_in)
     app.connect("sphinx-click-process-options", keep_underscores)
     app.connect("autodoc-skip-member", keep_methods)

@@ -1,5 +1,5 @@
 """Directives of the site: ``public-names`` documents a package's names, ``public-index`` lists all of them,
-``schedule-picture`` draws a pipeline."""
+``schedule-picture`` draws a pipeline, ``bucket-picture`` a gradient step, ``topology-picture`` hosts and lanes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar, get_origin
 
 import click
 from docutils import nodes
+from pictures import draw_buckets, draw_schedule, draw_topology
 from public_names import PACKAGES, public_names
 from sphinx.util.docutils import SphinxDirective
 
 from asyncpar.launch.cli import main
-from asyncpar.pipeline import make_schedule, simulate
 
 
 def foreign_bases(value: type) -> list[str]:
@@ -75,33 +75,6 @@ class PublicNames(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
-_COLOURS = {"forward": "#2563eb", "backward": "#d97706", "backward_input": "#d97706", "backward_weight": "#65a30d"}
-_SCALE, _ROW = 24, 26
-
-
-def draw_schedule(name: str, num_stages: int, num_microbatches: int) -> str:
-    """Return the timeline of a simulated schedule as SVG: a row per rank, a box with its micro-batch per operation."""
-    simulated = simulate(make_schedule(name, num_stages=num_stages, num_microbatches=num_microbatches))
-    width, height = 60 + simulated.makespan * _SCALE, num_stages * _ROW
-    parts = []
-    for rank, spans in enumerate(simulated.spans):
-        parts.append(f'<text x="0" y="{rank * _ROW + 17}" fill="currentColor">rank {rank}</text>')
-        for span in spans:
-            x, box = 56 + span.start * _SCALE, (span.end - span.start) * _SCALE
-            kind = str(span.operation.kind)
-            parts.append(
-                f'<rect x="{x:g}" y="{rank * _ROW + 2}" width="{box - 1:g}" height="22" fill="{_COLOURS[kind]}">'
-                f"<title>{kind} of micro-batch {span.operation.micro_batch}</title></rect>"
-                f'<text x="{x + box / 2:g}" y="{rank * _ROW + 17}" fill="#fff" text-anchor="middle">'
-                f"{span.operation.micro_batch}</text>"
-            )
-    title = f"{name}: {simulated.bubble_fraction:.0%} of the time is idle"
-    return (
-        f'<figure><svg viewBox="0 0 {width:g} {height}" style="max-width: {width:g}px; width: 100%" font-size="12" '
-        f'role="img" aria-label="{title}">{"".join(parts)}</svg><figcaption>{title}</figcaption></figure>'
-    )
-
-
 class SchedulePicture(SphinxDirective):
     """``schedule-picture:: NAME STAGES MICRO-BATCHES``: the simulated timeline of a schedule."""
 
@@ -110,6 +83,25 @@ class SchedulePicture(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         name, stages, micro_batches = self.arguments
         return [nodes.raw("", draw_schedule(name, int(stages), int(micro_batches)), format="html")]
+
+
+class BucketPicture(SphinxDirective):
+    """``bucket-picture:: LAYERS BUCKET-MIB RANKS``: the simulated timeline of a gradient step."""
+
+    required_arguments: ClassVar[int] = 3
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", draw_buckets(*map(int, self.arguments)), format="html")]
+
+
+class TopologyPicture(SphinxDirective):
+    """``topology-picture:: RANKS RANKS ...``: hosts with so many ranks each, and the lanes of an all-reduce."""
+
+    required_arguments: ClassVar[int] = 1
+    final_argument_whitespace: ClassVar[bool] = True
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", draw_topology(*map(int, self.arguments[0].split())), format="html")]
 
 
 class PublicIndex(SphinxDirective):
