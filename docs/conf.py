@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import logging
 import os
 import re
 import sys
@@ -82,6 +83,7 @@ def keep_underscores(_app: Any, _context: Any, lines: list[str]) -> None:
 def setup(app: Any) -> None:
     from directives import BucketPicture, PublicIndex, PublicNames, SchedulePicture, TopologyPicture
 
+    logging.getLogger("asyncpar").setLevel(logging.WARNING)  # pictures run nodes, which tell who joins
     app.add_directive("public-names", PublicNames)
     app.add_directive("public-index", PublicIndex)
     app.add_directive("schedule-picture", SchedulePicture)
