@@ -433,6 +433,9 @@ class Operations:
     ) -> None:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
 
+        It measures to another rank of its host, and to one rank of each other host, 8 of them at most, one after the
+        other; of these the slowest counts.
+
         With ``from_operations`` nothing is sent to measure: the figures are those of the latest operations by messages
         of this group, of all ranks.  So a program that calls it every now and then chooses by what its links are like
         now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
