@@ -47,7 +47,8 @@ def find_workers(client: Any) -> set[str]:
 def wait_for_workers(client: Any, dead: Collection[str]) -> None:
     """Wait until nannies, or the cluster, have replaced the ``dead`` ones.
 
-    A nanny whose worker dies before it has heard of its start ends, too; the cluster replaces it when it is told its size.
+    A nanny whose worker dies before it has heard of its start ends, too; the cluster replaces it when it is told its
+    size.
     """
     deadline = time.monotonic() + 60.0
     while len(found := find_workers(client)) < 2 or found & set(dead):
