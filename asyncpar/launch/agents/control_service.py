@@ -126,12 +126,11 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         status = await self._group.status()
         host = next((one for one in status.hosts if one.name == self._name), GroupHost(name=self._name, address=""))
         exit_code, failure = self._agent.failure
-        is_draining = host.is_draining or self._agent.is_leaving
         return HostReport(
             view=HostView(
                 name=self._name,
                 address=host.address or self.address,
-                state="draining" if is_draining else "witness" if host.is_witness else "up",
+                state=self._state_of(host, status),
                 is_leader=status.leader == self._name,
                 is_voter=host.is_voter,
                 version=program_version(),
@@ -141,6 +140,16 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
             is_idle=self._agent.is_idle,
             exit_code=exit_code,
         )
+
+    def _state_of(self, host: GroupHost, status: WorldStatus) -> str:
+        if host.is_draining or self._agent.is_leaving:
+            return "draining"
+        if host.is_witness:
+            return "witness"
+        placed = set() if status.world is None else {member.host for member in status.world.members}
+        is_running = status.job is not None and not _is_closed(status)
+        is_full = status.job is not None and len(placed) >= status.job.terms.most_hosts
+        return "waiting" if is_running and is_full and host.name not in placed else "up"
 
     async def observe(self, request: ObserveRequest) -> HostObserved:
         """Tell what the ranks of this host do, for the agent of another one."""

@@ -4,10 +4,11 @@ Sans-I/O.  Each slot has one process at a time; each start of it is another *mem
 again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
 started again, which counts for nothing.  Where a slot may not start again the others go on without it.  Of slots and
 spares as many come in as the job has slots here, in the order in which they ask; the first question of the others is
-answered when there is a place: a spare has done all that a program does before its first step.  A rank that gets
-SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing, unless
-its host leaves, too.  While the host is parked its members are in no world: they keep what they have, and report it to
-the leader when there is a quorum.
+answered when there is a place: a spare has done all that a program does before its first step.  So wait the ranks of a
+host for which the job has no place now, because its world has members of as many others as it may have.  A rank that
+gets SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing,
+unless its host leaves, too.  While the host is parked its members are in no world: they keep what they have, and report
+it to the leader when there is a quorum.
 """
 
 from __future__ import annotations
@@ -50,14 +51,18 @@ from asyncpar.net.membership.world_messages import (
     MemberHealing,
     MemberLeft,
     MemberProgressed,
+    MemberWaits,
     MemberWithdrawn,
     WorldAnnounced,
     WorldEnded,
     WorldStarted,
+    say_full,
 )
 from asyncpar.net.security.identity import add_role, rank_role
 
 _DRAINED = "it was drained"
+_SUCCESSOR_SECONDS = 1.0
+"""Seconds after the end of a world within which its successor is announced, unless it waits for who has no place yet."""
 
 
 @dataclass
@@ -80,6 +85,8 @@ class _RankSlot:
     """Which question it was that waits for a place."""
     is_departing: bool = False
     """Did it get SIGTERM, not from here, and asks to leave at the end of a step?"""
+    has_said: bool = False
+    """Has this host said that it waits?"""
 
 
 class ElasticRanks:
@@ -109,6 +116,10 @@ class ElasticRanks:
         self._end: JobEnd | None = None
         self._parked = ""
         """Why members may commit nothing now."""
+        self._is_full_until: float | None = None
+        """When those without a place ask for one: the world is over, and its successor is late."""
+        self._is_short = False
+        """Does the next world wait for more members?"""
         self._is_leaving = False
         self._leave_at: float | None = None
         self._is_over = False
@@ -119,7 +130,8 @@ class ElasticRanks:
     def next_deadline(self) -> float | None:
         """See ``SlotsMachine``."""
         times = [at for slot in self._slots for at in (slot.start_at, slot.kill_at) if at is not None]
-        return min([*times, *([] if self._leave_at is None else [self._leave_at])], default=None)
+        times += [at for at in (self._leave_at, self._is_full_until) if at is not None]
+        return min(times, default=None)
 
     @property
     def restarts(self) -> dict[int, int]:
@@ -139,8 +151,8 @@ class ElasticRanks:
 
     @property
     def spares(self) -> frozenset[int]:
-        """The slots whose processes wait for the place of another."""
-        return frozenset(slot.number for slot in self._slots if slot.asked_at is not None and not slot.has_place)
+        """The slots whose processes wait for a place."""
+        return frozenset(slot.number for slot in self._slots if slot.asked_at is not None)
 
     def begin(self, now: float) -> list[SlotCommand]:
         """See ``SlotsMachine``."""
@@ -164,7 +176,7 @@ class ElasticRanks:
             case JobClosed() | JobStopped() | HostDismissed():
                 commands = self._job_changed(event, now)
             case _:
-                commands = self._world_changed(event)
+                commands = self._world_changed(event, now)
         return commands + self._admit() + self._over()
 
     # -- what ranks say ------------------------------------------------------------------------------------------------
@@ -201,17 +213,29 @@ class ElasticRanks:
     def _admit(self) -> list[SlotCommand]:
         """Answer those who ask and have a place, or find one; none is needed any more once the job is complete."""
         commands: list[SlotCommand] = []
+        is_full = self._is_full()
         asking = () if self._is_leaving else sorted(self._slots, key=lambda one: one.asked_at or 0)
         for slot in asking:
             if slot.asked_at is None or slot.member is None or slot.free_because:
                 continue
-            if not slot.has_place and self._end is not None:
+            if self._end is not None and (is_full or not slot.has_place):
                 slot.asked_at, slot.free_because = None, _DRAINED
                 commands.append(WriteToRank(slot.member, {"kind": "drained"}))
+            elif is_full:
+                commands += [] if slot.has_said else self._say_waits(slot, say_full(self._record.most_hosts))
             elif slot.has_place or sum(one.has_place for one in self._slots) < self._record.slots:
                 commands += self._heal(slot.member, slot.asked_at)
                 slot.has_place, slot.asked_at = True, None
         return commands
+
+    def _is_full(self) -> bool:
+        """Is there no place for ranks of this host?"""
+        hosts = set() if self._world is None else {placed.host for placed in self._world.members}
+        return self._host not in hosts and len(hosts) >= self._record.most_hosts and not self._is_short
+
+    def _say_waits(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
+        slot.has_said = True
+        return [SayLine(f"rank {self._title(slot)} waits: {why}")]
 
     def _heal(self, member: str, number: int) -> list[SlotCommand]:
         """Tell a newcomer from whom it can have the state: from another one first each time."""
@@ -223,7 +247,7 @@ class ElasticRanks:
 
     # -- what was decided ----------------------------------------------------------------------------------------------
 
-    def _world_changed(self, event: SlotEvent) -> list[SlotCommand]:
+    def _world_changed(self, event: SlotEvent, now: float) -> list[SlotCommand]:
         match event:
             case WorldAnnounced():
                 return self._announced(event)
@@ -231,6 +255,7 @@ class ElasticRanks:
                 content = {"kind": "members", "generation": generation, "members": list(addresses)}
                 return self._write(content, lambda slot: slot.generation == generation)
             case WorldEnded(generation, why):
+                self._is_full_until = now + _SUCCESSOR_SECONDS
                 return self._revoke(generation, why)
             case HostParked(why):
                 self._parked = why
@@ -240,6 +265,9 @@ class ElasticRanks:
                 return self._write(content, lambda slot: slot.generation == generation)
             case MemberDismissed(member, why, is_drained):
                 return self._dismissed(member, why, is_drained=is_drained)
+            case MemberWaits(member, why):
+                waiting = [slot for slot in self._slots if slot.member == member and not slot.has_said]
+                return [said for slot in waiting for said in self._say_waits(slot, why)]
         return []
 
     def _revoke(self, generation: int, why: str) -> list[SlotCommand]:
@@ -251,7 +279,7 @@ class ElasticRanks:
         return [WriteToRank(slot.member, message) for slot in slots if slot.member is not None]
 
     def _announced(self, announced: WorldAnnounced) -> list[SlotCommand]:
-        self._world = announced
+        self._world, self._is_full_until, self._is_short = announced, None, False
         hosts = len({placed.host for placed in announced.members})
         size = len(announced.members)
         ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
@@ -288,6 +316,8 @@ class ElasticRanks:
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
             commands += [SayLine("its ranks have not left in time; ending them"), *self._terminate(now)]
+        if self._is_full_until is not None and now >= self._is_full_until:
+            self._is_full_until, self._is_short = None, True
         for slot in self._slots:
             if slot.kill_at is not None and now >= slot.kill_at:
                 slot.kill_at = None

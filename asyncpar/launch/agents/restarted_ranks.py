@@ -45,6 +45,7 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MemberWaits,
     WorldAnnounced,
     WorldEnded,
     WorldStarted,
@@ -195,6 +196,8 @@ class RestartedRanks:
                 return self._ended("a host joins or leaves", now)
             case MemberDismissed(member, why, is_drained) if member == self._member:
                 return self._dismissed("" if is_drained else why, now)
+            case MemberWaits(member, why) if member == self._member:
+                return [SayLine(f"this host waits: {why}")]
         return []
 
     def _is_in(self, generation: int) -> bool:
@@ -279,7 +282,8 @@ class RestartedRanks:
         """Arrive again as another member, unless the host leaves: there is no place for this one."""
         self._member = None
         self._arrive_at = now + 1.0
-        said: list[SlotCommand] = [SayLine(f"this host was held for lost: {why}")] if why else []
+        how = "waits" if self._world is None else "was held for lost"
+        said: list[SlotCommand] = [SayLine(f"this host {how}: {why}")] if why else []
         if self._world is None or not self._world.running:
             self._world = None
             return said

@@ -25,7 +25,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 class HostView(msgspec.Struct, frozen=True, kw_only=True):
     """One host of the group.
 
-    ``state`` is ``up``, ``draining``, ``witness`` (it votes only) or ``unknown`` (its agent did not answer).
+    ``state`` is ``up``, ``draining``, ``witness`` (it votes only), ``waiting`` (the job has all its hosts, without this
+    one) or ``unknown`` (its agent did not answer).
     """
 
     name: str

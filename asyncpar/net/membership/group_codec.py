@@ -46,6 +46,7 @@ _KINDS: dict[str, type[Any]] = {
         worlds.WorldEnded,
         worlds.ChangePending,
         worlds.MemberDismissed,
+        worlds.MemberWaits,
         worlds.JobStopped,
     )
 }

@@ -117,15 +117,31 @@ class _Current:
         return tuple(member for member in self.members if member not in self.lost)
 
 
-class ElasticDirector:
-    """Feed events, obey commands.  ``size`` members make the first world, which has the number ``generation``.
+def _may_always_join(members: Sequence[str], newcomer: str) -> bool:  # noqa: ARG001
+    return True
 
-    ``may_form`` says whether enough members are there for another world; ``report_within`` is what members have to
-    report in, in seconds.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldRules:
+    """Which members may make a world.
+
+    ``may_form`` says whether members are enough for one; ``may_join`` whether a newcomer has a place beside members:
+    who has none waits, and no world is changed for it.
 
     A newcomer has the state once the others have ended a step.  So that it and too few survivors do not wait for each
     other, those make a world if they are enough together with who is on the way, which ``may_settle`` says: members
     that fetch the state, beside the given ones, count there.
+    """
+
+    may_form: Callable[[Sequence[str]], bool] = bool
+    may_settle: Callable[[Sequence[str]], bool] = bool
+    may_join: Callable[[Sequence[str], str], bool] = _may_always_join
+
+
+class ElasticDirector:
+    """Feed events, obey commands.  ``size`` members make the first world, which has the number ``generation``.
+
+    ``report_within`` is what members have to report in, in seconds.
     """
 
     def __init__(
@@ -133,14 +149,12 @@ class ElasticDirector:
         size: int,
         *,
         generation: int = 0,
-        may_form: Callable[[Sequence[str]], bool] = bool,
-        may_settle: Callable[[Sequence[str]], bool] | None = None,
+        rules: WorldRules | None = None,
         report_within: float = REPORT_PATIENCE,
     ) -> None:
         self._size = size
         self._first = generation
-        self._may_form = may_form
-        self._may_settle = may_settle or may_form
+        self._rules = rules or WorldRules()
         self._report_within = report_within
         self._ready_within = max(READY_PATIENCE, report_within)
         self._arrived: dict[str, Lineage] = {}
@@ -206,7 +220,7 @@ class ElasticDirector:
             return []
         self._arrived[member] = lineage
         self._followed[member] += 1
-        is_due = self._followed[member] >= self._patience[member]
+        is_due = self._followed[member] >= self._patience[member] and self._rules.may_join(self.members, member)
         return [*(self._announce() if is_due else []), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
@@ -275,7 +289,7 @@ class ElasticDirector:
 
     def _may_come(self, members: Sequence[str]) -> bool:
         """Are ``members`` enough for a world, or will they be, with those who wait or fetch the state?"""
-        return self._may_form(members) or self._may_settle((*members, *self._arrived))
+        return self._rules.may_form(members) or self._rules.may_settle((*members, *self._arrived))
 
     def _forget(self, member: str) -> None:
         for kept in (self._arrived, self._patience, self._followed):
@@ -329,18 +343,35 @@ class ElasticDirector:
             why = f"does not hear {odd[1]}, nor is heard there, while both are heard here"
             return [Evict(odd[0], why), *self.lost(odd[0], why, now)]
         world.ready_at = now if world.ready_at is None else world.ready_at
-        ready = tuple(sorted(member for member, held in self._arrived.items() if self.is_caught_up(held, lineage)))
-        late = [member for member, held in self._arrived.items() if held.step == target - 1]
+        leaver = self._leaver(world)
+        staying = tuple(member for member in survivors if member != leaver)
+        ready = self._chosen(staying, lambda held: self.is_caught_up(held, lineage))
+        late = self._chosen(staying + ready, lambda held: held.step == target - 1)
         if late and not world.lost and now - world.ready_at < JOIN_PATIENCE:
             return []
         for member in late:
             self._patience[member], self._followed[member] = 2 * self._patience[member], 0
-        leaver = self._leaver(world)
-        staying = tuple(member for member in survivors if member != leaver)
         if not staying + ready:
             staying = survivors
-        if not self._may_form(staying + ready) and not self._may_wait_for(staying, lineage):
+        if not self._rules.may_form(staying + ready) and not self._may_wait_for(staying, lineage):
             return []
+        return self._change(world, staying, ready, lineage, now)
+
+    def _chosen(self, members: tuple[str, ...], is_wanted: Callable[[Lineage], bool]) -> tuple[str, ...]:
+        """Return the newcomers with a lineage that ``is_wanted`` that have a place beside ``members``."""
+        found: tuple[str, ...] = ()
+        for member, held in self._arrived.items():
+            if is_wanted(held) and member not in members and self._rules.may_join(members + found, member):
+                found += (member,)
+        return tuple(sorted(found))
+
+    def _change(
+        self, world: _Current, staying: tuple[str, ...], ready: tuple[str, ...], lineage: Lineage, now: float
+    ) -> list[DirectorCommand]:
+        """Form the next world, of who stays and who is ready."""
+        survivors = world.survivors
+        reports = [world.reports[member] for member in survivors]
+        target = target_step(reports)
         left = tuple(member for member in world.members if member not in staying)
         commands: list[DirectorCommand] = [Evict(member, "drained") for member in survivors if member not in staying]
         rolls = any(report.lineage.step < target for report in reports)
@@ -358,7 +389,7 @@ class ElasticDirector:
     def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:
         """May too few form a world?  If with newcomers who need a step of them, or its repetition, they are enough."""
         coming = [member for member, held in self._arrived.items() if held.step >= lineage.step - 1]
-        return self._may_settle((*staying, *coming))
+        return self._rules.may_settle((*staying, *coming))
 
     def _leaver(self, world: _Current) -> str | None:
         """Return who leaves: one at a time, and none where another is lost, for what two hold is lost with both."""

@@ -46,7 +46,7 @@ class PlacedMember(msgspec.Struct, frozen=True, kw_only=True):
 class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a job for the leader: it begins with ``most_hosts``, or with ``least_hosts`` after ``last_call``.
 
-    Each host has ``members`` of them.  Times are in seconds: ``report_within`` is what members have from the end of a
+    It never has more than ``most_hosts``: others wait until one of them is lost or leaves.  Each host has ``members`` of them.  Times are in seconds: ``report_within`` is what members have from the end of a
     world to their report, before they are held for lost.
     """
 
@@ -229,6 +229,13 @@ class MemberDismissed(msgspec.Struct, frozen=True):
     is_drained: bool = False
 
 
+class MemberWaits(msgspec.Struct, frozen=True):
+    """``member`` has arrived, and there is no place for it now, because of ``why``; it enters when there is one."""
+
+    member: str
+    why: str
+
+
 class JobStopped(msgspec.Struct, frozen=True):
     """No world of job ``number`` can come any more."""
 
@@ -256,6 +263,7 @@ HostCommand = (
     | WorldEnded
     | ChangePending
     | MemberDismissed
+    | MemberWaits
     | JobStopped
     | HostParked
     | HostDismissed
@@ -284,6 +292,11 @@ class WorldStatus(msgspec.Struct, frozen=True, kw_only=True):
     job: JobOpened | None = None
     closed: JobClosed | None = None
     parked: str = ""
+
+
+def say_full(most_hosts: int) -> str:
+    """Return why a host waits while the world has members of ``most_hosts``."""
+    return f"the job has all its {most_hosts} host{'s' if most_hosts != 1 else ''}"
 
 
 class WorldGroup(Protocol):

@@ -24,6 +24,7 @@ from asyncpar.net.membership.world_director import (
     FormWorld,
     RevokeWorld,
     StartWorld,
+    WorldRules,
 )
 from asyncpar.net.membership.world_messages import (
     ChangePending,
@@ -44,12 +45,14 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MemberWaits,
     MemberWithdrawn,
     PlacedMember,
     WorldAnnounced,
     WorldChange,
     WorldEnded,
     WorldStarted,
+    say_full,
 )
 
 _ALL_LOST = "all members are lost"
@@ -209,8 +212,7 @@ class WorldMachine:
         return ElasticDirector(
             size,
             generation=generation,
-            may_form=self._is_enough,
-            may_settle=self._will_be_enough,
+            rules=WorldRules(may_form=self._is_enough, may_settle=self._will_be_enough, may_join=self._has_place),
             report_within=job.terms.report_within,
         )
 
@@ -223,6 +225,12 @@ class WorldMachine:
     def _will_be_enough(self, members: Sequence[str]) -> bool:
         """Will there be members of enough hosts when all have arrived that fetch the state?"""
         return self._is_enough(members, *(host for host in self._healing.values() if host not in self._draining))
+
+    def _has_place(self, members: Sequence[str], newcomer: str) -> bool:
+        """Is there a place for ``newcomer`` beside ``members``?  No world has members of more hosts than the most."""
+        job = self._state.job
+        hosts = {self._placed[member].host for member in members}
+        return job is None or self._placed[newcomer].host in hosts or len(hosts) < job.terms.most_hosts
 
     def handle(self, event: WorldEvent, *, now: float) -> list[LeaderCommand]:
         """Return what is to be done about ``event``."""
@@ -356,7 +364,14 @@ class WorldMachine:
             self._first.arrived[event.member] = event
             self._consider_first(now)
         else:
+            if not self._has_place(director.members, event.member):
+                self._tell(MemberWaits(event.member, self._all_hosts()))
             self._obey(director.arrive(event.member, event.lineage, now))
+
+    def _all_hosts(self) -> str:
+        job = self._state.job
+        assert job is not None, "only a job has members"
+        return say_full(job.terms.most_hosts)
 
     def _member_told(self, event: HostEvent, now: float) -> None:
         director = self._director
@@ -437,7 +452,7 @@ class WorldMachine:
         for arrived in members:
             self._obey(director.arrive(arrived.member, arrived.lineage, now))
         for arrived in later:
-            self._tell(MemberDismissed(arrived.member, "the job has all its hosts"))
+            self._tell(MemberDismissed(arrived.member, self._all_hosts()))
 
     def _dismiss_healed(self) -> None:
         """Let those begin anew that had been healed by members that are lost, if others have begun anew already."""

@@ -169,6 +169,11 @@ MISSING: dict[str, Missing] = {
         group=ALL,
         patches=((ElasticDirector, "_may_wait_for", lambda _director, _staying, _lineage: False),),
     ),
+    "a-surplus-spare-waits": Missing(
+        prevents="a world has more hosts than the job may have",
+        group=Group(size=5, hosts=(1, 2), faults=8),
+        patches=((WorldMachine, "_has_place", lambda _machine, _members, _newcomer: True),),
+    ),
     "who-is-healing": Missing(
         prevents="too few survivors wait for a newcomer that waits for their next step",
         group=ALL,

@@ -175,14 +175,19 @@ def check(run: Run) -> None:
 
 
 def check_decisions(run: Run) -> None:
-    """One entry for each generation of the log, and one world for each generation of worlds."""
+    """One entry for each generation of the log, one world for each generation of worlds, and none of too many hosts."""
     entries: dict[int, Any] = {}
     worlds: dict[int, WorldAnnounced] = {}
     for one in run.of(Decided):
         entry = one.content.entry
         if entries.setdefault(entry.generation, entry) != entry:
             raise Unsafe(f"at {one.at:.3f}, node {one.node}: two entries {entry.generation}")
-        world = decode_group(entry.content).world
+        state = decode_group(entry.content)
+        world = state.world
+        if state.job is not None and world is not None:
+            hosts = {member.host for member in world.members}
+            if len(hosts) > state.job.terms.most_hosts:
+                raise Unsafe(f"at {one.at:.3f}: more than {state.job.terms.most_hosts} hosts in {world}")
         if world is not None and worlds.setdefault(world.generation, world) != world:
             raise Unsafe(f"at {one.at:.3f}, node {one.node}: two worlds of generation {world.generation}")
 

@@ -241,6 +241,68 @@ def test_a_crash_is_healed_where_all_hosts_are_needed(group: AgentGroup) -> None
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
 
 
+def states(group: AgentGroup) -> dict[str, str]:
+    view = group.view()
+    return {} if view is None else {host.name: host.state for host in view.hosts}
+
+
+def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start_all("one", "two")
+    options = ("--nnodes", "1:2", "--elastic", "ranks", "--last-call", "30")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(2), "training on two hosts")
+    group.start("three")
+    eventually(lambda: states(group).get("three") == "waiting", "a host that waits")
+    eventually(lambda: len(group.pids("three")) == 1, "its rank")
+    [waiting] = group.pids("three")
+    eventually(lambda: "waits: the job has all its 2 hosts" in group.said("three"), "its reason")
+    reached = group.step() + 10
+    eventually(lambda: group.trains(2, beyond=reached), "training on two hosts as before")
+    view = group.view()
+    assert view is not None
+    assert (view.generation, view.world_hosts) == (0, 2), "the others have not noticed"
+    assert group.pids("three") == [waiting], "it was not started again"
+
+    lost = group.leader()
+    group.agents[lost].kill()
+    group.agents[lost].wait()
+    eventually(lambda: group.trains(2, beyond=group.step()), "training with the host that has waited")
+    assert group.pids("three") == [waiting]
+    group.start(lost)
+    eventually(lambda: states(group).get(lost) == "waiting", "the host that comes again")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
+        json.dumps(json.loads(wanted)[:-1])
+    }
+    worlds = re.findall(r"(\d+) ranks? on", "".join(group.said(name) for name in group.agents))
+    assert worlds
+    assert max(map(int, worlds)) == 2
+
+
+def test_a_host_beyond_the_most_waits_also_where_ranks_start_again_with_every_world(group: AgentGroup) -> None:
+    group.start_all("one", "two", "three")
+    launcher = group.launch(PLAIN, options=("--nnodes", "1:2", "--last-call", "30"))
+
+    def waiting() -> list[str]:
+        return [name for name, state in states(group).items() if state == "waiting"]
+
+    eventually(lambda: len(list(group.folder.glob("world-0-*-2"))) == 2, "a world of two hosts")
+    eventually(lambda: len(waiting()) == 1, "a host that waits")
+    [spare] = waiting()
+    lost = next(name for name in group.agents if name != spare)
+    group.agents[lost].kill()
+    group.agents[lost].wait()
+    eventually(lambda: len(list(group.folder.glob("world-1-*-2"))) == 2, "a world with the host that has waited")
+    group.start(lost)
+    eventually(lambda: waiting() == [lost], "the host that comes again")
+    eventually(lambda: "waits: the job has all its 2 hosts" in group.said(lost), "its reason")
+    (group.folder / "end").touch()
+    assert launcher.wait(timeout=40) == 0, group.said("launch")
+    assert {path.name.rsplit("-", 1)[1] for path in group.folder.glob("world-*")} == {"2"}
+
+
 def test_a_spare_that_has_waited_for_long_steps_in_for_a_rank_that_is_killed(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two")

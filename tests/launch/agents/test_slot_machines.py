@@ -21,6 +21,7 @@ from asyncpar.launch.agents.host_protocol import (
     RankSaid,
     RankSilent,
     RanksOver,
+    SayLine,
     SignalRank,
     SlotCommand,
     SlotEvent,
@@ -54,6 +55,7 @@ from asyncpar.net.membership.world_messages import (
     MemberLeft,
     MemberReady,
     MemberReported,
+    MemberWaits,
     PlacedMember,
     WorldAnnounced,
     WorldChange,
@@ -190,6 +192,56 @@ def test_a_spare_waits_and_steps_in_for_a_rank_that_is_lost() -> None:
     assert host.machine.spares == {0}
     host.feed(RankSilent(2, "is stopped"))
     assert host.of(WriteToRank)[0].member == "a/0/3", "who is held for lost has no place either"
+
+
+def test_ranks_of_a_host_without_a_place_wait_until_a_host_is_lost() -> None:
+    host = Host(ElasticMode.RANKS)
+    placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
+    host.feed(announced(0, *placed))
+    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == [
+        SayLine("rank a/0 waits: the job has all its 2 hosts")
+    ]
+    assert host.machine.spares == {0}
+    assert host.wait(60.0) == [], "it waits without a word"
+    host.feed(announced(1, *placed[:1]))
+    assert host.told == [MemberHealing("a/0/0", "a")]
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b"]]})]
+
+
+def test_ranks_of_a_host_without_a_place_ask_when_no_world_comes_without_them() -> None:
+    host = Host(ElasticMode.RANKS)
+    placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
+    host.feed(announced(0, *placed))
+    host.feed(RankSaid("a/0/0", {"kind": "donors"}))
+    assert host.feed(WorldEnded(0, "c is lost")) == []
+    host.feed(announced(1, *placed))
+    assert host.wait(9.0) == []
+    host.feed(WorldEnded(1, "c is lost, and two hosts are needed"))
+    assert host.wait(0.5) == []
+    host.wait(0.5)
+    assert host.told == [MemberHealing("a/0/0", "a")]
+    assert host.machine.next_deadline is None
+
+
+def test_ranks_of_a_host_without_a_place_end_well_with_the_job() -> None:
+    host = Host(ElasticMode.RANKS)
+    host.feed(announced(0, *(PlacedMember(name=f"{name}/0/0", host=name) for name in "bc")))
+    host.feed(RankSaid("a/0/0", {"kind": "donors"}))
+    host.feed(JobClosed(number=1, record=encode_record(JobEnd(exit_code=0))))
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "drained"})]
+    assert host.gone(0, 0)[-1] == RanksOver(JobEnd(exit_code=0))
+
+
+def test_who_comes_too_late_for_the_last_place_says_so_once_and_stays() -> None:
+    host = Host(ElasticMode.RANKS)
+    host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
+    host.feed(RankSaid("a/0/0", {"kind": "donors"}))
+    waits = MemberWaits("a/0/0", "the job has all its 2 hosts")
+    assert host.feed(waits) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
+    assert host.feed(waits) == []
+    restarted = Host(ElasticMode.RESTART)
+    waits = MemberWaits(restarted.told[0].member, "the job has all its 2 hosts")
+    assert restarted.feed(waits) == [SayLine("this host waits: the job has all its 2 hosts")]
 
 
 def test_a_spare_that_withdraws_is_answered_at_once_and_keeps_its_place() -> None:

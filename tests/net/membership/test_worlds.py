@@ -12,7 +12,9 @@ from asyncpar.net.membership.host_facts import HostFacts
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.world_director import SHORT_PATIENCE
 from asyncpar.net.membership.world_messages import (
+    ChangePending,
     HostCommand,
+    HostDraining,
     HostEvent,
     HostLeaving,
     JobClosed,
@@ -446,3 +448,54 @@ def test_steps_that_fail_one_after_another_stop_nothing() -> None:
     alone.arrive("a/0/b")
     alone.tell("a", MemberFailed("a/0/b", 7, "x"))
     assert any(isinstance(told, JobStopped) for told in alone.heard)
+
+
+def crowded() -> Talk:
+    """Begin a job of two hosts at most, to which a third one comes."""
+    talk = Talk("a", "b", "c", most=2)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a", "b/0/a", "c/0/a")
+    talk.tell("c", MemberProgressed("c/0/a", ZERO))
+    talk.wait(5.0)
+    return talk
+
+
+def test_hosts_beyond_the_most_change_nothing_and_enter_no_world() -> None:
+    talk = crowded()
+    assert not any(isinstance(told, ChangePending) for told in talk.heard)
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert talk.members == ["a/0/a", "b/0/a"]
+    talk.change_leader()
+    talk.arrive("c/0/a")
+    talk.report("a/0/a", "b/0/a", generation=1)
+    assert talk.members == ["a/0/a", "b/0/a"]
+
+
+def test_a_host_that_waits_takes_the_place_of_one_that_is_lost_or_drained() -> None:
+    talk = crowded()
+    talk.obey(talk.machine.handle(NodeGone("b#1", "its agent is gone"), now=talk.now))
+    talk.report("a/0/a", generation=0)
+    assert talk.members == ["a/0/a", "c/0/a"]
+    talk = crowded()
+    talk.tell("b", HostDraining("b"))
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert talk.members == ["a/0/a", "c/0/a"]
+
+
+def test_of_two_hosts_that_wait_for_one_place_one_enters() -> None:
+    talk = Talk("a", "b", "c", "d", most=2)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a", "b/0/a", "d/0/a", "c/0/a")
+    talk.tell("b", MemberDied("b/0/a", "was killed"))
+    talk.report("a/0/a", generation=0)
+    assert talk.members == ["a/0/a", "d/0/a"], "who came first"
+
+
+def test_more_members_of_a_host_that_has_a_place_need_no_other() -> None:
+    talk = crowded()
+    talk.arrive("b/1/a")
+    talk.tell("b", MemberProgressed("b/1/a", ZERO))
+    talk.wait(1.0)
+    assert ChangePending(0) in talk.heard
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert talk.members == ["a/0/a", "b/0/a", "b/1/a"]
