@@ -51,6 +51,7 @@ from asyncpar.net.membership.world_messages import (
     MemberHealing,
     MemberLeft,
     MemberProgressed,
+    MembersWanted,
     MemberWaits,
     MemberWithdrawn,
     WorldAnnounced,
@@ -61,8 +62,6 @@ from asyncpar.net.membership.world_messages import (
 from asyncpar.net.security.identity import add_role, rank_role
 
 _DRAINED = "it was drained"
-_SUCCESSOR_SECONDS = 1.0
-"""Seconds after the end of a world within which its successor is announced, unless it waits for who has no place yet."""
 
 
 @dataclass
@@ -116,10 +115,8 @@ class ElasticRanks:
         self._end: JobEnd | None = None
         self._parked = ""
         """Why members may commit nothing now."""
-        self._is_full_until: float | None = None
-        """When those without a place ask for one: the world is over, and its successor is late."""
         self._is_short = False
-        """Does the next world wait for more members?"""
+        """Is the world of now over, and waits the next one for more members?"""
         self._is_leaving = False
         self._leave_at: float | None = None
         self._is_over = False
@@ -130,8 +127,7 @@ class ElasticRanks:
     def next_deadline(self) -> float | None:
         """See ``SlotsMachine``."""
         times = [at for slot in self._slots for at in (slot.start_at, slot.kill_at) if at is not None]
-        times += [at for at in (self._leave_at, self._is_full_until) if at is not None]
-        return min(times, default=None)
+        return min([*times, *([] if self._leave_at is None else [self._leave_at])], default=None)
 
     @property
     def restarts(self) -> dict[int, int]:
@@ -176,7 +172,7 @@ class ElasticRanks:
             case JobClosed() | JobStopped() | HostDismissed():
                 commands = self._job_changed(event, now)
             case _:
-                commands = self._world_changed(event, now)
+                commands = self._world_changed(event)
         return commands + self._admit() + self._over()
 
     # -- what ranks say ------------------------------------------------------------------------------------------------
@@ -247,7 +243,7 @@ class ElasticRanks:
 
     # -- what was decided ----------------------------------------------------------------------------------------------
 
-    def _world_changed(self, event: SlotEvent, now: float) -> list[SlotCommand]:
+    def _world_changed(self, event: SlotEvent) -> list[SlotCommand]:
         match event:
             case WorldAnnounced():
                 return self._announced(event)
@@ -255,7 +251,6 @@ class ElasticRanks:
                 content = {"kind": "members", "generation": generation, "members": list(addresses)}
                 return self._write(content, lambda slot: slot.generation == generation)
             case WorldEnded(generation, why):
-                self._is_full_until = now + _SUCCESSOR_SECONDS
                 return self._revoke(generation, why)
             case HostParked(why):
                 self._parked = why
@@ -265,6 +260,8 @@ class ElasticRanks:
                 return self._write(content, lambda slot: slot.generation == generation)
             case MemberDismissed(member, why, is_drained):
                 return self._dismissed(member, why, is_drained=is_drained)
+            case MembersWanted(generation):
+                self._is_short = self._world is not None and self._world.generation == generation
             case MemberWaits(member, why):
                 waiting = [slot for slot in self._slots if slot.member == member and not slot.has_said]
                 return [said for slot in waiting for said in self._say_waits(slot, why)]
@@ -279,7 +276,7 @@ class ElasticRanks:
         return [WriteToRank(slot.member, message) for slot in slots if slot.member is not None]
 
     def _announced(self, announced: WorldAnnounced) -> list[SlotCommand]:
-        self._world, self._is_full_until, self._is_short = announced, None, False
+        self._world, self._is_short = announced, False
         hosts = len({placed.host for placed in announced.members})
         size = len(announced.members)
         ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
@@ -316,8 +313,6 @@ class ElasticRanks:
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
             commands += [SayLine("its ranks have not left in time; ending them"), *self._terminate(now)]
-        if self._is_full_until is not None and now >= self._is_full_until:
-            self._is_full_until, self._is_short = None, True
         for slot in self._slots:
             if slot.kill_at is not None and now >= slot.kill_at:
                 slot.kill_at = None

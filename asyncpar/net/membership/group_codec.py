@@ -45,6 +45,7 @@ _KINDS: dict[str, type[Any]] = {
         worlds.WorldStarted,
         worlds.WorldEnded,
         worlds.ChangePending,
+        worlds.MembersWanted,
         worlds.MemberDismissed,
         worlds.MemberWaits,
         worlds.JobStopped,

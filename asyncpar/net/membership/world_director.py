@@ -85,6 +85,13 @@ class AnnouncePending:
 
 
 @dataclass(frozen=True, slots=True)
+class CallMembers:
+    """Tell those who wait for a place that the members of ``generation`` are too few for another world."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """``member`` is held for lost: end it, and answer whatever it asks with ``why``."""
 
@@ -92,7 +99,7 @@ class Evict:
     why: str
 
 
-DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | Evict
+DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | CallMembers | Evict
 
 
 @dataclass
@@ -108,6 +115,8 @@ class _Current:
     ready_at: float | None = None
     """When all survivors had reported."""
     is_announced: bool = False
+    has_called: bool = False
+    """Whether more members were called."""
     is_judged: bool = False
     """Whether it was looked at who does not hear whom."""
     why: str = ""
@@ -354,7 +363,8 @@ class ElasticDirector:
         if not staying + ready:
             staying = survivors
         if not self._rules.may_form(staying + ready) and not self._may_wait_for(staying, lineage):
-            return []
+            has_called, world.has_called = world.has_called, True
+            return [] if has_called else [CallMembers(world.generation)]
         return self._change(world, staying, ready, lineage, now)
 
     def _chosen(self, members: tuple[str, ...], is_wanted: Callable[[Lineage], bool]) -> tuple[str, ...]:

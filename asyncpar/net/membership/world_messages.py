@@ -221,6 +221,12 @@ class ChangePending(msgspec.Struct, frozen=True):
     generation: int
 
 
+class MembersWanted(msgspec.Struct, frozen=True):
+    """The world of ``generation`` is over, and too few are left for another one: who has waited for a place may come."""
+
+    generation: int
+
+
 class MemberDismissed(msgspec.Struct, frozen=True):
     """There is no place for ``member`` any more: it was drained, or is held for lost."""
 
@@ -262,6 +268,7 @@ HostCommand = (
     | WorldStarted
     | WorldEnded
     | ChangePending
+    | MembersWanted
     | MemberDismissed
     | MemberWaits
     | JobStopped

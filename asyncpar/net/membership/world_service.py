@@ -33,6 +33,7 @@ from asyncpar.net.membership.world_messages import (
     HostParked,
     MemberArrived,
     MemberDied,
+    MembersWanted,
     WorldAnnounced,
     WorldEnded,
     WorldStarted,
@@ -366,7 +367,7 @@ class WorldService:
     def _hear(self, command: HostCommand) -> None:
         """Pass on what the leader tells, once in the world of now."""
         generation = -1 if self._state.world is None else self._state.world.generation
-        if isinstance(command, WorldStarted | WorldEnded | ChangePending) and command.generation != generation:
+        if isinstance(command, WorldStarted | WorldEnded | ChangePending | MembersWanted) and command.generation != generation:
             if command.generation > generation:
                 self._early.append(command)
             return

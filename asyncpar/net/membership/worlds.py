@@ -18,6 +18,7 @@ from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.world_director import (
     LEFT_WELL,
     AnnouncePending,
+    CallMembers,
     DirectorCommand,
     ElasticDirector,
     Evict,
@@ -45,6 +46,7 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MembersWanted,
     MemberWaits,
     MemberWithdrawn,
     PlacedMember,
@@ -483,6 +485,8 @@ class WorldMachine:
                 case StartWorld(generation, members):
                     addresses = tuple(self._addresses[member] for member in members)
                     self._tell(WorldStarted(generation, addresses))
+                case CallMembers(generation):
+                    self._tell(MembersWanted(generation))
                 case Evict(member, why):
                     self._tell(MemberDismissed(member, why, is_drained=why == "drained"))
                 case FormWorld():

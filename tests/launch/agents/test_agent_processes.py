@@ -272,7 +272,7 @@ def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(
     group.start(lost)
     eventually(lambda: states(group).get(lost) == "waiting", "the host that comes again")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.said("launch") + group.said(lost)
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
         json.dumps(json.loads(wanted)[:-1])
     }

@@ -20,6 +20,7 @@ GROUPS = {
     "dying-writers": Group(death_chance=0.02),
     "two-and-a-witness": Group(hosts=(1, 2), idle=(2,), faults=8),
     "spare-hosts": Group(size=5, hosts=(1, 2)),
+    "two-and-a-spare-host": Group(hosts=(2, 2), rank_death_chance=0.005),
     "all-of-two": ALL,
     "all-of-three": Group(hosts=(3, 3), faults=4, rank_death_chance=0.01),
     "two-at-least": Group(size=4, hosts=(2, 3), faults=10, death_chance=0.01, kinds=(*KINDS, "pause")),

@@ -55,6 +55,7 @@ from asyncpar.net.membership.world_messages import (
     MemberLeft,
     MemberReady,
     MemberReported,
+    MembersWanted,
     MemberWaits,
     PlacedMember,
     WorldAnnounced,
@@ -208,19 +209,16 @@ def test_ranks_of_a_host_without_a_place_wait_until_a_host_is_lost() -> None:
     assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b"]]})]
 
 
-def test_ranks_of_a_host_without_a_place_ask_when_no_world_comes_without_them() -> None:
+def test_ranks_of_a_host_without_a_place_ask_when_more_are_needed() -> None:
     host = Host(ElasticMode.RANKS)
     placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
     host.feed(announced(0, *placed))
     host.feed(RankSaid("a/0/0", {"kind": "donors"}))
     assert host.feed(WorldEnded(0, "c is lost")) == []
     host.feed(announced(1, *placed))
-    assert host.wait(9.0) == []
-    host.feed(WorldEnded(1, "c is lost, and two hosts are needed"))
-    assert host.wait(0.5) == []
-    host.wait(0.5)
+    assert host.feed(WorldEnded(1, "c is lost, and two hosts are needed")) == []
+    host.feed(MembersWanted(1))
     assert host.told == [MemberHealing("a/0/0", "a")]
-    assert host.machine.next_deadline is None
 
 
 def test_ranks_of_a_host_without_a_place_end_well_with_the_job() -> None:

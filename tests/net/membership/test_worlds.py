@@ -30,6 +30,7 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MembersWanted,
     MemberWithdrawn,
     WorldAnnounced,
     WorldEnded,
@@ -489,6 +490,15 @@ def test_of_two_hosts_that_wait_for_one_place_one_enters() -> None:
     talk.tell("b", MemberDied("b/0/a", "was killed"))
     talk.report("a/0/a", generation=0)
     assert talk.members == ["a/0/a", "d/0/a"], "who came first"
+
+
+def test_when_too_few_are_left_those_who_wait_are_called_once() -> None:
+    talk = begun("a", "b", least=2)
+    talk.obey(talk.machine.handle(NodeGone("b#1", "its agent is gone"), now=talk.now))
+    assert MembersWanted(0) not in talk.heard
+    talk.report("a/0/a", generation=0)
+    talk.wait(1.0)
+    assert talk.heard.count(MembersWanted(0)) == 1
 
 
 def test_more_members_of_a_host_that_has_a_place_need_no_other() -> None:
