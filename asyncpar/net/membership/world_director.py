@@ -29,6 +29,9 @@ QUARRELS = 2
 JOIN_PATIENCE = 5.0
 """Seconds that a world whose members are ready waits for a newcomer that is almost there."""
 
+GATHER_SECONDS = 0.5
+"""Seconds for which the agents' leader gathers newcomers that may come in, from the first on: one change is for all."""
+
 SHORT_PATIENCE = 3.0
 """Seconds that a world of too few goes on when those are gone for whose healing it was formed."""
 
@@ -150,7 +153,8 @@ class WorldRules:
 class ElasticDirector:
     """Feed events, obey commands.  ``size`` members make the first world, which has the number ``generation``.
 
-    ``report_within`` is what members have to report in, in seconds.
+    ``report_within`` is what members have to report in, ``gather_for`` how long newcomers are gathered before a world is
+    changed for them, both in seconds.
     """
 
     def __init__(
@@ -160,6 +164,7 @@ class ElasticDirector:
         generation: int = 0,
         rules: WorldRules | None = None,
         report_within: float = REPORT_PATIENCE,
+        gather_for: float = 0.0,
     ) -> None:
         self._size = size
         self._first = generation
@@ -171,6 +176,9 @@ class ElasticDirector:
         self._patience: dict[str, int] = {}
         """How many steps newcomers have to follow before a world is changed for them; doubled when they came late."""
         self._followed: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+        """Since when newcomers could come in after another step."""
+        self._gather_for = gather_for
         self._leaving: set[str] = set()
         self._quarrels: dict[tuple[str, str], int] = {}
         """Pairs of members that do not hear each other, and in how many worlds since there was progress."""
@@ -229,8 +237,9 @@ class ElasticDirector:
             return []
         self._arrived[member] = lineage
         self._followed[member] += 1
-        is_due = self._followed[member] >= self._patience[member] and self._rules.may_join(self.members, member)
-        return [*(self._announce() if is_due else []), *self._complete(now)]
+        if self._followed[member] >= self._patience[member]:
+            self._due.setdefault(member, now)
+        return [*self._announce_gathered(now), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
         """Take ``member``, which has to be healed anew, out of all worlds until it arrives again."""
@@ -282,7 +291,12 @@ class ElasticDirector:
             why = f"did not come into generation {world.generation} for {self._ready_within:g} s"
         for member in late:
             commands += [Evict(member, why), *self.lost(member, why, now)]
-        return [*commands, *self._end_if_short(now), *self._complete(now)]
+        return [*commands, *self._announce_gathered(now), *self._end_if_short(now), *self._complete(now)]
+
+    def _announce_gathered(self, now: float) -> list[DirectorCommand]:
+        """Announce a change for newcomers that have a place, once others that come soon after them are there, too."""
+        due = [at for member, at in self._due.items() if self._rules.may_join(self.members, member)]
+        return self._announce() if due and now - min(due) >= self._gather_for else []
 
     def _end_if_short(self, now: float) -> list[DirectorCommand]:
         """End a world of too few to which nobody comes any more."""
@@ -301,7 +315,7 @@ class ElasticDirector:
         return self._rules.may_form(members) or self._rules.may_settle((*members, *self._arrived))
 
     def _forget(self, member: str) -> None:
-        for kept in (self._arrived, self._patience, self._followed):
+        for kept in (self._arrived, self._patience, self._followed, self._due):
             kept.pop(member, None)
 
     def _form_first(self, now: float) -> list[DirectorCommand]:
@@ -449,6 +463,7 @@ class ElasticDirector:
         self, members: tuple[str, ...], lineage: Lineage, decision: Decision, change: WorldChange, now: float
     ) -> FormWorld:
         self._world = _Current(change.generation, members, now)
+        self._due.clear()
         for member in members:
             self._forget(member)
         self._leaving -= set(change.left)

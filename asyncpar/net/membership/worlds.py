@@ -16,6 +16,7 @@ import msgspec
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.world_director import (
+    GATHER_SECONDS,
     LEFT_WELL,
     AnnouncePending,
     CallMembers,
@@ -216,6 +217,7 @@ class WorldMachine:
             generation=generation,
             rules=WorldRules(may_form=self._is_enough, may_settle=self._will_be_enough, may_join=self._has_place),
             report_within=job.terms.report_within,
+            gather_for=GATHER_SECONDS,
         )
 
     def _is_enough(self, members: Sequence[str], *more_hosts: str) -> bool:

@@ -492,6 +492,33 @@ def test_of_two_hosts_that_wait_for_one_place_one_enters() -> None:
     assert talk.members == ["a/0/a", "d/0/a"], "who came first"
 
 
+def test_hosts_that_arrive_one_soon_after_another_make_one_change() -> None:
+    talk = Talk("a", "b", "c", "d", most=4)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a")
+    talk.wait(5.0)
+    for host in ("b", "c", "d"):
+        assert ChangePending(0) not in talk.heard
+        talk.arrive(f"{host}/0/a")
+        talk.tell(host, MemberProgressed(f"{host}/0/a", ZERO))
+        talk.wait(0.2)
+    assert talk.heard.count(ChangePending(0)) == 1, "half a second after the first"
+    talk.report("a/0/a", generation=0)
+    assert talk.members == ["a/0/a", "b/0/a", "c/0/a", "d/0/a"]
+    assert talk.state.generation == 2, "two worlds"
+
+
+def test_nothing_changes_for_a_newcomer_that_is_lost_while_others_are_gathered() -> None:
+    talk = Talk("a", "b", most=2)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a")
+    talk.wait(5.0)
+    talk.arrive("b/0/a")
+    talk.tell("b", MemberProgressed("b/0/a", ZERO), MemberDied("b/0/a", "was killed"))
+    talk.wait(1.0)
+    assert ChangePending(0) not in talk.heard
+
+
 def test_when_too_few_are_left_those_who_wait_are_called_once() -> None:
     talk = begun("a", "b", least=2)
     talk.obey(talk.machine.handle(NodeGone("b#1", "its agent is gone"), now=talk.now))
