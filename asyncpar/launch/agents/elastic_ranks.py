@@ -34,7 +34,7 @@ from asyncpar.launch.agents.host_protocol import (
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
 from asyncpar.launch.agents.rank_dialogue import heard_from_rank, world_for_rank
-from asyncpar.launch.agents.restart_budget import RestartBudget
+from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.launch.failure import RankEnd, describe
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.world_messages import (
@@ -76,6 +76,8 @@ class _RankSlot:
     """What it waits with for its first world."""
     generation: int = -1
     """The world that it was told of last."""
+    rested_at: float | None = None
+    """When it may start again that has crashed too often."""
     free_because: str = ""
     """Why its end is no crash of its own: it was drained, held for lost, stopped."""
     has_place: bool = False
@@ -110,7 +112,7 @@ class ElasticRanks:
         self._draw = draw
         self._certified = certified
         self._slots = [_RankSlot(number) for number in range(record.slots + record.spares)]
-        self._budget = RestartBudget(most=record.max_restarts, window=record.restart_window)
+        self._budget = RestartBudget[int](most=record.max_restarts, window=record.restart_window)
         self._world: WorldAnnounced | None = None
         self._end: JobEnd | None = None
         self._parked = ""
@@ -126,7 +128,8 @@ class ElasticRanks:
     @property
     def next_deadline(self) -> float | None:
         """See ``SlotsMachine``."""
-        times = [at for slot in self._slots for at in (slot.start_at, slot.kill_at) if at is not None]
+        due = [at for slot in self._slots for at in (slot.start_at, slot.rested_at, slot.kill_at)]
+        times = [at for at in due if at is not None]
         return min([*times, *([] if self._leave_at is None else [self._leave_at])], default=None)
 
     @property
@@ -317,6 +320,9 @@ class ElasticRanks:
             if slot.kill_at is not None and now >= slot.kill_at:
                 slot.kill_at = None
                 commands.append(SignalRank(slot.number, signal.SIGKILL))
+            if slot.rested_at is not None and now >= slot.rested_at:
+                slot.start_at, slot.rested_at = now, None
+                commands.append(SayLine(f"rank {self._title(slot)} starts again: its crashes are long ago"))
             if slot.start_at is not None and now >= slot.start_at:
                 commands += self._start(slot)
         return commands
@@ -356,6 +362,7 @@ class ElasticRanks:
         wait, most = self._budget.crash(slot.number, now), self._budget.most
         title = f"rank {self._title(slot)} {end.ending}"
         if wait is None:
+            slot.rested_at = self._budget.rested_at(slot.number)
             reason = f"it may not start again (--max-restarts {most} within {self._budget.window:g} s)"
             said: list[SlotCommand] = [SayLine(f"{title}; {reason}")]
             if any(other.member is not None or other.start_at is not None for other in self._slots):
@@ -387,7 +394,7 @@ class ElasticRanks:
             case JobClosed(number=number, record=content) if number == self._number and self._end is None:
                 self._end = decode_end(content)
                 for slot in self._slots:
-                    slot.start_at = None
+                    slot.start_at = slot.rested_at = None
                 return [] if self._end.is_complete else self._terminate(now)
             case JobStopped(number, why) if number == self._number and self._end is None:
                 end = self._failed() if self._failures else JobEnd(exit_code=1)
@@ -404,7 +411,7 @@ class ElasticRanks:
             return self._terminate(now)
         self._is_leaving, self._leave_at = True, now + grace
         for slot in self._slots:
-            slot.start_at = None
+            slot.start_at = slot.rested_at = None
         said = SayLine(f"{why}; its ranks leave at the end of a step, within {grace:g} s")
         waiting = [slot for slot in self._slots if slot.member is not None and slot.generation < 0]
         ended = [SignalRank(slot.number, signal.SIGTERM) for slot in waiting]  # they have nothing to hand over

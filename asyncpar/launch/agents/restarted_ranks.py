@@ -29,7 +29,7 @@ from asyncpar.launch.agents.host_protocol import (
     TellLeader,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
-from asyncpar.launch.agents.restart_budget import RestartBudget
+from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.launch.failure import RankEnd, choose_first, describe
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.world_messages import (
@@ -105,7 +105,7 @@ class RestartedRanks:
         self._own = own
         self._free_port = free_port
         self._draw = draw
-        self._budget = RestartBudget(most=record.max_restarts, window=record.restart_window)
+        self._budget = RestartBudget[int](most=record.max_restarts, window=record.restart_window)
         self._member: str | None = None
         self._lineage = Lineage(0, b"")
         self._world: _World | None = None

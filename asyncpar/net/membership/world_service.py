@@ -367,7 +367,10 @@ class WorldService:
     def _hear(self, command: HostCommand) -> None:
         """Pass on what the leader tells, once in the world of now."""
         generation = -1 if self._state.world is None else self._state.world.generation
-        if isinstance(command, WorldStarted | WorldEnded | ChangePending | MembersWanted) and command.generation != generation:
+        if (
+            isinstance(command, WorldStarted | WorldEnded | ChangePending | MembersWanted)
+            and command.generation != generation
+        ):
             if command.generation > generation:
                 self._early.append(command)
             return

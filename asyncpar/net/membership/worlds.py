@@ -15,6 +15,7 @@ import msgspec
 
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.restart_budget import RestartBudget, wait_after
 from asyncpar.net.membership.world_director import (
     GATHER_SECONDS,
     LEFT_WELL,
@@ -58,7 +59,12 @@ from asyncpar.net.membership.world_messages import (
     say_full,
 )
 
+LOSSES_WITHIN = 600.0
+"""Seconds for which a lost host is remembered by the leader; the next leader begins to count anew."""
+FORGIVEN_LOSSES = 2
+"""A host that was lost more often of late waits before it has a place again, each time for longer."""
 _ALL_LOST = "all members are lost"
+_HAS_LEFT = "it has left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +195,9 @@ class WorldMachine:
         self._healing: dict[str, str] = {}
         """The hosts of members that fetch the state."""
         self._addresses: dict[str, str] = {}
+        self._losses = RestartBudget[str](most=FORGIVEN_LOSSES, window=LOSSES_WITHIN)
+        self._cooling: dict[str, tuple[float, str]] = {}
+        """Until when hosts that were lost often have no place, and why."""
         self._draining: set[str] = set()
         self._has_stopped = False
         self._failures = _Failures(-1, set())
@@ -231,10 +240,16 @@ class WorldMachine:
         return self._is_enough(members, *(host for host in self._healing.values() if host not in self._draining))
 
     def _has_place(self, members: Sequence[str], newcomer: str) -> bool:
-        """Is there a place for ``newcomer`` beside ``members``?  No world has members of more hosts than the most."""
-        job = self._state.job
+        """Is there a place for ``newcomer`` beside ``members``?
+
+        No world has members of more hosts than the most.  A host that was lost often has a place when the others are
+        too few, or after a while.
+        """
+        job, host = self._state.job, self._placed[newcomer].host
         hosts = {self._placed[member].host for member in members}
-        return job is None or self._placed[newcomer].host in hosts or len(hosts) < job.terms.most_hosts
+        if job is None or host in hosts:
+            return True
+        return len(hosts) < job.terms.most_hosts and (host not in self._cooling or not self._is_enough(members))
 
     def handle(self, event: WorldEvent, *, now: float) -> list[LeaderCommand]:
         """Return what is to be done about ``event``."""
@@ -300,10 +315,20 @@ class WorldMachine:
         if gone is None:
             return
         self._draining.discard(gone.name)
+        why += self._cool(gone.name, now) if why != _HAS_LEFT else ""
         self._healing = {member: host for member, host in self._healing.items() if host != gone.name}
         self._change(lambda state: replace(state, nodes=tuple(one for one in state.nodes if one.node != node)))
         for member in [name for name, placed in self._placed.items() if placed.host == gone.name]:
             self._lost(member, f"was lost with its host ({why})", now)
+
+    def _cool(self, host: str, now: float) -> str:
+        """Count the loss of a host; return what it means if there were many, else ""."""
+        if self._losses.crash(host, now) is not None:
+            return ""
+        count, minutes = self._losses.crashes(host), LOSSES_WITHIN / 60
+        wait = wait_after(count)
+        self._cooling[host] = now + wait, f"its host was lost {count} times within {minutes:g} minutes"
+        return f"; this host was lost {count} times within {minutes:g} minutes, and may come in again after {wait:g} s"
 
     def _told(self, host: str, event: HostEvent, now: float) -> None:
         match event:
@@ -314,7 +339,7 @@ class WorldMachine:
             case HostLeaving():
                 gone = self._state.named(host)
                 if gone is not None:
-                    self._gone(gone.node, "it has left", now)
+                    self._gone(gone.node, _HAS_LEFT, now)
             case HostDraining(_, is_draining):
                 self._drain(host, is_draining)
             case MemberDraining(member):
@@ -369,7 +394,8 @@ class WorldMachine:
             self._consider_first(now)
         else:
             if not self._has_place(director.members, event.member):
-                self._tell(MemberWaits(event.member, self._all_hosts()))
+                _, why = self._cooling.get(event.host, (now, self._all_hosts()))
+                self._tell(MemberWaits(event.member, why))
             self._obey(director.arrive(event.member, event.lineage, now))
 
     def _all_hosts(self) -> str:
@@ -470,6 +496,7 @@ class WorldMachine:
             self._tell(MemberDismissed(name, f"{_ALL_LOST}, and with them the state that it has"))
 
     def _tick(self, now: float) -> None:
+        self._cooling = {host: (until, why) for host, (until, why) in self._cooling.items() if now < until}
         if self._director is None:
             self._consider_first(now)
         else:

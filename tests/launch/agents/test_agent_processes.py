@@ -377,6 +377,34 @@ def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> Non
     assert "no quorum" not in group.said("one") + group.said("two")
 
 
+def voters(group: AgentGroup) -> set[str]:
+    view = group.view()
+    return set() if view is None else {host.name for host in view.hosts if host.is_voter}
+
+
+def test_of_four_hosts_three_are_killed_in_turn_and_the_first_voter_goes_on_alone(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    names = ["one", "two", "three", "four"]
+    group.start_all(*names)
+    options = ("--nnodes", "1:4", "--elastic", "ranks", "--last-call", "30")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(4) and voters(group) == set(names), "training on four hosts, which all vote")
+    while len(names) > 1:
+        leader = group.leader()
+        victim = (
+            leader if len(names) > 2 else next(name for name in names if name != leader)
+        )  # of two the first goes on
+        names.remove(victim)
+        group.agents[victim].kill()
+        group.agents[victim].wait()
+        reached = group.step() + 1
+        eventually(lambda reached=reached: group.trains(len(names), beyond=reached), f"training without {victim}")  # type: ignore[misc]
+        eventually(lambda: voters(group) == set(names), f"a quorum of {names}")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
+
+
 @contextmanager
 def small_disk(path: Path) -> Iterator[Callable[[], None]]:
     """Have a file system of 64 kB at ``path``; the result fills it."""

@@ -37,7 +37,7 @@ from asyncpar.launch.agents.job_record import (
     decode_record,
     encode_record,
 )
-from asyncpar.launch.agents.restart_budget import RestartBudget
+from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
 from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_group
 from asyncpar.launch.failure import RankEnd
@@ -199,9 +199,7 @@ def test_ranks_of_a_host_without_a_place_wait_until_a_host_is_lost() -> None:
     host = Host(ElasticMode.RANKS)
     placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
     host.feed(announced(0, *placed))
-    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == [
-        SayLine("rank a/0 waits: the job has all its 2 hosts")
-    ]
+    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
     assert host.machine.spares == {0}
     assert host.wait(60.0) == [], "it waits without a word"
     host.feed(announced(1, *placed[:1]))
@@ -286,6 +284,21 @@ def test_where_others_go_on_a_slot_that_may_not_start_again_stays_empty() -> Non
     host.gone(0, 1)
     assert host.told == [MemberDied("a/0/0", "exited with code 1")]
     assert host.wait(60.0) == []
+
+
+def test_a_slot_that_crashed_too_often_starts_again_when_its_crashes_are_long_ago() -> None:
+    host = Host(ElasticMode.RANKS, restarts=1)
+    host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
+    host.gone(0, 1)
+    assert StartRank(0, "a/0/1") in host.wait(1.0)
+    host.gone(0, 1)
+    assert host.wait(58.0) == []
+    assert StartRank(0, "a/0/2") in host.wait(1.0), "60 s after the first crash"
+    host.gone(0, 1)
+    assert host.wait(0.5) == [], "the second crash was 59.5 s ago"
+    ended = JobClosed(number=1, record=encode_record(JobEnd(exit_code=0)))
+    host.feed(ended)
+    assert host.machine.next_deadline is None
 
 
 def test_a_rank_that_is_held_for_lost_is_ended_and_its_end_is_no_crash() -> None:

@@ -31,6 +31,7 @@ from asyncpar.net.membership.world_messages import (
     MemberReady,
     MemberReported,
     MembersWanted,
+    MemberWaits,
     MemberWithdrawn,
     WorldAnnounced,
     WorldEnded,
@@ -517,6 +518,53 @@ def test_nothing_changes_for_a_newcomer_that_is_lost_while_others_are_gathered()
     talk.tell("b", MemberProgressed("b/0/a", ZERO), MemberDied("b/0/a", "was killed"))
     talk.wait(1.0)
     assert ChangePending(0) not in talk.heard
+
+
+def lose(talk: Talk, start: int) -> None:
+    """Lose the agent of host b, which starts again, and arrives with another rank."""
+    talk.obey(talk.machine.handle(NodeGone(f"b#{start}", "its agent is gone"), now=talk.now))
+    talk.report("a/0/a", generation=talk.state.generation - 1)
+    talk.obey(talk.machine.handle(NodeJoined(replace(node("b"), node=f"b#{start + 1}")), now=talk.now))
+    member = f"b/0/{start}"
+    arrived = MemberArrived(member=member, host="b", lineage=ZERO)
+    for event in (arrived, MemberProgressed(member, ZERO)):
+        talk.obey(talk.machine.handle(HostTold(f"b#{start + 1}", event), now=talk.now))
+
+
+def flap(least: int) -> Talk:
+    talk = begun("a", "b", least=least)
+    for start in (1, 2, 3):
+        lose(talk, start)
+        assert talk.state.world is not None
+        if "lost 3 times" in talk.state.world.change.why:
+            break
+        talk.wait(0.6)
+        talk.report("a/0/a", generation=talk.state.generation - 1)
+    return talk
+
+
+def test_a_host_that_is_lost_again_and_again_waits_and_is_told_why() -> None:
+    talk = flap(least=1)
+    assert talk.state.world is not None
+    assert talk.state.world.change.why.endswith(
+        "(its agent is gone; this host was lost 3 times within 10 minutes, and may come in again after 1 s)"
+    )
+    assert MemberWaits("b/0/3", "its host was lost 3 times within 10 minutes") in talk.heard
+    generation = talk.state.generation - 1
+    talk.wait(0.9)
+    assert ChangePending(generation) not in talk.heard
+    talk.wait(0.2)
+    assert ChangePending(generation) in talk.heard
+    talk.report("a/0/a", generation=generation)
+    assert talk.members == ["a/0/a", "b/0/3"]
+
+
+def test_a_host_that_is_lost_again_and_again_does_not_wait_where_it_is_needed() -> None:
+    talk = begun("a", "b", least=2)
+    for start in (1, 2, 3, 4):
+        lose(talk, start)
+        talk.report("a/0/a", generation=talk.state.generation - 1)
+        assert talk.members == ["a/0/a", f"b/0/{start}"]
 
 
 def test_when_too_few_are_left_those_who_wait_are_called_once() -> None:
