@@ -2,8 +2,8 @@
 
 Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
 again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
-started again, which counts for nothing.  Where a slot may not start again the others go on without it.  Of slots and
-spares as many come in as the job has slots here, in the order in which they ask; the first question of the others is
+started again, which counts for nothing.  Where a slot may not start again, before its oldest crash is out of the
+window, the others go on without it.  Of slots and spares as many come in as the job has slots here, in the order in which they ask; the first question of the others is
 answered when there is a place: a spare has done all that a program does before its first step.  So wait the ranks of a
 host for which the job has no place now, because its world has members of as many others as it may have.  A rank that
 gets SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing,
@@ -34,9 +34,9 @@ from asyncpar.launch.agents.host_protocol import (
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
 from asyncpar.launch.agents.rank_dialogue import heard_from_rank, world_for_rank
-from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.launch.failure import RankEnd, describe
 from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
     ChangePending,
     HostDismissed,

@@ -29,9 +29,9 @@ from asyncpar.launch.agents.host_protocol import (
     TellLeader,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
-from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.launch.failure import RankEnd, choose_first, describe
 from asyncpar.net.membership.lineage import Lineage, MemberReport
+from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
     ChangePending,
     HostDismissed,

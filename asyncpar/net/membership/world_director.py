@@ -153,8 +153,8 @@ class WorldRules:
 class ElasticDirector:
     """Feed events, obey commands.  ``size`` members make the first world, which has the number ``generation``.
 
-    ``report_within`` is what members have to report in, ``gather_for`` how long newcomers are gathered before a world is
-    changed for them, both in seconds.
+    ``report_within`` is what members have to report in, ``gather_for`` how long newcomers are gathered before a world
+    is changed for them, both in seconds.
     """
 
     def __init__(

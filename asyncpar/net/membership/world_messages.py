@@ -46,8 +46,9 @@ class PlacedMember(msgspec.Struct, frozen=True, kw_only=True):
 class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a job for the leader: it begins with ``most_hosts``, or with ``least_hosts`` after ``last_call``.
 
-    It never has more than ``most_hosts``: others wait until one of them is lost or leaves.  Each host has ``members`` of them.  Times are in seconds: ``report_within`` is what members have from the end of a
-    world to their report, before they are held for lost.
+    It never has more than ``most_hosts``: others wait until one of them is lost or leaves.  Each host has ``members``
+    members.  Times are in seconds: ``report_within`` is what members have from the end of a world to their report,
+    before they are held for lost.
     """
 
     least_hosts: int
@@ -222,7 +223,7 @@ class ChangePending(msgspec.Struct, frozen=True):
 
 
 class MembersWanted(msgspec.Struct, frozen=True):
-    """The world of ``generation`` is over, and too few are left for another one: who has waited for a place may come."""
+    """The world of ``generation`` is over, and too few are left for another one: who waits for a place may come."""
 
     generation: int
 

@@ -37,12 +37,12 @@ from asyncpar.launch.agents.job_record import (
     decode_record,
     encode_record,
 )
-from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
 from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_group
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
     HostDraining,
     HostParked,
@@ -465,7 +465,7 @@ def test_a_failed_rank_ends_the_others_of_its_host_and_says_why() -> None:
 
 
 def test_restarts_within_the_window_count_and_waits_grow() -> None:
-    budget = RestartBudget(most=2, window=10.0)
+    budget = RestartBudget[int](most=2, window=10.0)
     assert [budget.crash(0, at) for at in (0.0, 1.0, 2.0)] == [0.25, 0.5, None]
     assert budget.crash(1, 2.0) == 0.25
     assert budget.crash(0, 60.0) == 0.25
