@@ -178,6 +178,8 @@ class ElasticDirector:
         self._followed: dict[str, int] = {}
         self._due: dict[str, float] = {}
         """Since when newcomers could come in after another step."""
+        self._heard_at: dict[str, float] = {}
+        """When these have progressed last."""
         self._gather_for = gather_for
         self._leaving: set[str] = set()
         self._quarrels: dict[tuple[str, str], int] = {}
@@ -239,7 +241,8 @@ class ElasticDirector:
         self._followed[member] += 1
         if self._followed[member] >= self._patience[member]:
             self._due.setdefault(member, now)
-        return [*self._announce_gathered(now), *self._complete(now)]
+            self._heard_at[member] = now
+        return [*self._announce_gathered(now, member), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
         """Take ``member``, which has to be healed anew, out of all worlds until it arrives again."""
@@ -293,10 +296,15 @@ class ElasticDirector:
             commands += [Evict(member, why), *self.lost(member, why, now)]
         return [*commands, *self._announce_gathered(now), *self._end_if_short(now), *self._complete(now)]
 
-    def _announce_gathered(self, now: float) -> list[DirectorCommand]:
-        """Announce a change for newcomers that have a place, once others that come soon after them are there, too."""
-        due = [at for member, at in self._due.items() if self._rules.may_join(self.members, member)]
-        return self._announce() if due and now - min(due) >= self._gather_for else []
+    def _announce_gathered(self, now: float, progressed: str | None = None) -> list[DirectorCommand]:
+        """Announce a change for newcomers that have a place, once others that come soon after them are there, too.
+
+        One of them has just ``progressed``, so that it is not far behind, or has had nothing to follow for a while.
+        """
+        due = {member: at for member, at in self._due.items() if self._rules.may_join(self.members, member)}
+        is_over = bool(due) and now - min(due.values()) >= self._gather_for
+        quiet = any(now - self._heard_at[member] >= self._gather_for for member in due)
+        return self._announce() if is_over and (progressed in due or quiet) else []
 
     def _end_if_short(self, now: float) -> list[DirectorCommand]:
         """End a world of too few to which nobody comes any more."""
@@ -315,7 +323,7 @@ class ElasticDirector:
         return self._rules.may_form(members) or self._rules.may_settle((*members, *self._arrived))
 
     def _forget(self, member: str) -> None:
-        for kept in (self._arrived, self._patience, self._followed, self._due):
+        for kept in (self._arrived, self._patience, self._followed, self._due, self._heard_at):
             kept.pop(member, None)
 
     def _form_first(self, now: float) -> list[DirectorCommand]:

@@ -60,7 +60,7 @@ from asyncpar.net.membership.world_messages import (
 )
 
 LOSSES_WITHIN = 600.0
-"""Seconds for which a lost host is remembered by the leader; the next leader begins to count anew."""
+"""Seconds for which the loss of a host of the world is remembered by the leader; the next leader counts anew."""
 FORGIVEN_LOSSES = 2
 """A host that was lost more often of late waits before it has a place again, each time for longer."""
 _ALL_LOST = "all members are lost"
@@ -315,7 +315,9 @@ class WorldMachine:
         if gone is None:
             return
         self._draining.discard(gone.name)
-        why += self._cool(gone.name, now) if why != _HAS_LEFT else ""
+        members = () if self._director is None else self._director.members
+        if why != _HAS_LEFT and any(self._placed[member].host == gone.name for member in members):
+            why += self._cool(gone.name, now)  # others have to go on without it
         self._healing = {member: host for member, host in self._healing.items() if host != gone.name}
         self._change(lambda state: replace(state, nodes=tuple(one for one in state.nodes if one.node != node)))
         for member in [name for name, placed in self._placed.items() if placed.host == gone.name]:
