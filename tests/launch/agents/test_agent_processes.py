@@ -26,6 +26,7 @@ from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventu
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 UNTIL = 400
+LONG = 800
 
 
 @contextmanager
@@ -247,10 +248,10 @@ def states(group: AgentGroup) -> dict[str, str]:
 
 
 def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(group: AgentGroup) -> None:
-    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    wanted = encode(asyncio.run(train(None, until=LONG, pause=0.0)))
     group.start_all("one", "two")
     options = ("--nnodes", "1:2", "--elastic", "ranks", "--last-call", "30")
-    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    launcher = group.launch(TRAINING, str(LONG), options=options)
     eventually(lambda: group.trains(2), "training on two hosts")
     group.start("three")
     eventually(lambda: states(group).get("three") == "waiting", "a host that waits")
@@ -267,7 +268,10 @@ def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(
     lost = group.leader()
     group.agents[lost].kill()
     group.agents[lost].wait()
-    eventually(lambda: group.trains(2, beyond=group.step()), "training with the host that has waited")
+    reached = group.step() + 1
+    eventually(
+        lambda: group.trains(2, beyond=reached), f"training with the host that has waited: {group.said('three')}"
+    )
     assert group.pids("three") == [waiting]
     group.start(lost)
     eventually(lambda: states(group).get(lost) == "waiting", "the host that comes again")
