@@ -3,12 +3,12 @@
 Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
 again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
 started again, which counts for nothing.  Where a slot may not start again, before its oldest crash is out of the
-window, the others go on without it.  Of slots and spares as many come in as the job has slots here, in the order in which they ask; the first question of the others is
-answered when there is a place: a spare has done all that a program does before its first step.  So wait the ranks of a
-host for which the job has no place now, because its world has members of as many others as it may have.  A rank that
-gets SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing,
-unless its host leaves, too.  While the host is parked its members are in no world: they keep what they have, and report
-it to the leader when there is a quorum.
+window, the others go on without it.  Of slots and spares as many come in as the job has slots here, in the order in
+which they ask; the first question of the others is answered when there is a place: a spare has done all that a program
+does before its first step.  So wait the ranks of a host for which the job has no place now, because its world has
+members of as many others as it may have.  A rank that gets SIGTERM from others than its agent asks to leave at the end
+of a step; it starts again, which counts for nothing, unless its host leaves, too.  While the host is parked its
+members are in no world: they keep what they have, and report it to the leader when there is a quorum.
 """
 
 from __future__ import annotations
