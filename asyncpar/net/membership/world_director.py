@@ -148,6 +148,8 @@ class WorldRules:
     may_form: Callable[[Sequence[str]], bool] = bool
     may_settle: Callable[[Sequence[str]], bool] = bool
     may_join: Callable[[Sequence[str], str], bool] = _may_always_join
+    are_more_coming: Callable[[], bool] = lambda: False
+    """Do more members fetch the state?"""
 
 
 class ElasticDirector:
@@ -181,6 +183,8 @@ class ElasticDirector:
         self._heard_at: dict[str, float] = {}
         """When these have progressed last."""
         self._gather_for = gather_for
+        self._has_gathered_in_vain = False
+        """Whether the last world was changed for newcomers that were too far behind when it was."""
         self._leaving: set[str] = set()
         self._quarrels: dict[tuple[str, str], int] = {}
         """Pairs of members that do not hear each other, and in how many worlds since there was progress."""
@@ -297,12 +301,16 @@ class ElasticDirector:
         return [*commands, *self._announce_gathered(now), *self._end_if_short(now), *self._complete(now)]
 
     def _announce_gathered(self, now: float, progressed: str | None = None) -> list[DirectorCommand]:
-        """Announce a change for newcomers that have a place, once others that come soon after them are there, too.
+        """Announce a change for newcomers that have a place, once others that are on the way are there, too.
 
         One of them has just ``progressed``, so that it is not far behind, or has had nothing to follow for a while.
+        Who follows quick steps falls behind as it waits: others are not waited for again after that.
         """
-        due = {member: at for member, at in self._due.items() if self._rules.may_join(self.members, member)}
-        is_over = bool(due) and now - min(due.values()) >= self._gather_for
+        placed = [member for member in self._arrived if self._rules.may_join(self.members, member)]
+        due = {member: self._due[member] for member in placed if member in self._due}
+        are_more_coming = len(due) < len(placed) or self._rules.are_more_coming()
+        gathers = are_more_coming and not self._has_gathered_in_vain
+        is_over = bool(due) and (not gathers or now - min(due.values()) >= self._gather_for)
         quiet = any(now - self._heard_at[member] >= self._gather_for for member in due)
         return self._announce() if is_over and (progressed in due or quiet) else []
 
@@ -471,6 +479,7 @@ class ElasticDirector:
         self, members: tuple[str, ...], lineage: Lineage, decision: Decision, change: WorldChange, now: float
     ) -> FormWorld:
         self._world = _Current(change.generation, members, now)
+        self._has_gathered_in_vain = bool(self._due) and self._due.keys().isdisjoint(members)
         self._due.clear()
         for member in members:
             self._forget(member)

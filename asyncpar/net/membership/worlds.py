@@ -224,7 +224,12 @@ class WorldMachine:
         return ElasticDirector(
             size,
             generation=generation,
-            rules=WorldRules(may_form=self._is_enough, may_settle=self._will_be_enough, may_join=self._has_place),
+            rules=WorldRules(
+                may_form=self._is_enough,
+                may_settle=self._will_be_enough,
+                may_join=self._has_place,
+                are_more_coming=lambda: bool(self._healing),
+            ),
             report_within=job.terms.report_within,
             gather_for=GATHER_SECONDS,
         )

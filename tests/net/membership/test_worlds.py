@@ -52,6 +52,7 @@ from asyncpar.net.membership.worlds import (
 )
 
 ZERO = Lineage(0, b"zero")
+NINTH = Lineage(9, b"nine")
 
 
 def node(name: str) -> GroupNode:
@@ -499,21 +500,53 @@ def test_hosts_that_arrive_one_soon_after_another_make_one_change() -> None:
     talk.arrive("a/0/a")
     talk.wait(5.0)
     for host in ("b", "c", "d"):
+        talk.tell(host, MemberHealing(f"{host}/0/a", host))
+    for host in ("b", "c", "d"):
         assert ChangePending(0) not in talk.heard
         talk.arrive(f"{host}/0/a")
         talk.tell(host, MemberProgressed(f"{host}/0/a", ZERO))
         talk.wait(0.2)
-    assert talk.heard.count(ChangePending(0)) == 1, "half a second after the first"
+    assert talk.heard.count(ChangePending(0)) == 1, "when the last is there"
     talk.report("a/0/a", generation=0)
     assert talk.members == ["a/0/a", "b/0/a", "c/0/a", "d/0/a"]
     assert talk.state.generation == 2, "two worlds"
 
 
-def test_nothing_changes_for_a_newcomer_that_is_lost_while_others_are_gathered() -> None:
+def test_a_host_that_nobody_else_follows_comes_in_at_once() -> None:
     talk = Talk("a", "b", most=2)
     talk.tell("a", talk.job)
     talk.arrive("a/0/a")
     talk.wait(5.0)
+    talk.tell("b", MemberHealing("b/0/a", "b"))
+    talk.arrive("b/0/a")
+    talk.tell("b", MemberProgressed("b/0/a", ZERO))
+    assert ChangePending(0) in talk.heard
+
+
+def test_a_host_that_fell_behind_while_others_were_gathered_waits_for_nobody_again() -> None:
+    talk = Talk("a", "b", "c", most=3)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a")
+    talk.wait(5.0)
+    talk.tell("c", MemberHealing("c/0/a", "c"))
+    talk.tell("b", MemberHealing("b/0/a", "b"))
+    talk.arrive("b/0/a")
+    talk.tell("b", MemberProgressed("b/0/a", ZERO))
+    assert ChangePending(0) not in talk.heard
+    talk.wait(0.7)
+    assert ChangePending(0) in talk.heard, "c is too slow"
+    talk.report("a/0/a", generation=0, lineage=NINTH)
+    assert talk.members == ["a/0/a"], "b is nine steps behind"
+    talk.tell("b", MemberProgressed("b/0/a", NINTH))
+    assert ChangePending(1) in talk.heard
+
+
+def test_nothing_changes_for_a_newcomer_that_is_lost_while_others_are_gathered() -> None:
+    talk = Talk("a", "b", "c", most=3)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a")
+    talk.wait(5.0)
+    talk.tell("c", MemberHealing("c/0/a", "c"))
     talk.arrive("b/0/a")
     talk.tell("b", MemberProgressed("b/0/a", ZERO), MemberDied("b/0/a", "was killed"))
     talk.wait(1.0)
