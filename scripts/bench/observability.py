@@ -76,7 +76,7 @@ GOALS = (
     Goal(
         "A4",
         "torch's analyzer on our dumps: nothing false in healthy runs, agrees on four mismatches",
-        "scripts/test-backends tests/observe/test_flight.py",
+        ".venv-backends/bin/python -m pytest -q tests/observe/test_flight.py",
         lines(r"(\d+) passed", "{} tests passed"),
         "torch's format has no roots and no reductions",
     ),

@@ -523,7 +523,7 @@ def test_a_host_that_nobody_else_follows_comes_in_at_once() -> None:
     assert ChangePending(0) in talk.heard
 
 
-def test_a_host_that_fell_behind_while_others_were_gathered_waits_for_nobody_again() -> None:
+def test_a_host_that_fell_behind_while_others_were_gathered_comes_in_at_once_the_next_time() -> None:
     talk = Talk("a", "b", "c", most=3)
     talk.tell("a", talk.job)
     talk.arrive("a/0/a")
