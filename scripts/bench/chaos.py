@@ -6,13 +6,18 @@
     python scripts/bench/chaos.py --faults 0 --megabytes 100
     python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1
     python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 250 --seed 1
+    python scripts/bench/chaos.py --faults 1 --kinds join --joiners 4 --megabytes 100 --every 16
+    python scripts/bench/chaos.py --agents 1 --namespaces --rate 1000000000 --faults 3 --kinds join --megabytes 100
+    python scripts/bench/chaos.py --faults 8 --every 60 --kinds kill --mode zero3 --victims each
 
 Ranks are processes of this host.  Every few steps one is killed (SIGKILL), stopped (SIGSTOP, and woken later), drained,
 asked to end (SIGTERM, which drains it), or a new one is started, as the seed says.  With ``--agents`` each pretended
 host has a real agent, and faults are those of agents: the leader's is killed, or another one, stopped or drained; each
 comes back.  With ``--namespaces``, which needs root, hosts are network namespaces on one bridge: then links go down and
 up (``cut``), what a host sends or hears gets lost without a word (``mute``, ``deaf``), ranks are killed, stopped or
-asked to end, and another host comes (``join``).  The last line on stdout is one JSON object.
+asked to end, and another host comes (``join``); with ``--rate`` their wires have a speed, and what share of it a copy
+of the state uses is a figure.  With ``--victims each`` rank 0 is the first victim, then rank 1, and so on; before each
+fault there are all ranks again.  The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ KINDS = ("kill", "stop", "join", "drain", "term")
 LEAVING = ("drain", "term")
 """Kinds after which a rank leaves in good order."""
 
+VICTIMS = ("drawn", "each")
 LEAST_RANKS = 2
 WOKEN_AFTER = 4.0
 LONGEST_STALL = 60.0
@@ -57,6 +63,8 @@ class Fault:
     time: float
     step: int
     generation: int
+    rank: int | None = None
+    """Which rank it was; None of a join."""
     recovered: float | None = None
     """Seconds until the next commit in a later world; of a join: from the start of its process to its world."""
 
@@ -105,6 +113,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kinds", default=None, help="which faults, separated by commas")
     parser.add_argument("--agents", type=int, default=0, help="so many hosts with agents; faults are those of agents")
     parser.add_argument("--namespaces", action="store_true", help="with --agents: hosts are namespaces; cuts, too")
+    parser.add_argument("--rate", type=int, help="with --namespaces: bits per second of the wire of each host")
+    parser.add_argument("--joiners", type=int, default=1, help="so many newcomers come at once")
+    parser.add_argument("--victims", choices=VICTIMS, default="drawn", help="who: as the seed says, or each in turn")
     parser.add_argument("--portions", type=int, default=16)
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--compute", type=float, default=0.01, help="seconds that a portion takes")
@@ -169,6 +180,8 @@ class Chaos:
                     lambda number=number: self.logs.position >= (number + 1) * self._options.every,  # type: ignore[misc]
                     f"fault {number}",
                 )
+                if self._options.victims == "each":
+                    await self._fill(worlds)
                 await self._fault(worlds)
             steps = (self._options.faults + 2) * self._options.every
             await self._until(lambda: self.logs.position >= steps, "the end")
@@ -204,11 +217,45 @@ class Chaos:
         kind = self._random.choice(kinds)
         if len(present) <= LEAST_RANKS:
             kind = "join"
-        elif kind == "join" and len(worlds.running) >= self._options.ranks + 2:
+        elif kind == "join" and len(worlds.running) >= self._options.ranks + max(2, self._options.joiners):
             kind = next((other for other in kinds if other != "join"), "join")
+        if kind == "join":
+            await self._join(worlds, self._options.joiners)
+        else:
+            await self._strike(worlds, kind, self._choose_victim(present))
+
+    async def _fill(self, worlds: ProcessWorlds) -> None:
+        """Let newcomers take the places of those that have gone, and return when they count."""
+        missing = self._options.ranks - len(worlds.present)
+        if missing > 0:
+            await self._join(worlds, missing)
+        steps = (self._options.faults + 2) * self._options.every
+        await self._until(lambda: len(worlds.present) >= self._options.ranks or self.logs.position >= steps, "newcomers")
+        if len(worlds.present) < self._options.ranks:
+            raise SystemExit("chaos: the job was over before newcomers counted; give a larger --every")
+
+    def _choose_victim(self, present: Sequence[str]) -> str:
+        if self._options.victims == "each":
+            return present[len(self._struck) % len(present)]
+        return self._random.choice(present)
+
+    @property
+    def _struck(self) -> list[Fault]:
+        return [fault for fault in self.faults if fault.kind != "join"]
+
+    async def _join(self, worlds: ProcessWorlds, count: int) -> None:
+        """Start so many newcomers at once."""
         generation = worlds.director.generation
-        member = await self._start(worlds) if kind == "join" else self._random.choice(present)
-        fault = Fault(kind, member, asyncio.get_running_loop().time(), self.logs.position, generation)
+        for _ in range(count):
+            begun = asyncio.get_running_loop().time()
+            member = await self._start(worlds)
+            self.faults.append(Fault("join", member, begun, self.logs.position, generation))
+
+    async def _strike(self, worlds: ProcessWorlds, kind: str, member: str) -> None:
+        """Do a fault to a member, and return when the others have gone on."""
+        now, generation = asyncio.get_running_loop().time(), worlds.director.generation
+        rank = worlds.director.members.index(member)
+        fault = Fault(kind, member, now, self.logs.position, generation, rank)
         self.faults.append(fault)
         match kind:
             case "kill":
@@ -221,8 +268,7 @@ class Chaos:
                 worlds.drain(member)
             case "term":
                 worlds.signal(member, signal.SIGTERM)
-        if kind != "join":
-            await self._until(lambda: self._has_recovered(fault), f"the recovery of {kind} {member}")
+        await self._until(lambda: self._has_recovered(fault), f"the recovery of {kind} {member}")
 
     def _has_recovered(self, fault: Fault) -> bool:
         for commit in self.logs.commits:
@@ -385,11 +431,32 @@ def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[s
         ("G4", "SIGSTOP to the next commit, p99", show(quantile(after["stop"], 0.99)), "5 s"),
         ("G5", "survivors' stall per join, p50", show(quantile(stalls, 0.5), "ms"), "150 ms"),
         ("G5", "the same, largest", show(max(stalls, default=None), "ms"), "150 ms"),
-        ("G6", "process start to counted member, p50", show(quantile(healed, 0.5)), "3 s"),
+        *join_rows(chaos.faults, healed),
         *drain_rows(verdict),
         ("G16", "drain to the next commit, less a step, p50", show(quantile(leaving, 0.5), "ms"), "-"),
+        *victim_rows(chaos.faults, usual),
         ("", "a step, median", show(usual, "ms"), "-"),
     ]
+
+
+def join_rows(faults: Sequence[Fault], healed: Sequence[float]) -> list[tuple[str, str, str, str]]:
+    """Return the rows of how long newcomers took; those that came when all was over do not count."""
+    started = sum(fault.kind == "join" for fault in faults)
+    return [
+        ("G6", "process start to counted member, p50", show(quantile(healed, 0.5)), "3 s"),
+        ("G6", "the same, largest", show(max(healed, default=None)), "3 s"),
+        ("G6", "newcomers that counted", f"{len(healed)} of {started}", "all"),
+    ]
+
+
+def victim_rows(faults: Sequence[Fault], usual: float) -> list[tuple[str, str, str, str]]:
+    """Return the rows of which ranks were lost, and what the loss of each cost at most, less a step."""
+    costs: dict[int, float] = {}
+    for fault in faults:
+        if fault.rank is not None and fault.recovered is not None:
+            costs[fault.rank] = max(costs.get(fault.rank, 0.0), fault.recovered - usual)
+    each = ", ".join(f"{rank}: {show(costs[rank])}" for rank in sorted(costs))
+    return [("G12", "lost ranks, largest to the next commit", each or "-", "3 s")]
 
 
 def drain_rows(verdict: Verdict) -> list[tuple[str, str, str, str]]:
@@ -440,11 +507,22 @@ def rolled_forward(worlds: ProcessWorlds) -> int:
     return sum(formed.decision == "roll forward" for _, formed in worlds.worlds)
 
 
+def check_combinations(options: argparse.Namespace) -> None:
+    """Raise ``SystemExit`` for options that do nothing with the others."""
+    if options.namespaces and not options.agents:
+        raise SystemExit("chaos: --namespaces: expected --agents, too: it is their hosts that are namespaces")
+    if options.rate is not None and not options.namespaces:
+        raise SystemExit("chaos: --rate: expected --namespaces, too: it is their wires that have a speed")
+    if options.agents and (options.victims != "drawn" or options.joiners != 1):
+        raise SystemExit("chaos: --victims and --joiners: expected no --agents, whose hosts take turns")
+    if options.joiners < 1 or (options.rate is not None and options.rate < 1):
+        raise SystemExit("chaos: --joiners and --rate: expected 1 or more")
+
+
 def main() -> None:
     """Measure."""
     options = parse_arguments()
-    if options.namespaces and not options.agents:
-        raise SystemExit("chaos: --namespaces: expected --agents, too: it is their hosts that are namespaces")
+    check_combinations(options)
     kinds = (NETWORK_KINDS if options.namespaces else HOST_KINDS) if options.agents else KINDS
     options.kinds = options.kinds or ",".join(kinds)
     unknown = set(options.kinds.split(",")) - set(kinds)

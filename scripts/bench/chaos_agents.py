@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.transport.rpc import Credentials
+from scripts.bench.chaos_wire import Samples, line_share, watched
 from scripts.bench.namespaces import Hosts, NoNamespacesError, hosts
 
 HOST_KINDS = ("leader", "kill", "stop", "drain")
@@ -140,6 +141,8 @@ class HostChaos:
         self.drained: set[int] = set()
         """The generations that a drain has ended."""
         self.faults: list[HostFault] = []
+        self.copies: list[Samples] = []
+        """What the wire of each newcomer has carried."""
 
     async def run(self, arguments: Sequence[str], steps: int) -> int:
         """Run the job to its end, and return its exit code.  ``arguments`` are those of the program."""
@@ -210,11 +213,19 @@ class HostChaos:
             self.drained.add(fault.generation)
         pids = [rank.pid for one in view.hosts if one.name == host for rank in one.ranks if rank.pid is not None]
         await self._strike(kind, host, pids)
-        await self._until(lambda: self._recovered(fault), f"the recovery of {kind} {host}")
+        async with self._watch_wire(kind, host):
+            await self._until(lambda: self._recovered(fault), f"the recovery of {kind} {host}")
         await self._undo(fault)
         await self._until(self._is_whole, f"all hosts after {kind} {host}")
         self._agents.silent.discard(host)  # not before: it does not know yet what the others have done meanwhile
         fault.whole = time.monotonic() - fault.time
+
+    def _watch_wire(self, kind: str, host: str) -> AbstractAsyncContextManager[None]:
+        """Note what a newcomer receives, if wires have a speed."""
+        if kind != "join" or self._options.rate is None:
+            return nullcontext()
+        self.copies.append([])
+        return watched(self._agents.processes[host].pid, self.copies[-1])
 
     async def _bid_farewell(self) -> str:
         """Return who can come: the guest, which leaves first if it is there."""
@@ -290,7 +301,7 @@ async def measure_hosts(
         network = None
         if options.namespaces:
             try:
-                network = stack.enter_context(hosts([*host_names(options), GUEST]))
+                network = stack.enter_context(hosts([*host_names(options), GUEST], options.rate))
             except NoNamespacesError as error:
                 raise SystemExit(f"chaos: --namespaces: {error}") from error
         run = HostChaos(options, folder, logs, network)
@@ -341,5 +352,17 @@ def host_rows(options: argparse.Namespace, run: HostChaos, verdict: Any, chaos: 
             ("", "rank killed, largest", largest("rank-kill"), "-"),
             ("G16", "rank that gets SIGTERM, largest", largest("rank-term"), "-"),
             ("G6", "agent's start to the newcomer's first commit", largest("join"), "3 s"),
+            *wire_rows(options, run.copies),
         ]
     return rows
+
+
+def wire_rows(options: argparse.Namespace, copies: Sequence[Samples]) -> list[tuple[str, str, str, str]]:
+    """Return the row of what share of the line rate newcomers have used, if wires have a speed."""
+    if options.rate is None:
+        return []
+    size = int(options.megabytes * (1 << 20)) * (3 if options.adam else 2)  # values, and the optimizer's for each
+    shares = [line_share(samples, size, options.rate) for samples in copies]
+    known = sorted(share for share in shares if share is not None)
+    figure = f"{known[0]:.2f} to {known[-1]:.2f}" if known else "-"
+    return [("G6", f"share of line rate, {len(known)} of {len(shares)} joins", figure, "0.9")]

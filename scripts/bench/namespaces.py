@@ -116,16 +116,18 @@ class Hosts:
 
 
 @contextmanager
-def hosts(names: Sequence[str]) -> Iterator[Hosts]:
+def hosts(names: Sequence[str], bits_per_second: int | None = None) -> Iterator[Hosts]:
     """Make a namespace for each of the hosts, on one bridge that this process can reach, too.
 
+    Each host sends and hears at ``bits_per_second`` (None: any).
     Raises ``NoNamespacesError`` where that is not allowed.
     """
     mark = f"{os.getpid()}{secrets.token_hex(2)}"
     hub, door, net = f"apbhub{mark}", f"apb{mark}", f"10.214.{os.getpid() % 256}"
     ends = [End(f"apb{place}n{mark}", f"{net}.{place + 1}") for place in range(len(names))]
     commands = [
-        *_bridge_commands(hub, ends, [None] * len(ends)),
+        *_bridge_commands(hub, ends, [bits_per_second] * len(ends)),
+        *(_shape(hub, f"port{place}", bits_per_second) for place in range(len(ends)) if bits_per_second is not None),
         f"ip link add {door} type veth peer name door netns {hub}",
         f"ip -n {hub} link set door master br0 up",
         f"ip addr add {net}.254/24 dev {door}",
@@ -195,11 +197,10 @@ def _end_commands(end: End, bits_per_second: int | None) -> list[str]:
         f"{within} link set {DEVICE} up",
         f"{within} link set lo up",
     ]
-    if bits_per_second is None:
-        return commands
+    return commands if bits_per_second is None else [*commands, _shape(end.namespace, DEVICE, bits_per_second)]
+
+
+def _shape(namespace: str, device: str, bits_per_second: int) -> str:
     burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
-    return [
-        *commands,
-        f"ip netns exec {end.namespace} tc qdisc add dev {DEVICE} root"
-        f" tbf rate {bits_per_second}bit burst {burst} latency 20ms",
-    ]
+    shaper = f"tbf rate {bits_per_second}bit burst {burst} latency 20ms"
+    return f"ip netns exec {namespace} tc qdisc add dev {device} root {shaper}"
