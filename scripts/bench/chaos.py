@@ -230,7 +230,9 @@ class Chaos:
         if missing > 0:
             await self._join(worlds, missing)
         steps = (self._options.faults + 2) * self._options.every
-        await self._until(lambda: len(worlds.present) >= self._options.ranks or self.logs.position >= steps, "newcomers")
+        await self._until(
+            lambda: len(worlds.present) >= self._options.ranks or self.logs.position >= steps, "newcomers"
+        )
         if len(worlds.present) < self._options.ranks:
             raise SystemExit("chaos: the job was over before newcomers counted; give a larger --every")
 
@@ -526,8 +528,11 @@ def main() -> None:
     kinds = (NETWORK_KINDS if options.namespaces else HOST_KINDS) if options.agents else KINDS
     options.kinds = options.kinds or ",".join(kinds)
     unknown = set(options.kinds.split(",")) - set(kinds)
-    if unknown or options.ranks < LEAST_RANKS or options.faults < 0 or options.every < 1:
-        raise SystemExit(f"chaos: expected kinds among {', '.join(kinds)}, 2 ranks or more, got {sorted(unknown)}")
+    least = 1 if options.kinds == "join" else LEAST_RANKS
+    if unknown or options.ranks < least or options.faults < 0 or options.every < 1:
+        raise SystemExit(
+            f"chaos: expected kinds among {', '.join(kinds)}, {least} ranks or more, got {sorted(unknown)}"
+        )
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         if any(options.out.iterdir()):

@@ -51,7 +51,7 @@ class HostFault:
     time: float
     generation: int
     recovered: float | None = None
-    """Seconds until the next commit in a later world."""
+    """Seconds until the next commit in a later world; of a join, in one that it is in."""
     whole: float | None = None
     """Seconds until all hosts are in the world again."""
 
@@ -184,13 +184,17 @@ class HostChaos:
         return bool(self.logs.position >= steps)
 
     async def _until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + LONGEST
+        deadline, before = time.monotonic() + LONGEST, self.logs.position
         while not await condition():
             if time.monotonic() > deadline:
                 raise SystemExit(
-                    f"chaos: {what} did not come within {LONGEST:g} s; is the job over? then give a larger --every"
+                    f"chaos: {what} did not come, and nothing was committed for {LONGEST:g} s; is the job over? then "
+                    "give a larger --every"
                 )
             await asyncio.sleep(0.02)
+            self.logs.refresh()
+            if self.logs.position != before:
+                deadline, before = time.monotonic() + LONGEST, self.logs.position
 
     def _draw_kind(self) -> str:
         """Draw from all kinds, in an order that the seed says, until each has come: then anew."""
@@ -273,8 +277,12 @@ class HostChaos:
 
     async def _recovered(self, fault: HostFault) -> bool:
         self.logs.refresh()
+        first = fault.generation + 1
+        if fault.kind == "join":
+            worlds = [line["generation"] for _, line in self.logs.of("change") if joins(line["change"], fault.host)]
+            first = next((generation for generation in sorted(worlds) if generation >= first), sys.maxsize)
         for commit in self.logs.commits:
-            if commit["time"] > fault.time and commit["generation"] > fault.generation:
+            if commit["time"] > fault.time and commit["generation"] >= first:
                 fault.recovered = commit["time"] - fault.time
                 return True
         return False
@@ -284,6 +292,12 @@ class HostChaos:
         if view is None or view.world_size != len(running):
             return False
         return {host.name for host in view.hosts if host.state == "up"} == set(running)
+
+
+def joins(change: str, host: str) -> bool:
+    """Has a rank of a host joined by a change, as its text says?"""
+    joined = next((part for part in change.split("; ") if part.startswith("joined: ")), "joined: ")
+    return any(member.partition("/")[0] == host for member in joined.removeprefix("joined: ").split(", "))
 
 
 def host_names(options: argparse.Namespace) -> list[str]:
@@ -351,7 +365,7 @@ def host_rows(options: argparse.Namespace, run: HostChaos, verdict: Any, chaos: 
             *(("", f"of these: {kind}, largest", largest(kind), "-") for kind in CUTS),
             ("", "rank killed, largest", largest("rank-kill"), "-"),
             ("G16", "rank that gets SIGTERM, largest", largest("rank-term"), "-"),
-            ("G6", "agent's start to the newcomer's first commit", largest("join"), "3 s"),
+            ("G6", "agent's start to counted member, largest", largest("join"), "3 s"),
             *wire_rows(options, run.copies),
         ]
     return rows

@@ -1,59 +1,112 @@
-"""Simulations per second of a processor: programs of a few steps, with and without drawn faults.
+"""Simulations per second of a processor: programs of a few steps, with and without drawn faults; or by the clock.
 
     python scripts/bench/simulation.py [--seeds 200] [--profile]
+    python scripts/bench/simulation.py --seeds 10000 --processes 2
 
-Processor time, so that a busy machine does not matter.  Times two processors and 300 seconds are the seeds that fit
-into five minutes.
+The first is of processor time, so that a busy machine does not matter: times two processors and 300 seconds are the
+seeds that fit into five minutes.  The second runs so many seeds of an elastic program under three faults of all kinds,
+in so many processes, and tells how long that takes; a seed that fails is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from asyncpar.testing.simulation import explore
+from asyncpar.testing.simulation import KINDS, SimulationFailed, explore, simulate
 from tests.testing.simulation.programs import bits, check_bits, check_sums, sums
 
-ELASTIC = ("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock")
+ELASTIC = tuple(kind for kind in KINDS if kind != "disk")
+"""All kinds of faults but those of disks: ranks have nothing there."""
+
+FAULTS = 3
+
+elastic = partial(explore, bits, size=3, check=check_bits, elastic=True, faults=FAULTS, kinds=ELASTIC)
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "4 ranks, 3 sums": partial(explore, sums, size=4, check=check_sums),
+    "4 ranks, 3 sums, 3 faults": partial(explore, sums, size=4, check=check_sums, faults=3),
+    "elastic, 3 nodes, 6 steps": partial(explore, bits, size=3, check=check_bits, elastic=True),
+    "elastic, 3 nodes, 6 steps, 3 faults": elastic,
+}
+
+_AT_A_TIME = 25
+"""Seeds that a process is given at a time."""
+
+_MOST_SHOWN = 20
 
 
 def main() -> None:
+    """Measure."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seeds", type=int, default=200, help="how many of each kind")
+    arguments.add_argument("--processes", type=int, help="run the elastic program with faults in so many, by the clock")
     arguments.add_argument("--profile", action="store_true", help="show where the time goes")
     chosen = arguments.parse_args()
-    kinds: dict[str, Callable[..., Any]] = {
-        "4 ranks, 3 sums": partial(explore, sums, size=4, check=check_sums),
-        "4 ranks, 3 sums, 3 faults": partial(explore, sums, size=4, check=check_sums, faults=3),
-        "elastic, 3 nodes, 6 steps": partial(explore, bits, size=3, check=check_bits, elastic=True),
-        "elastic, 3 nodes, 6 steps, 3 faults": partial(
-            explore, bits, size=3, check=check_bits, elastic=True, faults=3, kinds=ELASTIC
-        ),
-    }
-    for name, run in kinds.items():
-        run(seeds=range(3))
-        profile = cProfile.Profile() if chosen.profile else None
-        begun = time.process_time()
-        if profile is None:
-            events = sum(result.events for result in run(seeds=range(chosen.seeds)))
-        else:
-            events = sum(result.events for result in profile.runcall(run, seeds=range(chosen.seeds)))
-        seconds = (time.process_time() - begun) / chosen.seeds
-        print(
-            f"{name:38} {1e3 * seconds:6.1f} ms a seed, {1 / seconds:6.0f} seeds/s a processor, "
-            f"{600 / seconds:8.0f} in 5 minutes on two, {events / chosen.seeds:5.0f} events"
-        )
-        if profile is not None:
-            pstats.Stats(profile).sort_stats("tottime").print_stats(12)
+    if chosen.seeds < 1 or (chosen.processes is not None and chosen.processes < 1):
+        arguments.error("--seeds and --processes: expected 1 or more")
+    if chosen.processes is not None:
+        raise SystemExit(run_by_the_clock(chosen.seeds, chosen.processes))
+    for name, run in PROGRAMS.items():
+        measure_processor_time(name, run, chosen.seeds, is_profiled=chosen.profile)
+
+
+def measure_processor_time(name: str, run: Callable[..., Any], seeds: int, *, is_profiled: bool) -> None:
+    """Print how much processor time a program takes for a seed."""
+    run(seeds=range(3))
+    profile = cProfile.Profile() if is_profiled else None
+    begun = time.process_time()
+    if profile is None:
+        events = sum(result.events for result in run(seeds=range(seeds)))
+    else:
+        events = sum(result.events for result in profile.runcall(run, seeds=range(seeds)))
+    seconds = (time.process_time() - begun) / seeds
+    print(
+        f"{name:38} {1e3 * seconds:6.1f} ms a seed, {1 / seconds:6.0f} seeds/s a processor, "
+        f"{600 / seconds:8.0f} in 5 minutes on two, {events / seeds:5.0f} events"
+    )
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(12)
+
+
+def run_by_the_clock(seeds: int, processes: int) -> int:
+    """Run seeds of the elastic program under faults; print what failed, and how long it took; return the exit code."""
+    within = 1.1 * simulate(bits, size=3, elastic=True).seconds  # a little longer than it takes without faults
+    batches = [range(start, min(start + _AT_A_TIME, seeds)) for start in range(0, seeds, _AT_A_TIME)]
+    begun, failures, events = time.monotonic(), list[str](), 0
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for failed, happened in pool.map(run_seeds, batches, [within] * len(batches)):
+            failures += failed
+            events += happened
+    seconds = time.monotonic() - begun
+    for text in failures[:_MOST_SHOWN]:
+        print(text)
+    found = {"seeds": seeds, "failed": len(failures), "seconds": seconds, "processes": processes, "kinds": ELASTIC}
+    print(json.dumps({**found, "faults_per_seed": FAULTS, "events_per_seed": events / seeds}), flush=True)
+    return 1 if failures else 0
+
+
+def run_seeds(seeds: range, within: float) -> tuple[list[str], int]:
+    """Run seeds of the elastic program, with faults ``within`` so many seconds; return which failed, and the events."""
+    failures, events = list[str](), 0
+    for seed in seeds:
+        try:
+            events += sum(result.events for result in elastic(seeds=[seed], within=within))
+        except SimulationFailed as failed:
+            failures.append(str(failed))
+    return failures, events
 
 
 if __name__ == "__main__":

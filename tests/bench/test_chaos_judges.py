@@ -13,7 +13,9 @@ import pytest
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.world_director import FormWorld
 from asyncpar.net.membership.world_messages import WorldChange
-from scripts.bench.chaos import Logs, Verdict, drain_rows, ended_by_drains, judge
+from scripts.bench.chaos import Fault, Logs, Verdict, drain_rows, ended_by_drains, join_rows, judge, victim_rows
+from scripts.bench.chaos_agents import joins
+from scripts.bench.chaos_wire import line_share, received_bytes
 from scripts.bench.endurance import other_lineages
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos.py"
@@ -168,10 +170,53 @@ def test_a_step_with_another_lineage_than_the_run_without_faults_is_named() -> N
     assert other_lineages(logs, ["l0", "l1", "l2"]) == ["m001: step 1"]
 
 
+def test_newcomers_that_came_when_all_was_over_are_told_apart() -> None:
+    faults = [Fault("join", f"m{number}", 1.0, 8, 0) for number in range(3)]
+    faults.append(Fault("kill", "m9", 1.0, 8, 0, 1))
+    assert [row[2] for row in join_rows(faults, [2.0, 3.0])] == ["3.00 s", "3.00 s", "2 of 3"]
+    assert [row[2] for row in join_rows([], [])] == ["-", "-", "0 of 0"]
+
+
+def test_every_lost_rank_is_shown_with_its_slowest_loss() -> None:
+    losses = [(2, 0.4), (0, 0.2), (2, 0.6), (1, None)]
+    faults = [Fault("kill", "m", 1.0, 8, 0, rank, recovered) for rank, recovered in losses]
+    faults.append(Fault("join", "m", 1.0, 8, 0))
+    assert [row[2] for row in victim_rows(faults, 0.1)] == ["0: 0.10 s, 2: 0.50 s"]
+    assert [row[2] for row in victim_rows([], 0.1)] == ["-"]
+
+
+def test_a_host_joins_by_a_change_that_names_it_among_the_newcomers() -> None:
+    change = "generation 8; joined: guest/0/d0f0, host12/1/91b3; left: host1/0/aa; host0/0/91b3 is ready for a change"
+    assert [joins(change, host) for host in ("guest", "host12", "host1", "host0")] == [True, True, False, False]
+    assert not joins("generation 1; host0/0/91b3 is ready for a change", "host0")
+
+
+def test_the_share_of_line_rate_is_that_of_the_middle_of_a_copy() -> None:
+    before = [(0.0, 500), (5.0, 500)]  # it waits
+    copy = [(5.0 + second, 500 + 100 * second) for second in range(1, 11)]
+    after = [(60.0, 1500), (61.0, 9500)]
+    assert line_share([*before, *copy, *after], 1000, 1600) == pytest.approx(0.5)
+    assert line_share(before, 1000, 1600) is None
+    assert line_share([], 1000, 1600) is None
+
+
+def test_what_a_device_has_received_is_read_from_the_table_of_devices() -> None:
+    table = "Inter-|   Receive\n face |bytes\n    lo: 7 1\n link0:123456 9 0\n"
+    assert received_bytes(table) == 123456
+    with pytest.raises(ValueError, match="expected a device eth9"):
+        received_bytes(table, "eth9")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--namespaces"], "expected --agents"),
+        (["--rate", "1000000"], "expected --namespaces"),
+        (["--agents", "4", "--joiners", "2"], "expected no --agents"),
+        (["--agents", "4", "--victims", "each"], "expected no --agents"),
+        (["--joiners", "0"], "expected 1 or more"),
+        (["--ranks", "1"], "2 ranks or more"),
+        (["--ranks", "0", "--kinds", "join"], "1 ranks or more"),
         (["--kinds", "cut"], "expected kinds among kill, stop"),
         (["--agents", "4", "--kinds", "cut"], "expected kinds among leader, kill"),
     ],

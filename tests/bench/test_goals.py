@@ -122,9 +122,24 @@ def test_what_was_not_measured_says_so() -> None:
         ("G10", "2 ranks\nelastic 101 ms, bare 100 ms: +1.0 %   goal 1 %", "+1.0 %"),
         (
             "G14",
-            "elastic, 3 nodes, 6 steps  9.0 ms a seed, 30 seeds/s a processor,    99 in 5 minutes on two,  9 events\n"
-            "elastic, 3 nodes, 6 steps, 3 faults   9 ms a seed, 40 seeds/s a processor,   12345 in 5 minutes on two, 9",
-            "12345 elastic programs with 3 faults",
+            '{"seeds": 10000, "failed": 0, "seconds": 271.4, "processes": 2, "kinds": ["kill", "pause"], '
+            '"faults_per_seed": 3, "events_per_seed": 222.9}\n',
+            "10,000 elastic programs with 3 faults of 2 kinds in 271 s by 2 processes, 0 failed",
+        ),
+        (
+            "G6, 4 joiners",
+            f'{FAULTS}, ["G6", "", "2.6 s", ""], ["G6", "", "2.7 s", ""], ["G6", "", "4 of 4", ""]]}}',
+            "p50 2.6 s, largest 2.7 s, newcomers that counted: 4 of 4",
+        ),
+        (
+            "G6, 1 Gbit/s",
+            f'{FAULTS}, ["G6", "", "4.6 s", ""], ["G6", "", "0.91 to 0.93", ""]]}}',
+            "largest 4.6 s, share of line rate: 0.91 to 0.93",
+        ),
+        (
+            "G12, ZeRO 3",
+            f'{FAULTS}, ["G12", "", "0: 0.11 s, 1: 0.09 s", ""]]}}',
+            "largest of rank 0: 0.11 s, 1: 0.09 s",
         ),
         ("G15", "..... 61 passed in 9.31s", "61 tests passed"),
         (
