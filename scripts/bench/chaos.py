@@ -7,7 +7,7 @@
     python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1
     python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 250 --seed 1
     python scripts/bench/chaos.py --faults 1 --kinds join --joiners 4 --megabytes 100 --every 16
-    python scripts/bench/chaos.py --agents 1 --namespaces --rate 1000000000 --faults 3 --kinds join --megabytes 100
+    python scripts/bench/chaos.py --agents 1 --namespaces --rate 100000000 --kinds join --faults 2 --compute 0.1
     python scripts/bench/chaos.py --faults 8 --every 60 --kinds kill --mode zero3 --victims each
 
 Ranks are processes of this host.  Every few steps one is killed (SIGKILL), stopped (SIGSTOP, and woken later), drained,
@@ -16,8 +16,9 @@ host has a real agent, and faults are those of agents: the leader's is killed, o
 comes back.  With ``--namespaces``, which needs root, hosts are network namespaces on one bridge: then links go down and
 up (``cut``), what a host sends or hears gets lost without a word (``mute``, ``deaf``), ranks are killed, stopped or
 asked to end, and another host comes (``join``); with ``--rate`` their wires have a speed, and what share of it a copy
-of the state uses is a figure.  With ``--victims each`` rank 0 is the first victim, then rank 1, and so on; before each
-fault there are all ranks again.  The last line on stdout is one JSON object.
+of the state uses is a figure; steps must take longer than their updates take on the wire, or newcomers fall behind.
+With ``--victims each`` rank 0 is the first victim, then rank 1, and so on; before each fault there are all ranks again.
+The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
