@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.engines.elastic_place import make_agent
 from asyncpar.engines.interface import (
     Interrupt,
@@ -109,8 +110,7 @@ async def main() -> None:
         sys.path += [path for path in json.loads(paths) if path not in sys.path]
         await SlurmPlace(decode_order(from_line(order)), writer).run(reader)
     await writer.drain()
-    writer.close()
-    await writer.wait_closed()
+    await close_stream(writer)
 
 
 async def _open_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

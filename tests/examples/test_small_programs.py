@@ -106,7 +106,7 @@ def test_two_hosts_make_one_world() -> None:
     lines = [line.rpartition("] ")[2] for line in (output + errors).splitlines() if "(4, 4)" in line]
     assert sorted(lines) == [f"{rank} 6.0 (4, 4) (262144,) 3" for rank in range(4)]
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"^ap[ab]\d+", listed, re.MULTILINE)
+    assert not re.search(r"^ap[ab]\d+\b", listed, re.MULTILINE)
     _, errors = run(EXAMPLES / "two_hosts.py", "nowhere.py", status=1)
     assert errors == "two_hosts: there is no program nowhere.py\n"
 

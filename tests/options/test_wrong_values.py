@@ -108,6 +108,7 @@ WRONG: dict[str, list[str]] = {
     "--ffn": ["x"],
     "--batch": ["x"],
     "--micro-batch": ["x"],
+    "--measured": [f"={NOWHERE}"],
     "--memory": ["x"],
     "--precision": ["x"],
     "--optimizer": ["x"],
