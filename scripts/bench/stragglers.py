@@ -1,6 +1,6 @@
 """Make one of four ranks slow in a known way, and see whether `asyncpar status` names it and why.
 
-    python scripts/bench/stragglers.py --cases none,compute,input,collection,niced,link --seconds 15
+    python scripts/bench/stragglers.py --cases none,compute,link --seconds 15
 
 Every rank loads, computes and all-reduces in steps of about 50 ms, most of which it sleeps.  Rank 2 does more of one
 thing: a fifth of a step of computing or of waiting for input, garbage collections of the oldest generation, code that
@@ -177,7 +177,7 @@ def judge(case: str, alarms: list[str]) -> str:
 def main() -> None:
     """Measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="none,compute,input,collection,niced,link")
+    parser.add_argument("--cases", default=",".join((*QUIET, *CAUSES)))
     parser.add_argument("--seconds", type=float, default=15.0)
     options = parser.parse_args()
     cases = options.cases.split(",")
