@@ -26,7 +26,7 @@ async def main():
     try:
         await init_process_group("nccl")
     except ap.UsageError as error:
-        print("refused", type(error).__name__, error, flush=True)
+        sys.stdout.write(f"refused {{type(error).__name__}} {{error}}\\n")  # at once: two ranks write
 
 asyncio.run(main())
 """

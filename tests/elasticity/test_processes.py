@@ -113,7 +113,7 @@ async def test_a_drained_rank_waits_for_the_spare_that_takes_its_place_unless_th
         monkeypatch.setattr(worlds.director, "arrive", arrive)
         worlds.drain("m1")
         await job.is_in_world("m0", "m2")
-        assert present == [("m0", "m1")]
+        assert present[0] == ("m0", "m1")  # it may fall behind quick steps, and come again
         await job.start("m3")
         await job.asks("m3")
         worlds.drain("m0")
