@@ -26,7 +26,9 @@ import os
 
 import torch
 
-os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
+from asyncpar.launch.host_placement import free_port  # other pieces may run at the same time
+
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port("127.0.0.1")))
 """
 
 
