@@ -28,14 +28,24 @@ class StackFile:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._asking = 0
+        self._is_closed = False
 
     async def ask(self, pid: int) -> str:
         """Have the threads of process ``pid`` write their stacks, the main one first; return them, it last; "" if not.
 
-        The text is as ``faulthandler`` writes the stacks of all threads.
+        The text is as ``faulthandler`` writes the stacks of all threads.  The file is kept until this has ended: the
+        signal may be what ends a call in C, and then the process.
         """
-        if not is_ready(self.descriptor, pid):
-            return ""
+        self._asking += 1
+        try:
+            return await self._ask(pid) if is_ready(self.descriptor, pid) else ""
+        finally:
+            self._asking -= 1
+            if self._is_closed:
+                self.close()
+
+    async def _ask(self, pid: int) -> str:
         until = time.monotonic() + _PATIENCE
         stacks = [main] if (main := await self._ask_thread(pid, pid, until)) else []
         for thread in _threads_of(pid) if main else ():
@@ -60,8 +70,10 @@ class StackFile:
         return text.replace(_HEAD, f"Thread {thread:#x} (most recent call first):", 1) if text.startswith(_HEAD) else ""
 
     def close(self) -> None:
-        """Close the file, which stays where it has a name."""
-        os.close(self.descriptor)
+        """Close the file, which stays where it has a name, once nobody asks."""
+        self._is_closed = True
+        if not self._asking:
+            os.close(self.descriptor)
 
 
 def _threads_of(pid: int) -> list[int]:

@@ -60,7 +60,10 @@ def wait_for_workers(client: Any, dead: Collection[str]) -> None:
 async def check_that_nothing_is_left(client: Any, dead: Collection[str] = ()) -> None:
     """The workers have no agents, no job holds them, and the next job runs."""
     wait_for_workers(client, dead)
-    assert set(client.run(dask_programs.count_places).values()) == {0}
+    deadline = time.monotonic() + 30.0
+    while set((found := client.run(dask_programs.count_places, on_error="return")).values()) != {0}:
+        assert time.monotonic() < deadline, found  # one that died last may be known still
+        await asyncio.sleep(0.1)
     assert client.run_on_scheduler(_gangs) == 0
     assert await launch(client) == [3, 1003]
 

@@ -42,6 +42,19 @@ main_work()
 """
 
 
+IN_C = """
+import ctypes, os
+from asyncpar.core.observe.stack_dump import open_stack_dump
+open_stack_dump(os.environ)
+
+def stay_in_c():
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(3)  # or less: the signal ends it
+
+stay_in_c()
+"""
+
+
 @pytest.fixture
 def descriptor(tmp_path: Path) -> Iterator[int]:
     number = os.open(tmp_path / "stacks", os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -86,6 +99,35 @@ def test_threads_that_run_python_code_write_their_own_stacks_and_go_on(
         assert main.frames[0].function == "<module>"
         assert "main_work" in [frame.function for frame in main.frames]
     assert ("stay_busy" in others) is has_tgkill
+
+
+def test_a_process_that_the_signal_ends_has_written_its_stack_before_the_file_is_closed(descriptor: int) -> None:
+    """As a launcher closes it when a rank has ended: a call of C may end by the signal, and the program with it."""
+    own = os.dup(descriptor)
+
+    async def ask(pid: int) -> str:
+        stacks = StackFile(own)
+        asking = asyncio.ensure_future(stacks.ask(pid))
+        await asyncio.sleep(0)
+        stacks.close()
+        return await asking
+
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_C],
+        stdout=subprocess.PIPE,
+        env={**os.environ, STACKS_FD: str(descriptor)},
+        pass_fds=[descriptor],
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            text = asyncio.run(ask(process.pid))
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+    assert "in stay_in_c" in text
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(own)
 
 
 def test_a_process_that_never_said_that_it_is_ready_is_left_alone(descriptor: int) -> None:

@@ -71,10 +71,17 @@ def until(look: Any) -> Any:
     return found
 
 
+def look_for_pids(launcher: Any) -> dict[int, int] | None:
+    """Return the processes of all four ranks, once the launcher has heard of them."""
+    done = command(launcher, "status", "look", "--json")
+    hosts = json.loads(done.stdout).get("hosts", ()) if done.returncode == 0 else ()
+    found = {rank["rank"]: rank["pid"] for host in hosts for rank in host["ranks"]}
+    return found if len(found) == 4 else None
+
+
 def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None:
     process = start(launcher, 4)
-    first = json.loads(command(launcher, "status", "--json").stdout)
-    pids = {rank["rank"]: rank["pid"] for host in first["hosts"] for rank in host["ranks"]}
+    pids: dict[int, int] = until(lambda: look_for_pids(launcher))
     assert sorted(pids) == [0, 1, 2, 3]
     os.kill(pids[2], signal.SIGSTOP)
     stopped_at = time.monotonic()
@@ -119,8 +126,8 @@ HOLD = """
         async with ap.init() as node:
             await node.world.barrier()
             register()
-            if rank == 1:
-                ctypes.PyDLL(None).sleep(60)  # with the interpreter lock
+            while rank == 1:
+                ctypes.PyDLL(None).sleep(60)  # with the interpreter lock; a signal ends it early
             await node.world.barrier()
 
     ap.run(main)
@@ -138,7 +145,9 @@ def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher:
     text = until(lambda: text if "rank 1 (pid " in (text := command(launcher, "stacks", "look").stdout) else None)
     assert "something holds its interpreter lock" in text
     assert " in main" in text.partition("something holds")[2]
-    process.send_signal(signal.SIGINT)
+    for _ in range(2):  # the rank does not end by the first one
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
     launcher.finish(process)
 
 
