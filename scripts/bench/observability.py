@@ -22,9 +22,9 @@ def _cost(found: dict[str, Any]) -> str:
     return f"{found['percent']:+.1f} % (median of {found['pairs']} pairs)"
 
 
-def _stragglers(found: dict[str, dict[str, int]]) -> str:
-    cases = (f"{case} {seen.get('right', 0)} of {sum(seen.values())}" for case, seen in found.items())
-    return f"right looks: {', '.join(cases)}"
+def _stragglers(found: dict[str, dict[str, Any]]) -> str:
+    counts = {case: [seen.get(how, 0) for how in ("right", "wrong", "silent")] for case, seen in found.items()}
+    return f"right looks: {', '.join(f'{case} {looks[0]} of {sum(looks)}' for case, looks in counts.items())}"
 
 
 def _trace(found: dict[str, Any]) -> str:

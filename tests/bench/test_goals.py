@@ -102,7 +102,11 @@ def test_what_was_not_measured_says_so() -> None:
             "stacks of 8 ranks, one stopped: median 0.80 s, slowest 1.00 s (goal 1 s)",
             "median 0.80 s, slowest 1.00 s",
         ),
-        ("A7", '{"none": {"right": 9, "wrong": 1}, "link": {"silent": 2}}', "right looks: none 9 of 10, link 0 of 2"),
+        (
+            "A7",
+            '{"none": {"right": 9, "wrong": 1, "said": ["x"]}, "link": {"silent": 2}}',
+            "right looks: none 9 of 10, link 0 of 2",
+        ),
         (
             "A8",
             "page_bytes    100\ncore_percent    2.1\npicture_bytes   9\nresident_mb_after_a_fifth   60.1\n"
