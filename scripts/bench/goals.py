@@ -101,7 +101,7 @@ def today_and_commit() -> str:
 
 
 def main(description: str | None, goals: Sequence[Goal], stored: Path, arguments: Sequence[str] | None = None) -> int:
-    """Measure the goals that ``--run`` names, each command once, and print the table of all."""
+    """Measure the goals that ``--run`` names, and those that the same commands show, and print the table of all."""
     names = [goal.name for goal in goals]
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="+", default=[], choices=("all", *names), metavar="GOAL", help="measure these")
@@ -110,9 +110,8 @@ def main(description: str | None, goals: Sequence[Goal], stored: Path, arguments
     for command in dict.fromkeys(goal.command for goal in chosen):
         output, when = run(command), today_and_commit()
         known = load(stored)
-        known |= {
-            goal.name: {"figure": goal.read(output), "measured": when} for goal in chosen if goal.command == command
-        }
+        read = [goal for goal in goals if goal.command == command]  # of the others that it shows, too
+        known |= {goal.name: {"figure": goal.read(output), "measured": when} for goal in read}
         ordered = {name: known[name] for name in names if name in known}
         stored.write_text(f"{json.dumps(ordered, indent=1, ensure_ascii=False)}\n", encoding="utf-8")
     print("\n".join(table(goals, load(stored))))
