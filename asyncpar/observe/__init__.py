@@ -8,14 +8,14 @@ from asyncpar.observe.summary import RankSummary
 from asyncpar.observe.values import report
 
 if TYPE_CHECKING:
-    from asyncpar.observe.node_observer import NodeObserver
+    from asyncpar.observe.node_observer import EventStream, NodeObserver
 
-__all__ = ["Event", "NodeObserver", "Progress", "RankSummary", "progress", "report"]
+__all__ = ["Event", "EventStream", "NodeObserver", "Progress", "RankSummary", "progress", "report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "NodeObserver":  # it needs an event loop, which commands that explain files do not
-        from asyncpar.observe.node_observer import NodeObserver
+    if name in ("EventStream", "NodeObserver"):  # they need an event loop, which commands that explain files do not
+        from asyncpar.observe import node_observer
 
-        return NodeObserver
+        return getattr(node_observer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -102,6 +102,7 @@ def _rounds(summary: RankSummary) -> list[Round]:
             own=one.own * 1e-6,
             seconds=one.micros * 1e-6,
             parts={_CAUSES[name]: micros * 1e-6 for name, micros in one.parts.items() if name in _CAUSES},
+            ran=one.ran * 1e-6,
         )
         for one in summary.rounds
     ]

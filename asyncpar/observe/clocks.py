@@ -3,9 +3,9 @@
 Theory of operation.  No rank ends a barrier before the last one has begun it, and no message arrives before it was
 sent.  Each such pair of times bounds the offset between two clocks from one side; the bounds of all operations in the
 rings leave an interval, whose width is the shortest round trip that was recorded.  The offset is its middle, and half
-its width the uncertainty.  Any offset in the interval keeps every effect behind its cause, so no arrow of a trace
-points backwards; between two clocks none is shorter than the uncertainty.  Ranks of one host have one clock.  Where two
-hosts have nothing in common, the time of the day decides.
+its width the uncertainty; of three clocks and more, an offset is the middle of what those before it leave.  Any offsets
+within all bounds keep every effect behind its cause, so no arrow of a trace points backwards, whichever of them are the
+true ones.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of the day decides.
 """
 
 from __future__ import annotations
@@ -41,13 +41,21 @@ class ClockAlignment:
     _clock_of: Mapping[int, int]
     _most: list[list[float]]
 
-    def uncertainty(self, one: int, other: int) -> float:
-        """Return how far off a time of one rank may be from a time of the other; 0.0 if they have one clock."""
-        clock, another = self._clock_of[one], self._clock_of[other]
+    def uncertainty(self, source: int, sink: int) -> float:
+        """Return by how many seconds the way from a time of ``source`` to one of ``sink`` may be shorter than it seems.
+
+        0.0 if they have one clock.
+        """
+        clock, another = self._clock_of[source], self._clock_of[sink]
         if clock == another:
             return 0.0
-        width = abs(self._most[clock][another] + self._most[another][clock])
-        return _UNKNOWN if math.isinf(width) else width / 2
+        back = self._most[another][clock]
+        width = self._most[clock][another] + back
+        if math.isinf(width):
+            return _UNKNOWN
+        if width < 0.0:  # the clocks drift apart: no offset is within both bounds
+            return -width / 2
+        return self.offsets[sink].seconds - self.offsets[source].seconds + back
 
 
 def align_clocks(images: Mapping[int, RankImage]) -> ClockAlignment:
@@ -71,9 +79,9 @@ def _choose(clock: int, chosen: list[ClockOffset], most: list[list[float]], by_w
         return ClockOffset(0.0, 0.0)
     high = min(known.seconds + most[other][clock] for other, known in enumerate(chosen))
     low = max(known.seconds - most[clock][other] for other, known in enumerate(chosen))
-    if math.isinf(high) or math.isinf(low):
-        return ClockOffset(min(max(by_wall, low), high), _UNKNOWN)
-    return ClockOffset((low + high) / 2, abs(most[0][clock] + most[clock][0]) / 2)
+    seconds = min(max(by_wall, low), high) if math.isinf(high - low) else (low + high) / 2
+    off = max(abs(most[0][clock] - seconds), abs(most[clock][0] + seconds))
+    return ClockOffset(seconds, _UNKNOWN if math.isinf(off) else off)
 
 
 def _bounds(images: Mapping[int, RankImage], clock_of: Mapping[int, int], clocks: int) -> list[list[float]]:

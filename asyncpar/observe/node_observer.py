@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from asyncpar.core.observe.recorder import Recorder
 from asyncpar.core.observe.records import EventState, parse_image
@@ -43,27 +44,46 @@ class NodeObserver:
 
         return summarize_node(NodeParts(self._links, self._actors, self._arena, asyncio.get_running_loop()))
 
-    def events(self, *, every: float = 0.5) -> AsyncIterator[Event]:
+    def events(self, *, every: float = 0.5) -> EventStream:
         """Iterate over the events of this node that end after this call, until it stops; in the order of their ends.
 
         ``async for event in node.observe.events():`` has operations, messages, spans, calls of actors and endpoints.
         They are read ``every`` so many seconds of the loop's time.  A ring holds the last 4,096: of more in that time,
-        some are missing.  Raises ``UsageError`` for less than 0.01 s.
+        some are missing, and the stream counts them as ``lost``.  Raises ``UsageError`` for less than 0.01 s.
         """
         if every < _LEAST_SECONDS:
             raise UsageError(f"every: expected at least {_LEAST_SECONDS:g} s, got {every:g}")
-        ended = EndedEvents(self._links.recorder)
-        return self._follow(ended, every)
+        return EventStream(EndedEvents(self._links.recorder), every, self._is_stopping)
 
-    async def _follow(self, ended: EndedEvents, every: float) -> AsyncIterator[Event]:
-        is_over = False
-        while not is_over:
+
+class EventStream(AsyncIterator[Event]):
+    """Events of one node as they end, for one ``async for``; it ends when the node has stopped."""
+
+    def __init__(self, ended: EndedEvents, every: float, is_stopping: asyncio.Event) -> None:
+        self._ended = ended
+        self._every = every
+        self._is_stopping = is_stopping
+        self._is_over = False
+        self._waiting: deque[Event] = deque()
+
+    @property
+    def lost(self) -> int:
+        """How many events are missing so far: others took their places in the ring before they were read."""
+        return self._ended.lost
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._waiting:
+            if self._is_over:
+                raise StopAsyncIteration
             with suppress(TimeoutError):
-                async with asyncio.timeout(every):
+                async with asyncio.timeout(self._every):
                     await self._is_stopping.wait()
-            is_over = self._is_stopping.is_set()
-            for event in ended.take():
-                yield event
+            self._is_over = self._is_stopping.is_set()
+            self._waiting.extend(self._ended.take())
+        return self._waiting.popleft()
 
 
 class EndedEvents:
@@ -71,24 +91,30 @@ class EndedEvents:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._begun = 0
+        self.lost = 0
+        """Events that were overwritten between two looks."""
+        self._begun = self._passed_over = 0
         self._pending: frozenset[int] = frozenset()
         self._look()
 
     def take(self) -> list[Event]:
         """Return the events that have ended since the last call, in the order of their ends."""
-        before, pending = self._begun, self._pending
+        before, pending, passed_over = self._begun, self._pending, self._passed_over
         image = self._look()
         since = min({before, *(pending - self._pending)})
         if since >= self._begun:
             return []
         events = read_image(image, latest=self._begun - since).events
-        new = [event for event in events if event.is_over and (event.ticket >= before or event.ticket in pending)]
+        found = {event.ticket for event in events if event.ticket >= before or event.ticket in pending}
+        begun = self._begun - before - (self._passed_over - passed_over)
+        self.lost += max(0, begun + len(pending) - len(found))
+        new = [event for event in events if event.is_over and event.ticket in found]
         return sorted(new, key=lambda event: (event.ended or 0.0, event.ticket))
 
     def _look(self) -> bytes:
         image = self._recorder.snapshot()
         raw = parse_image(image, latest=1)
         self._begun = raw.begun
+        self._passed_over = self._recorder.passed_over
         self._pending = frozenset(record.ticket for record in raw.records if record.state < EventState.COMPLETED)
         return image

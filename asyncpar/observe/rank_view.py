@@ -37,7 +37,7 @@ from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.stacks import capture_tasks, capture_threads, user_site
-from asyncpar.observe.stragglers import TOLD_ROUNDS
+from asyncpar.observe.stragglers import RATE_LOOKS, TOLD_ROUNDS, settle_rate
 from asyncpar.observe.summary import (
     MOST_LINKS,
     MOST_MAILBOXES,
@@ -115,6 +115,8 @@ class NodeParts:
     predict: Predict | None = None
     rounds: list[Round] = field(default_factory=list)
     """The last rounds, of this look and of those before."""
+    rates: dict[int, list[tuple[float, bool]]] = field(default_factory=dict)
+    """By peer: the last rates of the link, and whether it took no more."""
 
 
 @dataclass
@@ -269,7 +271,7 @@ def _of_node(view: NodeParts) -> dict[str, Any]:
         "bytes_moved": lanes,
         "asks": _asks(view, events),
         "mailboxes": _mailboxes(view.actors),
-        "links": _links(links),
+        "links": _links(view),
         "rounds": _rounds(view, events, world_number(world.generation)),
         "figures": figures_of(events, {group.number: len(group.ranks) for group in _groups(view)}, view.predict),
     }
@@ -305,6 +307,7 @@ def _rounds(view: NodeParts, events: Sequence[Event], group: int) -> tuple[Round
             own=round(one.own * 1e6),
             micros=round(one.seconds * 1e6),
             parts={cause.value: round(seconds * 1e6) for cause, seconds in one.parts.items()},
+            ran=round(one.ran * 1e6),
         )
         for one in view.rounds
     )
@@ -381,21 +384,29 @@ def _mailboxes(actors: ActorSystem) -> tuple[MailboxSummary, ...]:
     )
 
 
-def _links(links: Links) -> tuple[LinkSummary, ...]:
-    known = sorted(links._links.copy().items())[:MOST_LINKS]
-    return tuple(_link(links, peer, link) for peer, link in known)
+def _links(view: NodeParts) -> tuple[LinkSummary, ...]:
+    known = sorted(view.links._links.copy().items())[:MOST_LINKS]
+    return tuple(_link(view, peer, link) for peer, link in known)
 
 
-def _link(links: Links, peer: int, link: Link) -> LinkSummary:
-    rate, is_full = (link.lane.delivery_rate if link.lane is not None else None) or (None, False)
+def _link(view: NodeParts, peer: int, link: Link) -> LinkSummary:
+    rate, is_full = _rate(view, peer, link) or (None, False)
     return LinkSummary(
         peer=peer,
-        lane=links.lane_kind(peer),
+        lane=view.links.lane_kind(peer),
         bytes=link.bytes_sent,
         rtt=None if link.lane is None else link.lane.round_trip,
         rate=rate,
         is_full=is_full,
     )
+
+
+def _rate(view: NodeParts, peer: int, link: Link) -> tuple[float, bool] | None:
+    rate = None if link.lane is None else link.lane.delivery_rate
+    if rate is None:
+        return None
+    view.rates[peer] = [*view.rates.get(peer, ()), rate][-RATE_LOOKS:]
+    return settle_rate(view.rates[peer])
 
 
 def _rank() -> int:

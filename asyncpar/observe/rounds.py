@@ -41,12 +41,16 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round: ``own`` is the rank's own time, ``seconds`` the whole round; ``parts`` are of ``own``."""
+    """One round: ``own`` is the rank's own time, ``seconds`` the whole round; ``parts`` are of ``own``.
+
+    ``ran`` are the seconds of ``own`` in which its busiest thread had a processor; 0.0 if it did not wait for one.
+    """
 
     number: int
     own: float
     seconds: float
     parts: dict[Cause, float] = field(default_factory=dict)
+    ran: float = 0.0
 
 
 def rounds_of(events: Sequence[Event], group: int, most: int) -> list[Round]:
@@ -81,7 +85,8 @@ def _rounds_of_steps(steps: Sequence[Event], pauses: Sequence[Event], most: int)
         seconds = max(0.0, this.ended - before.ended)
         own = min(this.own, seconds)
         parts = _parts(pauses, before.ended, this.ended) if own else {}
-        found.append(Round(number=this.sequence, own=own, seconds=seconds, parts=_rest(own, parts)))
+        ran = _ran(pauses, before.ended, this.ended) if own else 0.0
+        found.append(Round(number=this.sequence, own=own, seconds=seconds, parts=_rest(own, parts), ran=min(own, ran)))
     return found
 
 
@@ -98,9 +103,9 @@ def _rounds_of_operations(events: Sequence[Event], group: int, pauses: Sequence[
             continue
         own = max(0.0, this.created - before.ended)
         parts = _parts(pauses, before.ended, this.created) if own else {}
-        found.append(
-            Round(number=this.sequence, own=own, seconds=max(own, this.ended - before.ended), parts=_rest(own, parts))
-        )
+        ran = _ran(pauses, before.ended, this.created) if own else 0.0
+        seconds = max(own, this.ended - before.ended)
+        found.append(Round(number=this.sequence, own=own, seconds=seconds, parts=_rest(own, parts), ran=ran))
     return found
 
 
@@ -122,6 +127,17 @@ def _parts(pauses: Iterable[Event], start: float, stop: float) -> dict[Cause, fl
             shared *= min(1.0, pause.nbytes * 1e-6 / max(ended - begun, 1e-9))
         parts[cause] = parts.get(cause, 0.0) + shared
     return parts
+
+
+def _ran(pauses: Iterable[Event], start: float, stop: float) -> float:
+    """Return the seconds in which the busiest thread had a processor, as far as samples say."""
+    ran = 0.0
+    for pause in pauses:
+        if _cause_of(pause) is Cause.TAKEN and pause.sequence:
+            period = pause.sequence * 1e-6
+            shared = min(pause.created, stop) - max(pause.created - period, start)
+            ran += max(0.0, shared) * pause.group * 1e-6 / period
+    return ran
 
 
 def _cause_of(pause: Event) -> Cause | None:

@@ -4,7 +4,8 @@ Theory of operation.  In each round (see ``rounds.py``) the *excess* of a rank i
 others'.  A rank is a straggler if the mean of its excess over ``WINDOW`` rounds is above a tenth of a round, above six
 standard errors of that mean (from the median absolute deviation, which single pauses do not change), and not the work
 of one round alone.  The cause is the part of its own time in which it differs most.  Blocking the event loop is a cause
-only where the others do not: in programs that compute on the loop all do, and the difference is compute.
+only where the others do not: in programs that compute on the loop all do, and the difference is compute.  Where ranks
+share processors, one that computes more waits longer for them: what others wait for as much work counts as that work.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 from typing import Final
 
 from asyncpar.observe.rounds import Cause, Round
@@ -42,6 +43,11 @@ SLOW_RATE: Final = 4.0
 """Times that the links of the other ranks are faster than one that takes no more."""
 
 LEAST_SENDERS: Final = 3
+RATE_LOOKS: Final = 8
+"""Looks at the rate of a link that count."""
+
+LEAST_FULL: Final = 2
+"""Looks of those in which a link took no more, before it counts as one that does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +161,26 @@ def _cause(mine: Sequence[Round], theirs: Sequence[Sequence[Round]]) -> Cause:
     excess = {cause: mean_of(mine, cause) - usual[cause] for cause in Cause}
     if usual[Cause.BLOCKED] > 0.0:
         excess[Cause.COMPUTE] += excess.pop(Cause.BLOCKED)
+    _move_waits(excess, mine, theirs, usual[Cause.TAKEN])
     return max(excess, key=lambda cause: excess[cause])
+
+
+def _move_waits(
+    excess: dict[Cause, float], mine: Sequence[Round], theirs: Sequence[Sequence[Round]], usual: float
+) -> None:
+    """Count waits for a processor that a rank has because it has more to do than the others as that work.
+
+    The others wait ``usual`` seconds for what they do.  The work is that of a cause that is half of it, else compute.
+    """
+    usual_ran = median(fmean(each.ran for each in rounds) for rounds in theirs)
+    more = fmean(each.ran for each in mine) - usual_ran
+    if more <= 0.0 or usual_ran <= 0.0 or excess[Cause.TAKEN] <= 0.0:
+        return
+    waits = min(excess[Cause.TAKEN], more * usual / usual_ran)
+    causes = [cause for cause in excess if cause not in (Cause.TAKEN, Cause.COMPUTE) and excess[cause] > more / 2]
+    work = max((Cause.COMPUTE, *causes), key=lambda cause: excess[cause])
+    excess[Cause.TAKEN] -= waits
+    excess[work] += waits
 
 
 def find_slow_link(round_trips: Mapping[tuple[int, int], float]) -> SlowLink | None:
@@ -185,6 +210,20 @@ class SlowSender:
             f"rank {self.rank}{where} is slow: its link takes {self.rate / 1e6:.3g} MB/s, those of the other ranks at "
             f"least {self.usual / 1e6:.3g} MB/s"
         )
+
+
+def settle_rate(looks: Sequence[tuple[float, bool]]) -> tuple[float, bool]:
+    """Return the bytes/s that a link takes, and whether it takes no more, from the last ``looks`` at it.
+
+    After a pause of the program, what goes through at once counts as the rate until the link has been full for a while:
+    a link that is full for most of the time is not so in each look, and seems faster in some.  Where a receiver has no
+    processor for a moment, a link seems full and slow in one look.
+    """
+    recent = looks[-RATE_LOOKS:]
+    full = [rate for rate, is_full in recent if is_full]
+    if len(full) >= min(LEAST_FULL, len(recent)):
+        return median_high(full), True
+    return max(rate for rate, _ in recent), False
 
 
 def find_slow_sender(rates: Mapping[int, tuple[float, bool]]) -> SlowSender | None:

@@ -101,12 +101,16 @@ class ProgressSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class RoundSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A round of a rank (see ``rounds.py``) in microseconds: its own time, the whole round, and parts by cause."""
+    """A round of a rank (see ``rounds.py``) in microseconds: its own time, the whole round, and parts by cause.
+
+    ``ran`` is the part of its own time in which its busiest thread had a processor.
+    """
 
     number: int
     own: int
     micros: int
     parts: dict[str, int]
+    ran: int = 0
 
 
 class FigureSummary(msgspec.Struct, frozen=True, array_like=True):

@@ -28,7 +28,7 @@ TRACKS: Final = {
 """The track of each kind of event, in the order in which they are shown."""
 
 _ROUNDING: Final = 1e-6
-"""Seconds by which an arrow may be shorter than its clocks are certain: the shortest are as long as that."""
+"""Seconds by which an arrow may be shorter than its clocks are certain: the shortest are exactly that long."""
 
 _ARROWS: Final = ((EventKind.SEND, EventKind.RECEIVE), (EventKind.ASK, EventKind.HANDLE))
 
@@ -86,8 +86,8 @@ class Arrow:
 class Timeline:
     """All slices in the order of their begins, and the arrows.
 
-    ``left_out`` arrows are missing: they pointed backwards, or were shorter than the clocks of their ranks are certain.
-    Times are by the clock of the lowest rank; ``offsets`` has what was added to those of the others.
+    ``left_out`` arrows are missing: as far as the clocks of their ranks are known, they may point backwards.  Times are
+    by the clock of the lowest rank; ``offsets`` has what was added to those of the others.
     """
 
     slices: tuple[EventSlice, ...]
@@ -169,7 +169,7 @@ def _lane(lanes: list[list[float]], begun: float, ended: float) -> int:
 
 
 def _arrows(slices: Iterable[EventSlice], clocks: ClockAlignment) -> tuple[list[Arrow], int]:
-    """Return the arrows that are as long as their clocks are certain, and how many others there are."""
+    """Return the arrows that point forwards as far as the clocks are known, and how many others there are."""
     ends: dict[tuple[EventKind, int, int], EventSlice] = {}
     for found in slices:
         if found.event.group and found.event.sequence != UNBOUND:

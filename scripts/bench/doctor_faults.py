@@ -64,6 +64,15 @@ FAULTS = (
         "mount --bind $WORK/empty /etc/hosts; mount --bind $WORK/nss /etc/nsswitch.conf",
         "--hosts 127.0.0.1",
     ),
+    Fault(
+        "name server is silent",
+        "name",
+        LINK + "ip neigh replace 10.9.0.53 lladdr 02:00:00:00:00:01 nud permanent dev here; "
+        "echo 'nameserver 10.9.0.53' > $WORK/names; echo 'hosts: files dns' > $WORK/nss; "
+        "mount --bind $WORK/names /etc/resolv.conf; mount --bind $WORK/nss /etc/nsswitch.conf",
+        "--hosts far.example",
+        PEER,
+    ),
     Fault("small /dev/shm", "/dev/shm", "ip link set lo up; mount -t tmpfs -o size=1m tmpfs /dev/shm"),
     Fault("256 open files", "open files", "ip link set lo up; ulimit -n 256"),
     Fault(

@@ -99,7 +99,7 @@ GOALS = (
         "a slow rank and its cause within 20 steps; no false alarm",
         "python scripts/bench/stragglers.py --seconds 15",
         last_object(_stragglers),
-        "a rank that shares its processor may be called slow by computing",
+        "where ranks share processors, rounds vary, and small differences are not told",
     ),
     Goal(
         "A8",

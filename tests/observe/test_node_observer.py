@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
+from asyncpar.core.observe.recorder import open_recorder
+from asyncpar.core.observe.records import EventKind, RankIdentity
 from asyncpar.node import Node
 from asyncpar.observe import Event, RankSummary
+from asyncpar.observe.node_observer import EndedEvents
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 
@@ -95,6 +98,46 @@ def test_thousands_of_events_come_once_each_whatever_goes_on_meanwhile() -> None
     run_virtual(main())
     tickets = [event.ticket for event in seen if event.name in ("step", "whole")]
     assert len(tickets) == len(set(tickets)) == 10_001
+
+
+def test_events_that_others_have_overwritten_before_a_look_are_counted_as_lost() -> None:
+    recorder = open_recorder(RankIdentity(rank=0, size=1))
+    ended, step = EndedEvents(recorder), recorder.name("step")
+
+    def take_steps(count: int) -> int:
+        for _ in range(count):
+            recorder.end(recorder.begin(EventKind.SPAN, step))
+        return len(ended.take())
+
+    assert (take_steps(4096), ended.lost) == (4096, 0)
+    assert (take_steps(4100), ended.lost) == (4096, 4)
+    long = [recorder.begin(EventKind.SPAN, step) for _ in range(3)]
+    assert (take_steps(10), ended.lost) == (10, 4)
+    assert (take_steps(3 * 4096), ended.lost) == (4093, 4 + 3 * 4096 - 4093), "places of those that go on are no events"
+    for ticket in long:
+        recorder.end(ticket)
+    assert (take_steps(0), ended.lost) == (3, 4 + 3 * 4096 - 4093)
+    evicted = [recorder.begin(EventKind.SPAN, step) for _ in range(4096)]
+    assert (take_steps(0), take_steps(1), ended.lost) == (0, 1, 4 + 3 * 4096 - 4093 + 1)
+    for ticket in evicted:
+        recorder.end(ticket)
+    assert (take_steps(0), ended.lost) == (4095, 4 + 3 * 4096 - 4093 + 1)
+
+
+def test_a_stream_of_events_says_how_many_are_missing() -> None:
+    async def main() -> tuple[int, int]:
+        async with local_world(1) as (node,):
+            events = node.observe.events(every=1.0)
+            for _ in range(5000):
+                with node.span("step"):
+                    pass
+            assert events.lost == 0, "nothing was read so far"
+            first = await anext(events)
+            assert first.name == "step"
+            return events.lost, first.ticket
+
+    lost, first = run_virtual(main())
+    assert 900 < lost <= first
 
 
 async def test_looks_that_come_too_often_are_refused() -> None:

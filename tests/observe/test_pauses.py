@@ -13,6 +13,13 @@ from asyncpar.core.observe.records import RankIdentity
 from asyncpar.observe.image import read_image
 
 
+def write_times(folder: Path, **threads: tuple[int, int]) -> None:
+    """Say for how many milliseconds each thread has run, and waited for a processor."""
+    for name, (ran, waited) in threads.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "schedstat").write_text(f"{ran}000000 {waited}000000 3\n")
+
+
 def test_collections_are_spans_and_samples_say_what_was_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recorder = open_recorder(RankIdentity(rank=0, size=1))
     pauses = PauseRecorder(recorder)
@@ -20,14 +27,16 @@ def test_collections_are_spans_and_samples_say_what_was_taken(monkeypatch: pytes
     try:
         gc.collect()
         gc.collect(0)
-        waits = tmp_path / "schedstat"
-        monkeypatch.setattr(pauses, "_waits", str(waits))
-        waits.write_text("5 1000000 3\n")
+        monkeypatch.setattr("asyncpar.core.observe.pauses._THREADS", str(tmp_path))
+        write_times(tmp_path, loop=(5, 1), worker=(0, 0), idle=(9, 9))
         pauses.sample()
-        waits.write_text("5 31000000 3\n")
+        write_times(tmp_path, loop=(8, 31), worker=(1, 20), idle=(9, 9))
         assert pauses.sample() == pytest.approx(0.03)
         assert pauses.sample() == 0.0
-        waits.unlink()
+        write_times(tmp_path, loop=(9, 35), worker=(500, 27), idle=(9, 9))
+        assert pauses.sample() == pytest.approx(0.007), "the one that computes counts"
+        for thread in ("loop", "worker", "idle"):
+            (tmp_path / thread / "schedstat").unlink()
         assert pauses.sample() == 0.0, "where the system does not say"
     finally:
         pauses.stop()
@@ -36,6 +45,6 @@ def test_collections_are_spans_and_samples_say_what_was_taken(monkeypatch: pytes
     events = read_image(recorder.snapshot()).events
     assert [event.name for event in events if event.name == COLLECTION] == [COLLECTION]
     taken = [event for event in events if event.name == TAKEN]
-    assert taken[-1].nbytes == 30000
+    assert [(event.nbytes, event.group) for event in taken[-2:]] == [(30_000, 3_000), (7_000, 499_000)]
     assert taken[-1].sequence >= 0
     assert all(event.is_over for event in events)

@@ -17,6 +17,7 @@ from asyncpar.observe.stragglers import (
     find_slow_link,
     find_slow_sender,
     find_straggler,
+    settle_rate,
 )
 
 STEP = 0.05
@@ -140,7 +141,7 @@ def test_rounds_are_made_of_what_the_ring_says() -> None:
         event(EventKind.SPAN, 1.0, 1.2, name="load batch"),
         event(EventKind.SPAN, 1.3, 1.4, name=COLLECTION),
         event(EventKind.SPAN, 1.5, 1.9, name="forward"),
-        event(EventKind.SPAN, 2.0, 2.0, name=TAKEN, nbytes=500_000, sequence=1_000_000),
+        event(EventKind.SPAN, 2.0, 2.0, name=TAKEN, nbytes=500_000, group=250_000, sequence=1_000_000),
         event(EventKind.COLLECTIVE, 3.0, 3.5, sequence=2, **operation),
         event(EventKind.COLLECTIVE, 3.2, 3.4, sequence=9, name="other", group=8),
         event(EventKind.BLOCKED, 3.7, None, sequence=100_000),
@@ -151,9 +152,67 @@ def test_rounds_are_made_of_what_the_ring_says() -> None:
     first, second = rounds_of(events, 7, 24)
     assert (first.number, first.own, first.seconds) == (2, 2.0, 2.5)
     assert first.parts == pytest.approx({Cause.TAKEN: 0.5, Cause.COLLECTION: 0.1, Cause.INPUT: 0.2, Cause.COMPUTE: 1.2})
+    assert (first.ran, first.parts[Cause.TAKEN]) == pytest.approx((0.25, 0.5))
     assert (second.number, second.own) == (3, 0.5)
     assert second.parts == pytest.approx({Cause.BLOCKED: 0.4, Cause.COMPUTE: 0.1})
     assert rounds_of(events, 99, 24) == []
+
+
+def sharing_processors(dice: random.Random, wait: float, work: float = 0.2 * STEP) -> list[Round]:
+    """Rounds of a rank whose thread waits for a processor, so many seconds a round on average, seen once a second.
+
+    It works for so many seconds of a round, and sleeps for the same time in all ranks.
+    """
+    events, now, sampled_at, waited, ran = [], 0.0, 0.0, 0.0, 0.0
+    for number in range(TOLD_ROUNDS + 1):
+        lost = wait * dice.uniform(0.6, 1.4)
+        now, waited, ran = now + 0.6 * STEP + work + lost, waited + lost, ran + work
+        events.append(event(EventKind.COLLECTIVE, now, now + 0.1 * STEP, name="all_reduce", group=7, sequence=number))
+        now += 0.1 * STEP
+        if now - sampled_at > 1.0 or number == TOLD_ROUNDS:
+            micros = [int(seconds * 1e6) for seconds in (waited, ran, now - sampled_at)]
+            sample = dict(zip(("nbytes", "group", "sequence"), micros, strict=True))
+            events.append(event(EventKind.SPAN, now, now, name=TAKEN, **sample))
+            sampled_at, waited, ran = now, 0.0, 0.0
+    return rounds_of(events, 7, TOLD_ROUNDS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_that_waits_for_a_processor_is_named_and_ranks_that_share_them_alike_are_not(seed: int) -> None:
+    dice = random.Random(seed)
+    rounds = {rank: sharing_processors(dice, STEP) for rank in range(4)}  # two ranks on each processor
+    assert find_straggler(rounds) is None
+    found = find_straggler(rounds | {2: sharing_processors(dice, 4 * STEP)})
+    assert found is not None
+    assert (found.rank, found.cause) == (2, Cause.TAKEN)
+    assert "because of other programs on its processor" in found.describe()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_that_waits_longer_for_a_processor_because_it_computes_more_is_slow_by_computing(seed: int) -> None:
+    dice = random.Random(seed)
+    rounds = {rank: sharing_processors(dice, 0.4 * STEP) for rank in range(4)}
+    rounds[1] = sharing_processors(dice, 2.0 * STEP, work=STEP)  # five times the work, and the waits
+    found = find_straggler(rounds)
+    assert found is not None
+    assert (found.rank, found.cause) == (1, Cause.COMPUTE)
+    rounds[1] = sharing_processors(dice, 4.0 * STEP)
+    found = find_straggler(rounds)
+    assert found is not None
+    assert (found.rank, found.cause) == (1, Cause.TAKEN), "as much work"
+
+
+@pytest.mark.parametrize("cause", [Cause.COLLECTION, Cause.INPUT, Cause.BLOCKED])
+def test_waits_for_a_processor_count_as_the_work_that_waits(cause: Cause) -> None:
+    def rounds(work: float) -> list[Round]:
+        parts = {Cause.TAKEN: 3 * work, Cause.COMPUTE: 0.01}
+        parts |= {cause: work - 0.01} if work > 0.01 else {}
+        own = sum(parts.values())
+        return [Round(number=number, own=own, seconds=0.2, parts=parts, ran=work) for number in range(WINDOW)]
+
+    found = find_straggler({0: rounds(0.01), 1: rounds(0.03), 2: rounds(0.01)})
+    assert found is not None
+    assert (found.rank, found.cause) == (1, cause)
 
 
 def test_a_slow_link_is_named() -> None:
@@ -164,6 +223,18 @@ def test_a_slow_link_is_named() -> None:
     assert "ranks 0 and 2" in found.describe()
     assert find_slow_link({**links, (0, 2): 0.0009}) is None, "a tenth of a millisecond more is noise"
     assert find_slow_link({(0, 1): 1.0}) is None
+
+
+def test_a_link_that_is_full_in_some_of_the_last_looks_has_the_rate_of_those() -> None:
+    full, burst = (2.4e6, True), (16e6, False)
+    assert settle_rate([full]) == full
+    assert settle_rate([burst]) == burst
+    assert settle_rate([burst, full, burst]) == burst, "once is not enough"
+    assert settle_rate([burst, full, burst, full, burst]) == full
+    assert settle_rate([(1e6, True), full, burst]) == full
+    assert settle_rate([full, (148e6, True), full, (1e6, True)]) == full
+    assert settle_rate([burst, (5e6, False)]) == burst
+    assert settle_rate([full, full, *[burst] * 7]) == burst, "those are over"
 
 
 def test_a_rank_whose_link_takes_far_less_than_the_others_is_found() -> None:

@@ -82,7 +82,7 @@ async def test_every_arrow_is_there_and_none_points_backwards_with_clocks_apart(
     assert timeline.left_out == 0
     assert all(arrow.begun <= arrow.ended for arrow in timeline.arrows)
     apart = make_timeline({rank: skewed(image, SKEWS[rank]) for rank, image in images.items()})
-    assert len(apart.arrows) + apart.left_out == 40  # of four clocks, no two are as certain as they can be
+    assert (len(apart.arrows), apart.left_out) == (40, 0)
     assert all(arrow.begun <= arrow.ended for arrow in apart.arrows)
 
 
@@ -128,6 +128,22 @@ def test_an_arrow_as_short_as_the_clocks_are_uncertain_is_there() -> None:
     assert timeline.offsets[1].uncertainty == pytest.approx(0.002)
     assert sorted(round(arrow.ended - arrow.begun, 6) for arrow in timeline.arrows) == [0.002, 0.002, 0.005]
     assert timeline.left_out == 0
+
+
+def test_between_three_clocks_every_arrow_is_there() -> None:
+    there_and_back = [(0, 1.0, 1, 6.001), (1, 7.0, 0, 2.001), (0, 3.0, 2, 0.001), (2, 1.0, 0, 4.001)]
+    timeline = make_timeline(exchanged(*there_and_back, (1, 10.0, 2, 2.0005), (2, 3.0, 1, 11.0015)))
+    arrows = {(one.source.rank, one.sink.rank): round(one.ended - one.begun, 6) for one in timeline.arrows}
+    assert arrows == {(0, 1): 0.001, (1, 0): 0.001, (0, 2): 0.00125, (2, 0): 0.00075, (1, 2): 0.00075, (2, 1): 0.00125}
+    assert timeline.left_out == 0
+    assert [timeline.offsets[rank].seconds for rank in (1, 2)] == pytest.approx([-5.0, 3.00025])
+    assert [timeline.offsets[rank].uncertainty for rank in (1, 2)] == pytest.approx([0.001, 0.00125])
+
+
+def test_clocks_that_know_each_other_and_not_the_first_one_are_a_second_off() -> None:
+    offsets = align_clocks(exchanged((1, 1.0, 2, 6.001), (2, 6.5, 1, 1.503), (0, 1.0, 0, 1.1))).offsets
+    assert [offsets[rank].uncertainty for rank in (0, 1, 2)] == [0.0, 1.0, 1.0]
+    assert offsets[2].seconds - offsets[1].seconds == pytest.approx(-4.999)
 
 
 def test_an_arrow_that_is_shorter_than_the_clocks_are_uncertain_is_left_out() -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.collectives.protocol import Description
 from asyncpar.collectives.shared_memory.group import ArenaGroup
-from asyncpar.core.observe.recorder import Recorder
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
 from asyncpar.core.observe.records import NO_PEER, RECORD_BYTES, RECORDS_OFFSET, EventKind, EventState, head_of
 from asyncpar.net.arena.channel import ROUND_BITS, Channel, Turn
 from asyncpar.net.arena.run_queue import Program
@@ -117,11 +117,13 @@ def _recording(
 
     def record(sequence: int, begun: float, ended: float, site: int) -> None:
         ticket = take()
-        place = ticket & mask
-        if not owners[place]:
-            lap = (ticket >> lap_bits) + 1
-            where = RECORDS_OFFSET + place * RECORD_BYTES
-            write(where, lap, head, ended, begun, word, group, sequence, nbytes, site, lap)
+        if owners[ticket & mask]:
+            ticket = recorder.elsewhere(ticket)
+            if ticket == NO_TICKET:
+                return
+            owners[ticket & mask] = 0  # of one that was overwritten, nothing more is recorded
+        place, lap = ticket & mask, (ticket >> lap_bits) + 1
+        write(RECORDS_OFFSET + place * RECORD_BYTES, lap, head, ended, begun, word, group, sequence, nbytes, site, lap)
 
     return record
 

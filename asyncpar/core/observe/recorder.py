@@ -107,6 +107,8 @@ class Recorder:
         """Numbers of call sites by ``id(code) + f_lasti``, which is an address within the code object."""
         self._places: dict[int, str] = {}
         self._unnamed = self._evicted = 0
+        self.passed_over = 0
+        """Tickets that no event has, because their places were taken: see ``elsewhere``."""
         self.is_closed = False
         """Has the node ended?  Then nothing may be written any more."""
         self.step: weakref.ref[object] | None = None
@@ -215,6 +217,7 @@ class Recorder:
         if self.is_closed:
             return NO_TICKET
         for _ in range(_TRIES):
+            self.passed_over += 1
             ticket = next(self.tickets)
             if not self.owners[ticket & self.mask]:
                 return ticket

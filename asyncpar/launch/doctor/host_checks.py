@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.metadata
 import os
@@ -12,10 +13,11 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import psutil
 
+from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
@@ -25,6 +27,9 @@ from asyncpar.net.membership.host import host_name
 
 LEAST_FILES: Final = 1024
 LEAST_MTU: Final = 1280
+NAME_SECONDS: Final = 2.0
+"""A name server that is silent keeps who asks it waiting for ten seconds and more."""
+
 _LEAST_SHM: Final = 64 << 20
 _LEAST_TEMPORARY: Final = 256 << 20
 _LEAST_MEMORY: Final = 512 << 20
@@ -35,6 +40,8 @@ _SYNCHRONIZED: Final = 0x40
 
 _PORTS: Final = {29400: "agents and launchers of several hosts", 29500: "MASTER_PORT"}
 _REQUIRED: Final = ("grpcio", "protobuf", "msgspec", "numpy", "psutil", "click")
+
+T = TypeVar("T")
 
 
 def examine_host(environment: Mapping[str, str], *, secret_file: str | None, with_hosts: bool) -> list[Finding]:
@@ -87,11 +94,12 @@ def check_name(*, with_hosts: bool) -> Finding:
     """Can the name of this host be resolved, and do others get there by it?"""
     name = host_name()
     try:
-        addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)})
+        entries = asyncio.run(ask_name_server(lambda: socket.getaddrinfo(socket.gethostname(), None)))
     except OSError as error:
         found = f"the name of this host, {socket.gethostname()!r}, cannot be resolved ({os_reason(error)})"
         advice = f"add it to /etc/hosts (<address> {name}), or give --local-addr and --rdzv-endpoint as numbers"
         return fail("name", found, advice) if with_hosts else warn("name", found, advice)
+    addresses = sorted({str(entry[4][0]) for entry in entries})
     if with_hosts and all(address.startswith("127.") or address == "::1" for address in addresses):
         return warn(
             "name",
@@ -99,6 +107,18 @@ def check_name(*, with_hosts: bool) -> Finding:
             f"let {name} be its address in the network in /etc/hosts, or give --local-addr",
         )
     return well("name", f"{name} is {', '.join(addresses[:3])}")
+
+
+async def ask_name_server(look_up: Callable[[], T]) -> T:
+    """Return what ``look_up`` returns, which may ask name servers.
+
+    Raises what it does, and ``TimeoutError`` if it takes longer than ``NAME_SECONDS``; its thread is left behind then.
+    """
+    try:
+        async with asyncio.timeout(NAME_SECONDS):
+            return await call_in_daemon_thread(look_up, "asyncpar doctor names")
+    except TimeoutError as error:
+        raise TimeoutError(f"no name server answers within {NAME_SECONDS:g} s") from error
 
 
 def check_loopback() -> Finding:

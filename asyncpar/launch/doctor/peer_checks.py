@@ -6,14 +6,16 @@ import asyncio
 import importlib.metadata
 import socket
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import psutil
 
+from asyncpar.core.system_errors import os_reason
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
-from asyncpar.launch.doctor.host_checks import LEAST_MTU
+from asyncpar.launch.doctor.host_checks import LEAST_MTU, ask_name_server
 from asyncpar.launch.doctor.peer_service import BULK_BYTES, DOCTOR_PORT, PeerReport, meet
-from asyncpar.net.membership.host import route_to
+from asyncpar.net.membership.host import resolve, route_to
 from asyncpar.net.transport.rpc import split_address
 
 CLOCK_SECONDS: Final = 1.0
@@ -32,16 +34,11 @@ async def examine_hosts(names: Iterable[str], secret: bytes) -> list[Finding]:
 
 async def _examine(name: str, secret: bytes) -> list[Finding]:
     host, port = _split(name)
-    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_MEET_SECONDS):
-            entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)  # a label is empty or too long
-        why = "the name server does not answer" if isinstance(error, TimeoutError) else said
+        address = await ask_name_server(partial(resolve, host))
+    except OSError as error:
         advice = f"add {host} to /etc/hosts or DNS on this host, or name it by its address"
-        return [fail("name", f"it cannot be resolved ({why})", advice, host=host)]
-    address = str(sorted(entries, key=lambda entry: entry[0] != socket.AF_INET)[0][4][0])
+        return [fail("name", f"it cannot be resolved ({os_reason(error)})", advice, host=host)]
     try:
         own = route_to(address, port)
     except OSError as error:

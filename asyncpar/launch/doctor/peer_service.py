@@ -146,6 +146,7 @@ async def _bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, with
             if await reader.readexactly(BULK_BYTES) != content:
                 return None
     except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        writer.transport.abort()  # what is left does not get through, and closing would wait for it
         return None
     return time.perf_counter() - began
 
