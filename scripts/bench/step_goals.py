@@ -22,17 +22,21 @@ STORED = RESULTS / "steps.json"
 TORCH = ".venv-backends/bin/python scripts/bench/torch_ddp.py"
 HOST = f"{TORCH} --parts ddp,fsdp"
 LINK = f"{TORCH} --parts link --models large --codec int8"
-SUMS = "python scripts/bench/compare.py --ops all_reduce --rounds 5 --install"
+SUMS = (
+    "python scripts/bench/compare.py --ops all_reduce --sizes 64K,256K,1MB,4MB --peers mpich,openmpi,intel --rounds 5 "
+    "--install"
+)
 ACTORS = "python scripts/bench/actors.py --rounds 5 --peers xoscar --install"
 ZERO = "python scripts/bench/parallel.py --parts zero --lanes shm"
 LAYOUTS = "python scripts/bench/parallel.py --parts layouts --lanes shm --peers alone,ddp --install"
+PARITY = ".venv-backends/bin/python -m pytest -q tests/torch/test_data_parallel.py"
 TWO_RANKS = "2 ranks: exposed communication 0.4 of Gloo's"
 FOUR_RANKS = "on 2 cores: exposed communication 0.5 of Gloo's"
 
 
 def exposed(case: str, side: str = "zero-copy") -> Read:
     """Return what shows the share of Gloo's exposed communication that a case takes, out of torch_ddp.py."""
-    return lines(rf"{case}: {side} takes ([\d.]+) of Gloo's time in exposed communication", "{}")
+    return lines(rf"{case}: {side} takes (-?[\d.]+) of Gloo's time in exposed communication", "{}")
 
 
 def verdict(target: str) -> Read:
@@ -81,6 +85,15 @@ GOALS = (
     ),
     Goal("FSDP2 small", TWO_RANKS, HOST, exposed("FSDP2 small, 2 ranks"), "-"),
     Goal("FSDP2 large", TWO_RANKS, HOST, exposed("FSDP2 large, 2 ranks"), "-"),
+    Goal("FSDP2 small, 4 ranks", FOUR_RANKS, HOST, exposed("FSDP2 small, 4 ranks"), "-"),
+    Goal("FSDP2 large, 4 ranks", FOUR_RANKS, HOST, exposed("FSDP2 large, 4 ranks"), "-"),
+    Goal(
+        "DDP, parameters",
+        "the bits of torch's DDP where the order of sums allows, else within 1e-6",
+        PARITY,
+        lines(r"(\d+) passed", "{} tests passed"),
+        "-",
+    ),
     Goal(
         "train_lm, dp 2",
         "no slower than torch's DDP",
