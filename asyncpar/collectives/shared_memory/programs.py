@@ -46,7 +46,7 @@ def barrier(turn: Turn) -> Program:
 def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, finish: FinishInPlace | None) -> Program:
     """Publish all of ``source``, and combine what all ranks have published into ``target``: one wait.
 
-    Flat arrays, which may be the same; ``source`` fits into a slot.
+    Flat arrays, which may be the same; ``source`` fits into a slot, and stays as it is until the end.
     """
     channel = turn.channel
     views = channel.views(turn.parity, source.dtype, source.size)
