@@ -426,7 +426,13 @@ class Engine:
     def admit_quick(self, plan: QuickPlan, sequence: int, x: Array, site: int) -> ArenaTask:
         """Make the operation of a quick call, which was made at ``site``."""
         return self.admit(
-            plan.name, plan.description, sequence, lambda turn: plan.program(turn, x), sends=plan.sends, site=site
+            plan.name,
+            plan.description,
+            sequence,
+            lambda turn: plan.program(turn, x),
+            shows=x if plan.shows else None,
+            sends=plan.sends,
+            site=site,
         )
 
     def _tell_fallback(self, operation: str, chosen: str) -> None:

@@ -70,13 +70,15 @@ class QuickCall(Call[Array]):
         """Get through without the loop, or become an operation that goes on from where this got."""
         engine, plan, sequence, x = self._engine, self._plan, self._sequence, self._x
         started = perf_counter()
-        turn = None if plan.driver.is_turn_due(started) else plan.begin(sequence, x)
+        turn = None if plan.driver.is_turn_due(started) else plan.enter(sequence, x)
         if turn is None:
             return False
         del engine.group.early[sequence]
         description = plan.description
-        if plan.poll(turn):
-            plan.finish(turn, x)
+        program = plan.program(turn, x)
+        wait = plan.run(turn, program)
+        if wait is None:
+            turn.end(is_completed=True)
             engine.group.retire(sequence, description)
             plan.host.bytes_shown += plan.sends
             ended = perf_counter()
@@ -84,7 +86,7 @@ class QuickCall(Call[Array]):
             plan.record(sequence, started, ended, self._site)
             return True
         task = engine.admit_quick(plan, sequence, x, self._site)
-        task.resume(turn, plan.rest(turn, x), (plan.others, 1))
+        task.resume(turn, program, wait)
         return False
 
     def _give_up(self, error: BaseException | None = None) -> None:

@@ -39,9 +39,9 @@ from asyncpar.collectives.plan import (
 from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.rooted import confirmed, to_root
 from asyncpar.collectives.shared_memory import programs
-from asyncpar.collectives.shared_memory.all_reduce import all_reduce_program, is_at_once
+from asyncpar.collectives.shared_memory.all_reduce import all_reduce_program
 from asyncpar.collectives.shared_memory.call import HostedOperation, MakeProgram
-from asyncpar.collectives.shared_memory.fast_path import QuickAllReduce
+from asyncpar.collectives.shared_memory.fast_path import quick_all_reduce
 from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
@@ -145,11 +145,7 @@ def start_all_reduce(
         if key is None and algorithm is None and source is target and take is None:
             engine.plan_quickly(
                 ("all_reduce", op, source.dtype, source.shape),
-                lambda group, channel: (
-                    QuickAllReduce(group, channel, plan.description, source, reduction=reduction)
-                    if is_at_once(source.nbytes, channel) and not reduction.scales
-                    else None
-                ),
+                lambda group, channel: quick_all_reduce(group, channel, plan.description, source, reduction),
             )
         make = all_reduce_program(source, target, reduction, take)
         return engine.start_in_arena(

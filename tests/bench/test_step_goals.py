@@ -10,8 +10,16 @@ import pytest
 from scripts.bench import calibration, step_goals, streamed
 from scripts.bench.actor_figures import Figures, judge, verdict_table
 from scripts.bench.calibration_rank import finalists_of
+from scripts.bench.comparison import TARGETS, Job, Results
+from scripts.bench.comparison import judge as judge_peers
+from scripts.bench.comparison import verdict_table as peer_verdicts
+from scripts.bench.parallel_figures import peer_table, zero_table
 from scripts.bench.policies import Outcome
 from scripts.bench.policies import verdict as policies_verdict
+from scripts.bench.torch_ddp_figures import judge as judge_steps
+from tests.bench.figures import figures_of
+from tests.bench.test_parallel_figures import theirs, train, zero
+from tests.bench.test_torch_ddp_script import step
 
 ROWS = {goal.name: goal for goal in step_goals.GOALS}
 
@@ -77,6 +85,46 @@ def test_every_goal_of_actors_is_a_verdict_of_their_script() -> None:
         "first 64 MB": "0.25x",
         "idle actors": "21.0 MB",
     }
+
+
+def test_every_goal_of_torch_steps_is_a_verdict_of_their_script() -> None:
+    cases: list[dict[str, object]] = [
+        {"what": what, "model": model, "ranks": ranks}
+        for what in ("ddp", "fsdp")
+        for model in ("small", "large")
+        for ranks in (2, 4)
+    ]
+    records = [
+        step(side, exposed, 0.1, **case) for case in cases for side, exposed in (("gloo", 0.1), ("zero-copy", -0.01))
+    ]
+    link: dict[str, object] = {"where": "1000 Mbit/s", "model": "large"}
+    records += [step(side, exposed, 0.1, **link) for side, exposed in (("gloo", 0.1), ("zero-copy int8", 0.02))]
+    output = "\n".join(map(str, judge_steps(figures_of(records))))
+    read = {
+        goal.name: goal.read(output) for goal in step_goals.GOALS if goal.command in (step_goals.HOST, step_goals.LINK)
+    }
+    assert read.pop("DDP large, link") == "0.20"
+    assert len(read) == len(cases)
+    assert set(read.values()) == {"-0.10"}
+
+
+def test_goals_of_small_sums_are_the_worst_ratios_to_the_best_mpi() -> None:
+    made = Results()
+    for ranks in (2, 4):
+        for size, ours, best in ((65_536, 20e-6, 8e-6), (1_000_000, 100e-6, 90e-6), (4_000_000, 600e-6, 180e-6)):
+            made.add(Job(ranks, "all_reduce", size), "asyncpar", ours, wrong=0)
+            made.add(Job(ranks, "all_reduce", size), "intel", best, wrong=0)
+    output = "\n".join(peer_verdicts(judge_peers(made, TARGETS)))
+    assert ROWS["small all_reduce"].read(output) == "0.40x at 64 KiB"
+    assert ROWS["small all_reduce, 4 ranks"].read(output) == "0.30x at 4 MB"
+
+
+def test_goals_of_layouts_and_shards_are_ratios_of_their_tables() -> None:
+    shards = "\n".join(zero_table(figures_of([zero("none", 0.2), zero("stage2", 0.3), zero("stage3", 0.25)])))
+    assert [ROWS[name].read(shards) for name in ("ZeRO 2", "ZeRO 3")] == ["1.50x", "1.25x"]
+    ours = [train("alone", 0.8, lane="none"), train("dp2", 0.5)]
+    layouts = "\n".join(peer_table(figures_of([*ours, theirs("alone", 0.9), theirs("ddp2", 0.4)]), 4096))
+    assert ROWS["train_lm, dp 2"].read(layouts) == "torch takes 0.80x as long"
 
 
 def test_scripts_end_with_what_their_rows_read() -> None:

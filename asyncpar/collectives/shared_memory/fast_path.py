@@ -2,12 +2,12 @@
 
 Theory of operation.  Most of the time of a small operation would be spent on bookkeeping that only failures need.  So a
 ``QuickCall`` keeps none: it has a sequence number and a note in ``Group.early``.  If its turn has come when it is
-awaited, and the others are there or come while this rank polls, it is over without the loop and without ever having
-been an ``Operation``.  Whatever else happens turns it into one first, with everything that belongs to it: a call that
-comes after it, a wait, a message of a peer about it, a lost peer.
+awaited, and at each wait the others are there or come while this rank polls, it is over without the loop and without
+ever having been an ``Operation``.  Whatever else happens turns it into one first, with everything that belongs to it,
+and the operation goes on with the program where that waits: a call that comes after it, a wait, a message of a peer
+about it, a lost peer.
 
-What runs is what a program of ``programs`` does, ``combine_all`` or ``hand_out`` and ``take_in`` of one chunk:
-publish, wait until all have, take the result.
+What runs is the program that the driver would run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Final
 
 from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.collectives.protocol import Description
+from asyncpar.collectives.shared_memory.all_reduce import CHUNK_BYTES, all_reduce_program, is_at_once
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.core.observe.recorder import NO_TICKET, Recorder
 from asyncpar.core.observe.records import NO_PEER, RECORD_BYTES, RECORDS_OFFSET, EventKind, EventState, head_of
 from asyncpar.net.arena.channel import ROUND_BITS, Channel, Turn
-from asyncpar.net.arena.run_queue import Program
+from asyncpar.net.arena.run_queue import Program, RoundWait
 
 _POLLS_PER_LOOK: Final = 3
 """Looking at a word here costs a third of what a look costs the driver."""
@@ -34,73 +35,58 @@ class QuickPlan(ABC):
     name: str
     sends: int
     """Bytes that go through this rank's slot."""
+    shows = False
+    """May others read the input where it lies in the heap?"""
 
     def __init__(self, group: ArenaGroup, channel: Channel, description: Description, x: Array) -> None:
         self.description = description
         self.recorder = group.host.links.recorder
         self.record = _recording(self.recorder, group.number, description, x.nbytes)
         self.run_queue = group.run_queue
-        self.others = channel.others
         self.host = group.host
         self.driver = group.host.driver
         self._channel = channel
-        self._views = [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]
         self._words = [channel.progress[place] for place in channel.others]
+        self._all_have_shown: RoundWait = (channel.others, 1)
 
     @abstractmethod
-    def _publish(self, parity: int, x: Array) -> None:
-        """Write into this rank's slot what others read."""
+    def program(self, turn: Turn, x: Array) -> Program:
+        """Return what does all of it step by step; it waits for all others, and takes no memory as large as ``x``."""
 
-    @abstractmethod
-    def _take(self, parity: int, x: Array) -> None:
-        """Make the result in ``x``, of what all have published."""
-
-    def begin(self, sequence: int, x: Array) -> Turn | None:
-        """Publish ``x``; None if the channel is not clear."""
-        channel, parity = self._channel, sequence & 1
-        if not channel.is_clear(parity):
+    def enter(self, sequence: int, x: Array) -> Turn | None:
+        """Return the turn for ``x``; None if the channel is not clear, or ``x`` needs a copy."""
+        if not self._channel.is_clear(sequence & 1) or (self.shows and not x.flags.c_contiguous):
             return None
-        turn = Turn(channel, sequence)
-        turn.enter(self.description.fingerprint)
-        self._publish(parity, x)
-        turn.post(1)
+        turn = Turn(self._channel, sequence)
+        is_shown = self.shows and x.base is not None  # an array that owns its memory is not in the heap
+        turn.enter(self.description.fingerprint, self.host.arena.locate(x) if is_shown else None)
         return turn
 
-    def poll(self, turn: Turn) -> bool:
-        """Wait for a moment for the others; True when all have published, or one does something else."""
-        target = (turn.sequence << ROUND_BITS) + 1
+    def run(self, turn: Turn, program: Program) -> RoundWait | None:
+        """Run ``program`` for as long as the others come in a moment; return the wait that is left, None at the end."""
+        for wait in program:
+            if not self._poll(turn, wait[1]):
+                return wait
+        return None if not turn.places_read or turn.is_intact() else (turn.places_read, 1)
+
+    def _poll(self, turn: Turn, round_: int) -> bool:
+        """Wait for a moment for the others; True when all have done this round, of the same operation."""
+        target = (turn.sequence << ROUND_BITS) + round_
         driver = self.driver
         have_come = self._have_come(target, 0 if driver.shares_cores else driver.polls * _POLLS_PER_LOOK)
         if not have_come and driver.shares_cores:
             have_come = driver.poll(lambda: self._have_come(target, 0))
         driver.polled(was_worth_it=have_come)
-        return have_come and turn.is_unanimous(1)
+        return have_come and turn.is_unanimous(round_)
 
     def _have_come(self, target: int, polls: int) -> bool:
-        """Have all others published?  If not, look again, ``polls`` times in all."""
+        """Have all others come to ``target``?  If not, look again, ``polls`` times in all."""
         for word in self._words:
             while word[0] < target:
                 polls -= 1
                 if polls < 0:
                     return False
         return True
-
-    def finish(self, turn: Turn, x: Array) -> None:
-        """Take the result into ``x``, and leave."""
-        self._take(turn.parity, x)
-        turn.end(is_completed=True)
-
-    def program(self, turn: Turn, x: Array) -> Program:
-        """Do all of it step by step."""
-        self._publish(turn.parity, x)
-        turn.post(1)
-        yield self.others, 1
-        self._take(turn.parity, x)
-
-    def rest(self, turn: Turn, x: Array) -> Program:
-        """Do what is left when the others have published."""
-        self._take(turn.parity, x)
-        yield from ()
 
 
 def _recording(
@@ -139,19 +125,50 @@ class QuickAllReduce(QuickPlan):
         super().__init__(group, channel, description, x)
         self.sends = x.nbytes
         self._reduction = reduction
-        self._own = [views[channel.place] for views in self._views]
+        self._views = _views(channel, x)
 
-    def _publish(self, parity: int, x: Array) -> None:
-        self._own[parity][...] = x
-
-    def _take(self, parity: int, x: Array) -> None:
-        views = self._views[parity]
-        combine = self._reduction.combine
-        combine(views[0], views[1], x)
+    def program(self, turn: Turn, x: Array) -> Program:
+        views, combine, place = self._views[turn.parity], self._reduction.combine, self._channel.place
+        views[place][...] = x
+        turn.post(1)
+        yield self._all_have_shown
+        # of its own part a rank takes ``x``, which caches have, and not what it has shown
+        combine(x if place == 0 else views[0], x if place == 1 else views[1], x)
         for view in views[2:]:
             combine(x, view, x)
         if self._reduction.divides:
             self._reduction.finish(x, self._channel.size)
+
+
+QUICK_BYTES: Final = CHUNK_BYTES
+"""Longer all-reduces would keep the loop for long."""
+
+
+class QuickSlices(QuickPlan):
+    """Each rank combines a slice of ``x``, and copies the others'."""
+
+    name = "all_reduce"
+    shows = True
+
+    def __init__(
+        self, group: ArenaGroup, channel: Channel, description: Description, x: Array, *, reduction: Reduction
+    ) -> None:
+        super().__init__(group, channel, description, x)
+        self.sends = x.nbytes
+        self._reduction = reduction
+
+    def program(self, turn: Turn, x: Array) -> Program:
+        return all_reduce_program(x, x, self._reduction)(turn)
+
+
+def quick_all_reduce(
+    group: ArenaGroup, channel: Channel, description: Description, x: Array, reduction: Reduction
+) -> QuickPlan | None:
+    """Return the plan of all-reduces of ``x`` in place; None for long ones, and for those that scale their input."""
+    if reduction.scales or x.nbytes > QUICK_BYTES:
+        return None
+    kind = QuickAllReduce if is_at_once(x.nbytes, channel) else QuickSlices
+    return kind(group, channel, description, x, reduction=reduction)
 
 
 QUICK_BROADCAST_BYTES: Final = 64 << 10
@@ -172,12 +189,18 @@ class QuickBroadcast(QuickPlan):
         super().__init__(group, channel, description, x)
         self._is_root = channel.place == root
         self.sends = x.nbytes if self._is_root else 0
-        self._shown = [views[root] for views in self._views]
+        self._shown = [views[root] for views in _views(channel, x)]
 
-    def _publish(self, parity: int, x: Array) -> None:
+    def program(self, turn: Turn, x: Array) -> Program:
+        shown = self._shown[turn.parity]
         if self._is_root:
-            self._shown[parity][...] = x
-
-    def _take(self, parity: int, x: Array) -> None:
+            shown[...] = x
+        turn.post(1)
+        yield self._all_have_shown
         if not self._is_root:
-            x[...] = self._shown[parity]
+            x[...] = shown
+
+
+def _views(channel: Channel, x: Array) -> list[list[Array]]:
+    """Return, by parity and place, where arrays like ``x`` lie in the slots."""
+    return [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]

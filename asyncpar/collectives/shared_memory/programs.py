@@ -46,14 +46,15 @@ def barrier(turn: Turn) -> Program:
 def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, finish: FinishInPlace | None) -> Program:
     """Publish all of ``source``, and combine what all ranks have published into ``target``: one wait.
 
-    Flat arrays, which may be the same; ``source`` fits into a slot.
+    Flat arrays, which may be the same; ``source`` fits into a slot, and stays as it is until the end.
     """
     channel = turn.channel
     views = channel.views(turn.parity, source.dtype, source.size)
     views[channel.place][...] = source
     turn.post(1)
     yield channel.others, 1
-    combine(views[0], views[1], target)
+    place = channel.place  # of its own part a rank takes ``source``, which caches have, and not what it has shown
+    combine(source if place == 0 else views[0], source if place == 1 else views[1], target)
     for view in views[2:]:
         combine(target, view, target)
     if finish is not None:

@@ -75,7 +75,8 @@ class Channel:
         ]
         self.progress: list[memoryview | list[int]] = list(self.blocks) if arena.polls else [[0] for _ in ranks]
         self.used = [0, 0]
-        self._cleared = 0
+        self.cleared = 0
+        """All others have left the operations up to this one."""
         self._fence = threading.Lock()
         self._sleepers = [(segments[other].words(SLEEPING * 8, 1), ranks[other]) for other in self.others]
         self._kept: dict[Hashable, Any] = {}
@@ -95,10 +96,10 @@ class Channel:
     def is_clear(self, parity: int) -> bool:
         """Have all others left the operation that used this parity last?"""
         last = self.used[parity]
-        if last > self._cleared:
+        if last > self.cleared:
             progress = self.progress
-            self._cleared = min([progress[other][0] >> ROUND_BITS for other in self.others]) - 1
-        return last <= self._cleared
+            self.cleared = min([progress[other][0] >> ROUND_BITS for other in self.others]) - 1
+        return last <= self.cleared
 
     def whole(self, parity: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return every rank's slot, by place, in elements of ``dtype``."""
@@ -185,10 +186,14 @@ class Turn:
 
     def is_unanimous(self, round_: int) -> bool:
         """Have all others done this round of the same operation?  False if one runs another operation."""
+        channel = self.channel
         try:
-            return self.has_reached(self.channel.others, round_)
+            if not self.has_reached(channel.others, round_):
+                return False
         except Mismatch:
             return False
+        channel.cleared = self.sequence - 1
+        return True
 
     def missing(self, places: Sequence[int], round_: int) -> list[int]:
         """Return those of ``places`` that have not done this round; one that runs something else is missing, too."""

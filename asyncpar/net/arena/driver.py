@@ -344,12 +344,14 @@ class Driver:
         assert program is not None
         assert turn is not None
         places, round_ = task.wait
+        was_polled, task.was_polled = task.was_polled, False
         try:
             while True:
-                if not turn.has_reached(places, round_) and not self._spin(turn, places, round_):
+                if not turn.has_reached(places, round_) and (was_polled or not self._spin(turn, places, round_)):
                     task.blocked(turn.missing(places, round_))
                     return False
                 task.wait = places, round_ = next(program)
+                was_polled = False
                 if time.monotonic() > end:
                     self._continue_soon()
                     return False

@@ -20,7 +20,7 @@ Program = Generator[RoundWait, None, None]
 class Task(ABC):
     """One operation in the queue of its channel.  All calls come on the loop and must not run other tasks."""
 
-    __slots__ = ("has_entered", "is_dead", "is_wanted", "program", "sequence", "turn", "wait")
+    __slots__ = ("has_entered", "is_dead", "is_wanted", "program", "sequence", "turn", "wait", "was_polled")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
@@ -32,10 +32,12 @@ class Task(ABC):
         """Is it awaited, or an operation that comes after it?"""
         self.is_dead = False
         """It has failed: its memory is not used any more, and its turn passes."""
+        self.was_polled = False
+        """Has its wait been polled for in vain, a moment ago?"""
 
     def resume(self, turn: Turn, program: Program, wait: RoundWait) -> None:
-        """Go on with a turn that was entered already."""
-        self.has_entered = True
+        """Go on with a turn that was entered already, at a wait that was polled for."""
+        self.has_entered = self.was_polled = True
         self.turn, self.program, self.wait = turn, program, wait
 
     @abstractmethod

@@ -1,10 +1,11 @@
 """Large messages through memory that both ranks of a link have mapped: two copies, and the kernel moves nothing.
 
-Theory of operation.  The sender owns a small ring of chunks in memory that the receiver can read.  It copies the next
-bytes of a message into a free chunk and says so in a CHUNK frame, which holds only the place; the receiver copies them
-to where the message lands and gives the chunk back by a FREED frame.  So both ranks copy at the same time, out of and
-into their caches, messages are as bounded as any (a receiver lends memory only for what it granted), and small frames
-pass in between.  Only who granted a message with the fingerprint ``READS`` gets it like this.
+Theory of operation.  The sender owns a few chunks of memory that the receiver can read.  It copies the next bytes of a
+message into a free chunk and says so in a CHUNK frame, which holds only the place; the receiver copies them to where
+the message lands and gives the chunk back by a FREED frame.  So both ranks copy at the same time, out of and into their
+caches, messages are as bounded as any (a receiver lends memory only for what it granted), and small frames pass in
+between.  Chunks are taken from the system one by one, when none is free: the receiver has the first by then, and its
+own fresh memory to touch.  Only who granted a message with the fingerprint ``READS`` gets it like this.
 """
 
 from __future__ import annotations
@@ -99,18 +100,17 @@ class Exporter:
         self.bytes_sent = 0
         self._memory = memory
         self._emit = emit
-        self._ring: tuple[int, memoryview] | None = None
-        self._free: deque[int] = deque()
+        self._chunks: dict[int, memoryview] = {}
+        """All chunks, by their offsets."""
+        self._most = CHUNKS
+        self._free: list[int] = []
+        """The one that was freed last is used next: caches have it."""
         self._unread: deque[int] = deque()
         self._waiting: deque[SharedSending] = deque()
 
     def is_ready(self) -> bool:
         """Is there memory to share?"""
-        if self._ring is None:
-            self._ring = self._memory.allocate(CHUNKS * CHUNK_BYTES)
-            if self._ring is not None:
-                self._free.extend(range(self._ring[0], self._ring[0] + CHUNKS * CHUNK_BYTES, CHUNK_BYTES))
-        return self._ring is not None
+        return bool(self._chunks) or self._add_chunk()
 
     def send(self, key: Key, payload: Payload) -> Sending | None:
         """Send a message that the peer granted, and reads; None if ``payload`` may be reused at once.
@@ -130,22 +130,23 @@ class Exporter:
         self._advance()
 
     def fail(self, error: PeerLost) -> None:
-        """Send nothing more: what waits ends with ``error``.  The ring stays: the peer may still be reading."""
+        """Send nothing more: what waits ends with ``error``.  The chunks stay: the peer may still be reading."""
         waiting, self._waiting = self._waiting, deque()
         for sending in waiting:
             sending.drop()
             fail_future(sending.done, error)
 
     def _advance(self) -> None:
-        while self._waiting and self._free and self._ring is not None:
+        while self._waiting:
             sending = self._waiting[0]
             if sending.is_dropped:
                 self._waiting.popleft()
                 continue
-            start, memory = self._ring
-            offset = self._free.popleft()
+            if not self._free and not self._add_chunk():
+                return
+            offset = self._free.pop()
             piece, sending.left = sending.left[:CHUNK_BYTES], sending.left[CHUNK_BYTES:]
-            write_payload(piece, memory[offset - start : offset - start + len(piece)])
+            write_payload(piece, self._chunks[offset][: len(piece)])
             self._unread.append(offset)
             self.bytes_sent += len(piece)
             if not sending.left:
@@ -153,6 +154,17 @@ class Exporter:
                 if not sending.done.done():
                     sending.done.set_result(None)
             self._emit(FrameKind.CHUNK, sending.key, 0, offset)
+
+    def _add_chunk(self) -> bool:
+        """Take memory for one more chunk, which is free; False if there are enough, or there is no memory."""
+        made = self._memory.allocate(CHUNK_BYTES) if len(self._chunks) < self._most else None
+        if made is None:
+            self._most = len(self._chunks) or self._most
+            return False
+        offset, memory = made
+        self._chunks[offset] = memory
+        self._free.append(offset)
+        return True
 
 
 class Importer:

@@ -17,8 +17,8 @@ from asyncpar.node import Node
 from asyncpar.testing import local_world
 from tests.collective_engines import engine_of
 
-SIZES = (1, 40_000, 700_000)
-"""Elements of float64: at once, at once, and in chunks."""
+SIZES = (1, 20_000, 100_000, 700_000)
+"""Elements of float64: at once, at once, in slices of one chunk, and in chunks."""
 
 
 @asynccontextmanager

@@ -27,13 +27,20 @@ class Memory(SharedMemory):
 
     rank: int
     heaps: dict[int, bytearray]
-    has_room: bool = True
+    room: int = CHUNKS
+    """Chunks that can be had."""
     is_readable: bool = True
     has_left: bool = False
     reads: list[tuple[int, int]] = field(default_factory=list)
+    taken: int = 0
+    """Chunks that were taken."""
 
     def allocate(self, size: int) -> tuple[int, memoryview] | None:
-        return (START, memoryview(self.heaps[self.rank])[START : START + size]) if self.has_room else None
+        if self.taken == self.room:
+            return None
+        start = START + self.taken * size
+        self.taken += 1
+        return start, memoryview(self.heaps[self.rank])[start : start + size]
 
     def can_read(self, rank: int) -> bool:
         return self.is_readable and rank in self.heaps
@@ -145,7 +152,7 @@ async def test_segments_travel_like_everything_else() -> None:
 @pytest.mark.parametrize("who", ["sender", "receiver"])
 async def test_without_memory_to_share_the_lane_carries_them(who: str) -> None:
     async with linked() as (one, other):
-        one.memory.has_room = who != "sender"
+        one.memory.room = 0 if who == "sender" else CHUNKS
         other.memory.is_readable = who != "receiver"
         one.link.send_message(memoryview(pattern(LARGE)))
         await other.until(1)
@@ -191,6 +198,28 @@ def test_a_message_that_has_begun_goes_out_as_it_was_and_later_ones_can_be_taken
         assert third.done.result() is None
 
     asyncio.run(scenario())
+
+
+async def test_chunks_are_taken_when_none_is_free_and_only_so_many() -> None:
+    memory, told = Memory(0, {0: bytearray(START + CHUNKS * CHUNK_BYTES)}), list[int]()
+    exporter = Exporter(memory, lambda kind, key, fingerprint, offset: told.append(offset))
+    assert exporter.is_ready()
+    exporter.send(Key(MESSAGE_GROUP, 0, 0), memoryview(bytes(CHUNK_BYTES)))
+    exporter.freed(told.pop())
+    exporter.send(Key(MESSAGE_GROUP, 1, 0), memoryview(bytes(CHUNK_BYTES)))
+    assert memory.taken == 1
+    exporter.send(Key(MESSAGE_GROUP, 2, 0), memoryview(bytes(LARGE)))
+    assert memory.taken == CHUNKS
+    assert len(set(told)) == CHUNKS
+
+
+async def test_one_chunk_is_enough_where_there_is_no_memory_for_more() -> None:
+    async with linked() as (one, other):
+        one.memory.room = 1
+        one.link.send_message(memoryview(pattern(LARGE)))
+        await other.until(1)
+        assert other.received == [pattern(LARGE)]
+        assert {offset for offset, _ in other.memory.reads} == {START}
 
 
 async def test_the_loss_of_the_peer_ends_what_waits() -> None:
