@@ -4,6 +4,9 @@ An array of an optimizer is *swapped*: an update goes into the second buffer, bl
 cache; the program sees that buffer from then on, and an abort shows the first one again.  What the program changes by
 itself is *kept* instead: the array is always the same object, its second buffer holds what was committed, and an abort
 copies it back.
+
+The buffer that holds what is committed can be *lent* to readers, who keep it: it is never written again, and the next
+change that would write it goes into new memory.  So a snapshot for a newcomer is neither copied nor waited for.
 """
 
 from __future__ import annotations
@@ -50,6 +53,10 @@ class Buffered(ABC):
         """May ``latest`` differ from what was committed?"""
 
     @abstractmethod
+    def lend(self) -> Array:
+        """Return what is committed as an array that nobody writes any more."""
+
+    @abstractmethod
     def commit(self) -> None:
         """Keep what has changed."""
 
@@ -66,6 +73,7 @@ class SwappedArray(Buffered):
         self._show = show
         self._spare = np.empty_like(array)
         self._is_open = False
+        self._is_lent = False
 
     @property
     def latest(self) -> Array:
@@ -89,10 +97,15 @@ class SwappedArray(Buffered):
         self._is_open = False
         self._show(self.committed)
 
+    def lend(self) -> Array:
+        self._is_lent = True
+        return self.committed
+
     def commit(self) -> None:
         if self._is_open:
-            self.committed, self._spare = self._spare, self.committed
-            self._is_open = False
+            before, self.committed = self.committed, self._spare
+            self._spare = np.empty_like(before) if self._is_lent else before
+            self._is_open = self._is_lent = False
 
     def abort(self) -> None:
         if self._is_open:
@@ -109,6 +122,7 @@ class KeptArray(Buffered):
         if not array.flags.writeable:
             raise UsageError(f"{name}: expected an array that can be written, so that it can be restored")
         self._backup = array.copy()
+        self._is_lent = False
 
     @property
     def latest(self) -> Array:
@@ -120,7 +134,14 @@ class KeptArray(Buffered):
 
     def synchronize(self) -> None:
         """Note what is committed, before the program changes it; may run in any thread."""
+        if self._is_lent:
+            self._backup, self._is_lent = np.empty_like(self._backup), False
         np.copyto(self._backup, self.committed)
+
+    def lend(self) -> Array:
+        """See ``Buffered``: to be called after ``synchronize`` and before the end of the step."""
+        self._is_lent = True
+        return self._backup
 
     def commit(self) -> None:
         pass

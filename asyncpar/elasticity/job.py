@@ -279,31 +279,36 @@ class ElasticJob:
                 await healing.close()
 
     async def _catch_up(self, healing: Healing, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
-        """Run the steps that this newcomer has missed, until it is a member, or there are no more steps."""
+        """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
+
+        It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:
+        then they have to.
+        """
         self.shelf.attach(state)
-        joining = asyncio.ensure_future(self._source.join(await state.lineage(), self.shelf, is_healed=True))
+        joining: asyncio.Future[Membership] | None = None
+        coming = asyncio.ensure_future(healing.update(state.step))
+        others: list[asyncio.Future[Any]] = []
         try:
-            while state.step < until and (update := await self._next_update(healing, joining)) is not None:
+            while state.step < until:
+                if joining is None and not await healing.is_catching_up():
+                    join = self._source.join(await state.lineage(), self.shelf, is_healed=True)
+                    joining = asyncio.ensure_future(join)
+                    others.append(joining)
+                update = await _unless_done(coming, joining)
+                if joining is not None and update is None:
+                    others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
+                    await self._come_in(joining.result())
+                    return
+                coming = asyncio.ensure_future(healing.update(state.step + 1))  # while this one is repeated
                 step = ElasticStep(self, state.step, update)
                 yield step
                 step.check_used()
-                self._source.progress(await state.lineage())
-            if state.step < until:
-                await self._come_in(await joining)
+                if joining is not None:
+                    self._source.progress(await state.lineage())
         finally:
-            joining.cancel()
-            await asyncio.wait({joining})
-
-    async def _next_update(self, healing: Healing, joining: asyncio.Future[Membership]) -> StepUpdate | None:
-        """Return what the others have committed since; None when this process is a member."""
-        coming = asyncio.ensure_future(healing.next_update())
-        try:
-            waited: set[asyncio.Future[Any]] = {coming, joining}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            return None if joining.done() else coming.result()
-        finally:
-            coming.cancel()
-            await asyncio.wait({coming})
+            for task in (coming, *others):
+                task.cancel()
+            await asyncio.gather(coming, *others, return_exceptions=True)
 
     # -- worlds --------------------------------------------------------------------------------------------------------
 
@@ -377,7 +382,9 @@ class ElasticJob:
                 await self.reform(step, None)
             if self._state_lost is not None:
                 raise self._state_lost
+            self.shelf.beginning()
             await self.current_state.begin()
+            self.shelf.begun()
             if not self.is_revoked:
                 return
 
@@ -515,3 +522,12 @@ def _default_source() -> WorldSource:
         return PipeWorlds(os.environ)
     found = find_world(os.environ)
     return LoneWorld() if found is None else LaunchedWorld(found)
+
+
+async def _unless_done(
+    coming: asyncio.Future[StepUpdate], joining: asyncio.Future[Membership] | None
+) -> StepUpdate | None:
+    """Return what comes; None if the other one is done before, which may fail."""
+    waited: set[asyncio.Future[Any]] = {coming, *(() if joining is None else (joining,))}
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    return None if joining is not None and joining.done() else coming.result()

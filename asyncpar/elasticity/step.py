@@ -119,7 +119,7 @@ class ElasticStep:
         is_mean = op == "mean"
         layout = await self._reduce_replayed() if self.is_replay else await self._reduce_together(is_mean=is_mean)
         is_whole = self._sharded is None or not self._sharded.has_parts_of_gradients
-        if self._job.shelf.is_wanted and not self.is_replay:
+        if not self.is_replay and self._job.shelf.reduced():
             await self._keep(layout if is_whole else GradientLayout([]), self._flats if is_whole else [])
         self._machine.reduced()
         if not is_whole:
@@ -141,7 +141,7 @@ class ElasticStep:
         assert sharded.pipeline is not None
         self._machine.reduce()
         flat, self.loss = await sharded.run_pipeline(inputs, targets, loss, is_mean=op == "mean")
-        if self._job.shelf.is_wanted and not self.is_replay:
+        if not self.is_replay and self._job.shelf.reduced():
             await self._keep(GradientLayout([]), [])
         self._machine.reduced()
         return ShardedGradients(flat)
@@ -161,7 +161,7 @@ class ElasticStep:
     async def _reduce_replayed(self) -> GradientLayout:
         assert self._replay is not None
         layout = GradientLayout.described(self._replay.layout)
-        self._flats = [np.array(flat) for flat in self._replay.flats]
+        self._flats = list(self._replay.flats)
         self.loss = self._replay.loss
         return layout
 

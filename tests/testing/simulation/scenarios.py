@@ -256,5 +256,5 @@ SCENARIOS: dict[str, Scenario] = {
     "abort-restores-arrays": STEPS,
     "parts-are-mirrored": ENCODED,
     "residuals-are-rekeyed": ENCODED,
-    "snapshot-is-copied": JOINS,
+    "lent-arrays-stay": JOINS,
 }
