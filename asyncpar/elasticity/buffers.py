@@ -6,7 +6,8 @@ itself is *kept* instead: the array is always the same object, its second buffer
 copies it back.
 
 The buffer that holds what is committed can be *lent* to readers, who keep it: it is never written again, and the next
-change that would write it goes into new memory.  So a snapshot for a newcomer is neither copied nor waited for.
+change that would write it goes into new memory, of which ``fresh`` has what can be taken from the system beforehand.  So
+a snapshot for a newcomer is neither copied nor waited for.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class Buffered(ABC):
     def lend(self) -> Array:
         """Return what is committed as an array that nobody writes any more."""
 
+    @property
+    @abstractmethod
+    def fresh(self) -> list[Array]:
+        """Memory that may not have been touched yet, and will be soon."""
+
     @abstractmethod
     def commit(self) -> None:
         """Keep what has changed."""
@@ -73,7 +79,8 @@ class SwappedArray(Buffered):
         self._show = show
         self._spare = np.empty_like(array)
         self._is_open = False
-        self._is_lent = False
+        self._successor: Array | None = None
+        """What takes the place of a buffer that is lent."""
 
     @property
     def latest(self) -> Array:
@@ -98,14 +105,19 @@ class SwappedArray(Buffered):
         self._show(self.committed)
 
     def lend(self) -> Array:
-        self._is_lent = True
+        if self._successor is None:
+            self._successor = np.empty_like(self.committed)
         return self.committed
+
+    @property
+    def fresh(self) -> list[Array]:
+        return [self._spare] if self._successor is None else [self._successor]
 
     def commit(self) -> None:
         if self._is_open:
             before, self.committed = self.committed, self._spare
-            self._spare = np.empty_like(before) if self._is_lent else before
-            self._is_open = self._is_lent = False
+            self._spare = before if self._successor is None else self._successor
+            self._is_open, self._successor = False, None
 
     def abort(self) -> None:
         if self._is_open:
@@ -122,7 +134,8 @@ class KeptArray(Buffered):
         if not array.flags.writeable:
             raise UsageError(f"{name}: expected an array that can be written, so that it can be restored")
         self._backup = array.copy()
-        self._is_lent = False
+        self._successor: Array | None = None
+        """What takes the place of a buffer that is lent."""
 
     @property
     def latest(self) -> Array:
@@ -134,14 +147,19 @@ class KeptArray(Buffered):
 
     def synchronize(self) -> None:
         """Note what is committed, before the program changes it; may run in any thread."""
-        if self._is_lent:
-            self._backup, self._is_lent = np.empty_like(self._backup), False
+        if self._successor is not None:
+            self._backup, self._successor = self._successor, None
         np.copyto(self._backup, self.committed)
 
     def lend(self) -> Array:
         """See ``Buffered``: to be called after ``synchronize`` and before the end of the step."""
-        self._is_lent = True
+        if self._successor is None:
+            self._successor = np.empty_like(self._backup)
         return self._backup
+
+    @property
+    def fresh(self) -> list[Array]:
+        return [] if self._successor is None else [self._successor]
 
     def commit(self) -> None:
         pass

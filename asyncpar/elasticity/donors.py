@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.lineage import ArrayShape, block_of
-from asyncpar.elasticity.memory import check_room
+from asyncpar.elasticity.memory import check_room, populate
 from asyncpar.elasticity.reduction import Description, GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
 from asyncpar.errors import NotFound
@@ -131,6 +134,8 @@ class SnapshotShelf:
         self._earliest = 0
         """The first state that can be pinned: of earlier ones the update was not kept."""
         self._describing: set[asyncio.Task[None]] = set()
+        self._memory = ArrayPool(lambda: sys.maxsize if self._pins else 0)
+        """Of updates: each uses that of an earlier one."""
         self._end: str | None = None
 
     # -- the owner's side ----------------------------------------------------------------------------------------------
@@ -183,7 +188,8 @@ class SnapshotShelf:
             self._updates.clear()
             self._tell()
             return None
-        copies = await off_loop(lambda: [flat.copy() for flat in flats], nbytes=sum(flat.nbytes for flat in flats))
+        copies = [self._memory.empty(flat.shape, flat.dtype) for flat in flats]
+        await off_loop(lambda: _copy_all(flats, copies), nbytes=sum(flat.nbytes for flat in flats))
         return StepUpdate(number=number, layout=layout.description, flats=copies, loss=loss)
 
     def keep(self, update: StepUpdate) -> None:
@@ -205,6 +211,7 @@ class SnapshotShelf:
             self._take_pins()
         least = min((max(pin.step, pin.wanted) for pin in self._pins.values()), default=self._state.step + 1)
         self._updates = {number: kept for number, kept in self._updates.items() if number >= least}
+        self._memory.trim()
         self._tell()
 
     async def close(self, reason: str) -> None:
@@ -235,21 +242,17 @@ class SnapshotShelf:
             return
         pin.step, pin.arrays = state.step, state.lend_all()
         pin.describing = asyncio.create_task(
-            self._describe(number, pin, state.shapes, dict(state.values), state.settings, state.identity()),
+            self._describe(number, pin, state, dict(state.values), state.identity()),
             name="asyncpar snapshot",
         )
         self._describing.add(pin.describing)
         pin.describing.add_done_callback(self._describing.discard)
 
     async def _describe(
-        self,
-        number: int,
-        pin: _Pin,
-        shapes: tuple[ArrayShape, ...],
-        values: dict[str, bytes],
-        settings: Mapping[str, str],
-        identity: Awaitable[StateIdentity],
+        self, number: int, pin: _Pin, state: ElasticState, values: dict[str, bytes], identity: Awaitable[StateIdentity]
     ) -> None:
+        """Say what is pinned, and take the memory in which the next steps go on."""
+        shapes, fresh = state.shapes, state.fresh_arrays
         try:
             known = await identity
         except Exception as error:  # noqa: BLE001  # raised in the newcomer that waits for the pin
@@ -267,9 +270,10 @@ class SnapshotShelf:
                     shapes=shapes,
                     sums=known.sums,
                     values=values,
-                    settings=settings,
+                    settings=state.settings,
                 )
             )
+        await off_loop(partial(populate, fresh), nbytes=sum(array.nbytes for array in fresh))
 
     # -- the newcomer's side -------------------------------------------------------------------------------------------
 
@@ -334,3 +338,8 @@ class SnapshotShelf:
     async def unpin(self, pin: int) -> None:
         """See ``Donor``."""
         self._pins.pop(pin, None)
+
+
+def _copy_all(sources: Sequence[Array], copies: Sequence[Array]) -> None:
+    for source, copy in zip(sources, copies, strict=True):
+        np.copyto(copy, source)

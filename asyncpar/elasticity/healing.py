@@ -6,12 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
-import numpy as np
-
-from asyncpar.core.concurrency.tasks import CleanTaskGroup
+from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.elasticity.donors import Donor, SnapshotDescription, StepUpdate
 from asyncpar.elasticity.lineage import block_of, checksum
+from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.errors import AsyncparError, DivergedState, NotFound, PeerLost, ProtocolError, UsageError
@@ -46,7 +46,9 @@ class Healing:
         state or other settings, ``SnapshotTooLarge`` when no donor has memory, ``AuthenticationError`` for another
         secret, ``DivergedState`` if donors differ.
         """
-        await self._pin()
+        arrays = [self._state.committed_array(shape.name) for shape in self._state.shapes] + self._state.fresh_arrays
+        taking = off_loop(partial(populate, arrays), nbytes=self._state.nbytes)
+        await asyncio.gather(self._pin(), taking)
         await self._fetch_blocks()
 
     async def _pin(self) -> None:

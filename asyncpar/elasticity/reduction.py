@@ -244,8 +244,12 @@ class PortionSum:
         shown: dict[Node, Array] = {}
         for place in range(self._portions.rounds):
             mine = flats[place] if place < len(flats) else None
-            into = spare if place == 0 else self._pool.take(spare.dtype, spare.size, spare.size)
-            if place:
+            if place == 0:
+                into = spare
+            elif place <= len(flats):
+                into = flats[place - 1]  # which all ranks have by now
+            else:
+                into = self._pool.take(spare.dtype, spare.size, spare.size)
                 self._taken.append(into)
             shown |= await self._exchange(communicator, place, mine, into)
         part = await off_loop(partial(sum_tree, self._portions.root, shown, _add), nbytes=spare.nbytes)

@@ -299,6 +299,11 @@ class ElasticState:
         return {name: array.lend() for name, array in self._arrays.items()}
 
     @property
+    def fresh_arrays(self) -> list[Array]:
+        """Memory that may not have been touched yet, and that the next steps write to: see ``memory.populate``."""
+        return [array for buffered in self._arrays.values() for array in buffered.fresh]
+
+    @property
     def has_kept_arrays(self) -> bool:
         """May the program change arrays by itself?"""
         return any(isinstance(array, KeptArray) for array in self._arrays.values())
