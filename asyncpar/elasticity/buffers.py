@@ -6,7 +6,7 @@ itself is *kept* instead: the array is always the same object, its second buffer
 copies it back.
 
 The buffer that holds what is committed can be *lent* to readers, who keep it: it is never written again, and the next
-change that would write it goes into new memory, of which ``fresh`` has what can be taken from the system beforehand.  So
+change that would write it goes into new memory: ``fresh`` has what can be taken from the system before that.  So
 a snapshot for a newcomer is neither copied nor waited for.
 """
 

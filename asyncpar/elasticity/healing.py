@@ -125,7 +125,7 @@ class Healing:
         Then it will soon be where they are, and they need not wait for it.  Raises ``PeerLost`` when no donor is left.
         """
         before, self._behind = self._behind, max(0, await self._position() - self._state.step)
-        return 0 < self._behind and (before is None or self._behind < before)
+        return self._behind > 0 and (before is None or self._behind < before)
 
     async def _position(self) -> int:
         for place in list(self._pinned):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,11 +14,13 @@ import numpy as np
 from asyncpar.bootstrap import attach_alone, find_world
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.broadcast import Broadcast
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import ATTEMPTS, Healing
+from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.portions import MOST_PORTIONS
 from asyncpar.elasticity.reduction import FlatPool, GradientLayout
@@ -261,7 +264,7 @@ class ElasticJob:
             healing = Healing(donors, state)
             try:
                 await healing.fetch()
-                async for step in self._catch_up(healing, state, until):
+                async for step in self._catch_up(healing, state, until, size=len(donors) + 1):
                     yield step
                 return
             except PeerLost as error:
@@ -278,11 +281,13 @@ class ElasticJob:
             finally:
                 await healing.close()
 
-    async def _catch_up(self, healing: Healing, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
+    async def _catch_up(
+        self, healing: Healing, state: ElasticState, until: int, *, size: int
+    ) -> AsyncIterator[ElasticStep]:
         """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
 
         It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:
-        then they have to.
+        then they have to.  ``size`` is that of the world to come.
         """
         self.shelf.attach(state)
         joining: asyncio.Future[Membership] | None = None
@@ -295,11 +300,14 @@ class ElasticJob:
                     joining = asyncio.ensure_future(join)
                     others.append(joining)
                 update = await _unless_done(coming, joining)
-                if joining is not None and update is None:
+                if update is None:
+                    assert joining is not None
                     others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
                     await self._come_in(joining.result())
                     return
                 coming = asyncio.ensure_future(healing.update(state.step + 1))  # while this one is repeated
+                if update.flats and not self.pool.has_memory:
+                    others.append(asyncio.ensure_future(self._take_memory(update, size)))
                 step = ElasticStep(self, state.step, update)
                 yield step
                 step.check_used()
@@ -309,6 +317,13 @@ class ElasticJob:
             for task in (coming, *others):
                 task.cancel()
             await asyncio.gather(coming, *others, return_exceptions=True)
+
+    async def _take_memory(self, update: StepUpdate, size: int) -> None:
+        """Take the memory that the first step in a world of ``size`` ranks needs, so that the others need not wait."""
+        portions = -(-self.portions // size)
+        count = portions.bit_length() + 2  # sums of its portions, and two arrays for those of all
+        arrays = self.pool.reserve(GradientLayout.described(update.layout), count)
+        await off_loop(partial(populate, arrays), nbytes=sum(array.nbytes for array in arrays))
 
     # -- worlds --------------------------------------------------------------------------------------------------------
 

@@ -35,12 +35,23 @@ class FlatPool:
     def __init__(self) -> None:
         self._free: dict[tuple[np.dtype[Any], int], list[Array]] = {}
 
+    @property
+    def has_memory(self) -> bool:
+        """Was an array given back before?"""
+        return bool(self._free)
+
     def take(self, dtype: np.dtype[Any], content: int, length: int) -> Array:
         """Return an array of ``length`` elements, of undefined content, of which ``content`` matter."""
         capacity = max(content + _SLACK, length)
         free = self._free.get((dtype, capacity))
         base = free.pop() if free else np.empty(capacity, dtype)
         return base[:length]
+
+    def reserve(self, layout: GradientLayout, count: int) -> list[Array]:
+        """Have ``count`` sets of flat arrays of ``layout`` ready, and return their memory: it was not touched yet."""
+        taken = [array for _ in range(count) for array in layout.take(self, 1)]
+        self.give(taken)
+        return taken
 
     def give(self, arrays: Iterable[Array]) -> None:
         """Take back arrays that ``take`` gave."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from asyncpar._proto.asyncpar.v1 import snapshots_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import snapshots_pb2_grpc
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.lineage import BLOCK_BYTES, ArrayShape
 from asyncpar.elasticity.plain import decode_plain, encode_plain
@@ -113,6 +114,8 @@ class RemoteDonor:
         self._address = address
         self._credentials = credentials
         self._role = role
+        self._memory = ArrayPool(None)
+        """Of updates: the next one uses that of the one before the last."""
         self._stack = AsyncExitStack()
         self._channel: Any = None  # of grpc.aio, whose stubs know no messages of raw bytes
 
@@ -152,7 +155,7 @@ class RemoteDonor:
         call = (await self._open()).unary_stream(
             f"/{_SERVICE}/{_UPDATE}", request_serializer=pb.UpdateRequest.SerializeToString
         )
-        coming = _ComingUpdate()
+        coming = _ComingUpdate(self._memory)
         try:
             async for part in call(pb.UpdateRequest(pin=pin, number=number)):
                 coming.take(part)
@@ -162,6 +165,7 @@ class RemoteDonor:
 
     async def unpin(self, pin: int) -> None:
         """See ``Donor``."""
+        self._memory = ArrayPool(None)
         await self._result((await self._call()).Unpin(pb.UnpinRequest(pin=pin)))
 
     async def _result(self, call: Awaitable[T]) -> T:
@@ -236,9 +240,10 @@ def _contents(update: StepUpdate) -> list[memoryview]:
 
 
 class _ComingUpdate:
-    """An update whose messages come one after another."""
+    """An update whose messages come one after another, in ``memory``."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: ArrayPool) -> None:
+        self._memory = memory
         self._described: list[Any] = []
         self._content = memoryview(b"")
         self._length = 0
@@ -257,7 +262,7 @@ class _ComingUpdate:
     def _begin(self, description: bytes) -> None:
         try:
             *self._described, nbytes = decode_plain(description)
-            self._content = np.empty(nbytes, np.uint8).data
+            self._content = self._memory.empty((nbytes,), np.uint8).data
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"update: its description is damaged: {error}") from error
 
@@ -272,7 +277,9 @@ class _ComingUpdate:
             return StepUpdate(
                 number=number,
                 layout=described,
-                flats=[_aligned(flat) for flat in GradientLayout.described(described).trimmed_from(content[:values_at])],
+                flats=[
+                    _aligned(flat) for flat in GradientLayout.described(described).trimmed_from(content[:values_at])
+                ],
                 loss=loss,
                 part_sums={name: tuple(numbers) for name, numbers in sums.items()},
                 is_updated=is_updated,
