@@ -136,6 +136,7 @@ class SnapshotShelf:
         self._describing: set[asyncio.Task[None]] = set()
         self._memory = ArrayPool(lambda: sys.maxsize if self._pins else 0)
         """Of updates: each uses that of an earlier one."""
+        self._layout = GradientLayout([])
         self._end: str | None = None
 
     # -- the owner's side ----------------------------------------------------------------------------------------------
@@ -169,10 +170,10 @@ class SnapshotShelf:
         self._is_open, self._earliest = True, self._state.step
         self._take_pins()
 
-    def reduced(self) -> bool:
-        """Note that the sums of a step are there, and return whether a newcomer needs them."""
+    def reduced(self, layout: GradientLayout) -> bool:
+        """Note that the sums of a step, which have ``layout``, are there; return whether a newcomer needs them."""
         assert self._state is not None
-        self._is_open, self._earliest = False, self._state.step + 1
+        self._is_open, self._earliest, self._layout = False, self._state.step + 1, layout
         return any(pin.step <= self._state.step for pin in self._pins.values())
 
     async def copy(self, number: int, layout: GradientLayout, flats: Sequence[Array], loss: float) -> StepUpdate | None:
@@ -188,7 +189,7 @@ class SnapshotShelf:
             self._updates.clear()
             self._tell()
             return None
-        copies = [self._memory.empty(flat.shape, flat.dtype) for flat in flats]
+        copies = layout.take_from(self._memory)
         await off_loop(lambda: _copy_all(flats, copies), nbytes=sum(flat.nbytes for flat in flats))
         return StepUpdate(number=number, layout=layout.description, flats=copies, loss=loss)
 
@@ -252,7 +253,7 @@ class SnapshotShelf:
         self, number: int, pin: _Pin, state: ElasticState, values: dict[str, bytes], identity: Awaitable[StateIdentity]
     ) -> None:
         """Say what is pinned, and take the memory in which the next steps go on."""
-        shapes, fresh = state.shapes, state.fresh_arrays
+        shapes, fresh = state.shapes, [*state.fresh_arrays, *self._layout.take_from(self._memory)]
         try:
             known = await identity
         except Exception as error:  # noqa: BLE001  # raised in the newcomer that waits for the pin

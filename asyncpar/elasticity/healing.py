@@ -48,7 +48,10 @@ class Healing:
         """
         arrays = [self._state.committed_array(shape.name) for shape in self._state.shapes] + self._state.fresh_arrays
         taking = off_loop(partial(populate, arrays), nbytes=self._state.nbytes)
-        await asyncio.gather(self._pin(), taking)
+        await asyncio.gather(self._fetch_pinned(), taking)
+
+    async def _fetch_pinned(self) -> None:
+        await self._pin()
         await self._fetch_blocks()
 
     async def _pin(self) -> None:

@@ -302,8 +302,11 @@ class ElasticJob:
                 update = await _unless_done(coming, joining)
                 if update is None:
                     assert joining is not None
+                    membership = joining.result()
+                    if membership.lineage != await state.lineage():  # they do a step again that was repeated here
+                        raise PeerLost("healing: the others have not committed the last step", cause="an aborted step")
                     others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
-                    await self._come_in(joining.result())
+                    await self._come_in(membership)
                     return
                 coming = asyncio.ensure_future(healing.update(state.step + 1))  # while this one is repeated
                 if update.flats and not self.pool.has_memory:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.portion_codec import StepCodec
 from asyncpar.elasticity.portions import Node, PartialSums, Portions, sum_tree
@@ -112,6 +113,10 @@ class GradientLayout:
     def take(self, pool: FlatPool, multiple: int) -> list[Array]:
         """Return flat arrays whose lengths are multiples of ``multiple``, of undefined content."""
         return [pool.take(dtype, length, -(-length // multiple) * multiple) for dtype, length in self._lengths.items()]
+
+    def take_from(self, memory: ArrayPool) -> list[Array]:
+        """Return flat arrays that are as long as their content, which is undefined."""
+        return [memory.empty((length,), dtype) for dtype, length in self._lengths.items()]
 
     def pack(self, gradients: Gradients, flats: Sequence[Array]) -> None:
         """Copy ``gradients`` into flat arrays.  Raises ``UsageError`` if they are not as the first ones."""

@@ -119,7 +119,7 @@ class ElasticStep:
         is_mean = op == "mean"
         layout = await self._reduce_replayed() if self.is_replay else await self._reduce_together(is_mean=is_mean)
         is_whole = self._sharded is None or not self._sharded.has_parts_of_gradients
-        if not self.is_replay and self._job.shelf.reduced():
+        if not self.is_replay:
             await self._keep(layout if is_whole else GradientLayout([]), self._flats if is_whole else [])
         self._machine.reduced()
         if not is_whole:
@@ -141,7 +141,7 @@ class ElasticStep:
         assert sharded.pipeline is not None
         self._machine.reduce()
         flat, self.loss = await sharded.run_pipeline(inputs, targets, loss, is_mean=op == "mean")
-        if not self.is_replay and self._job.shelf.reduced():
+        if not self.is_replay:
             await self._keep(GradientLayout([]), [])
         self._machine.reduced()
         return ShardedGradients(flat)
@@ -151,7 +151,9 @@ class ElasticStep:
             raise UsageError(f"step {self.number}: {call} is not for a state with pipeline=; use step.run_pipeline")
 
     async def _keep(self, layout: GradientLayout, flats: list[Array]) -> None:
-        """Let newcomers have what this step is about to use."""
+        """Let newcomers, if there are any, have what this step is about to use."""
+        if not self._job.shelf.reduced(layout):
+            return
         update = await self._job.shelf.copy(self.number, layout, flats, self.loss)
         if self._sharded is not None:
             self._sharded.keep(update)

@@ -12,6 +12,7 @@ from asyncpar.elasticity import donors
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.lineage import BLOCK_BYTES
+from asyncpar.elasticity.reduction import GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
 from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
 from asyncpar.nn.parameter import Parameter
@@ -57,7 +58,7 @@ async def step_soon(state: ElasticState, shelf: SnapshotShelf) -> None:
     await asyncio.sleep(1.0)
     await state.begin()
     shelf.begun()
-    shelf.reduced()
+    shelf.reduced(GradientLayout([]))
     state.prepare()
     await state.commit()
     shelf.committed()
@@ -135,7 +136,7 @@ def test_what_is_committed_can_be_pinned_until_the_sums_of_the_next_step_are_the
         await fetching
         assert newcomer.step == 0
         assert np.all(newcomer.committed_array("weight") == 3.0)
-        assert shelf.reduced(), "the newcomer needs the update of this step"
+        assert shelf.reduced(GradientLayout([])), "the newcomer needs the update of this step"
         late = asyncio.create_task(shelf.pin(0))
         await step_soon(state, shelf)
         await state.begin()

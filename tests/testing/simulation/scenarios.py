@@ -205,7 +205,13 @@ JOINS = Scenario(
     settings={"conditions": Conditions(bandwidth=1e6, spread=0.01)},
 )
 JOINS_AND_LOSSES = Scenario(
-    main=bits, check=check_prompt_bits, kinds=("restart", "kill"), faults=4, size=4, elastic=True
+    main=bits,
+    check=check_prompt_bits,
+    kinds=("restart", "kill"),
+    faults=6,
+    size=4,
+    elastic=True,
+    settings={"conditions": Conditions(spread=0.01)},
 )
 APART = Scenario(
     main=bits,
