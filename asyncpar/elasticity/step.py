@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.interruption import Interruption
-from asyncpar.elasticity.pipeline import OfPortion
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.reduction import Array, GradientLayout, Gradients, PortionSum
 from asyncpar.elasticity.samples import portion_rng
@@ -26,7 +25,10 @@ from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGener
 from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
-from asyncpar.pipeline.execution import LossFunction
+
+if TYPE_CHECKING:
+    from asyncpar.elasticity.pipeline import OfPortion
+    from asyncpar.pipeline.execution import LossFunction
 
 Reduced: TypeAlias = "dict[str, Array] | list[Array] | ShardedGradients"
 
