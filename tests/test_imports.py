@@ -28,6 +28,11 @@ NOT_LOADED = {
     "asyncpar.launch.post_mortem": {"asyncpar.net", "asyncio", "grpc", "numpy", *_COMMANDS, *_NEVER, *_TRAINING},
     "asyncpar.launch.agents.commands": {"asyncpar.collectives", "numpy", "rich", *_NEVER, *_TRAINING},
     "asyncpar.launch.agents.agent_process": {"asyncpar.actors", "numpy", "rich", *_NEVER, *_TRAINING},
+    "asyncpar.elasticity.job": {
+        *(f"asyncpar.{name}" for name in ("backends", "gradsync", "launch", "pipeline", "tensors", "train", "zero")),
+        *{"click", "html", "numpy.ma", "rich"},
+        *_NEVER,
+    },
     "asyncpar.engines.local": {"asyncpar.actors", "dask", "numpy", "ray", "rich", *_NEVER, *_TRAINING},
     "asyncpar.engines.rank_program": {"dask", "grpc", "ray", *_COMMANDS, *_NEVER, *_TRAINING},
 }

@@ -4,6 +4,10 @@ An array of an optimizer is *swapped*: an update goes into the second buffer, bl
 cache; the program sees that buffer from then on, and an abort shows the first one again.  What the program changes by
 itself is *kept* instead: the array is always the same object, its second buffer holds what was committed, and an abort
 copies it back.
+
+The buffer that holds what is committed can be *lent* to readers, who keep it: it is never written again, and the next
+change that would write it goes into new memory: ``fresh`` has what can be taken from the system before that.  So
+a snapshot for a newcomer is neither copied nor waited for.
 """
 
 from __future__ import annotations
@@ -50,6 +54,15 @@ class Buffered(ABC):
         """May ``latest`` differ from what was committed?"""
 
     @abstractmethod
+    def lend(self) -> Array:
+        """Return what is committed as an array that nobody writes any more."""
+
+    @property
+    @abstractmethod
+    def fresh(self) -> list[Array]:
+        """Memory that may not have been touched yet, and will be soon."""
+
+    @abstractmethod
     def commit(self) -> None:
         """Keep what has changed."""
 
@@ -66,6 +79,8 @@ class SwappedArray(Buffered):
         self._show = show
         self._spare = np.empty_like(array)
         self._is_open = False
+        self._successor: Array | None = None
+        """What takes the place of a buffer that is lent."""
 
     @property
     def latest(self) -> Array:
@@ -89,10 +104,20 @@ class SwappedArray(Buffered):
         self._is_open = False
         self._show(self.committed)
 
+    def lend(self) -> Array:
+        if self._successor is None:
+            self._successor = np.empty_like(self.committed)
+        return self.committed
+
+    @property
+    def fresh(self) -> list[Array]:
+        return [self._spare] if self._successor is None else [self._successor]
+
     def commit(self) -> None:
         if self._is_open:
-            self.committed, self._spare = self._spare, self.committed
-            self._is_open = False
+            before, self.committed = self.committed, self._spare
+            self._spare = before if self._successor is None else self._successor
+            self._is_open, self._successor = False, None
 
     def abort(self) -> None:
         if self._is_open:
@@ -109,6 +134,8 @@ class KeptArray(Buffered):
         if not array.flags.writeable:
             raise UsageError(f"{name}: expected an array that can be written, so that it can be restored")
         self._backup = array.copy()
+        self._successor: Array | None = None
+        """What takes the place of a buffer that is lent."""
 
     @property
     def latest(self) -> Array:
@@ -120,7 +147,19 @@ class KeptArray(Buffered):
 
     def synchronize(self) -> None:
         """Note what is committed, before the program changes it; may run in any thread."""
+        if self._successor is not None:
+            self._backup, self._successor = self._successor, None
         np.copyto(self._backup, self.committed)
+
+    def lend(self) -> Array:
+        """See ``Buffered``: to be called after ``synchronize`` and before the end of the step."""
+        if self._successor is None:
+            self._successor = np.empty_like(self._backup)
+        return self._backup
+
+    @property
+    def fresh(self) -> list[Array]:
+        return [] if self._successor is None else [self._successor]
 
     def commit(self) -> None:
         pass

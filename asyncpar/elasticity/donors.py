@@ -1,30 +1,34 @@
 """Healing: a newcomer gets the state from the memory of those who train, while they go on.
 
-Theory of operation.  The newcomer asks several *donors* to pin the state of one step that is not committed yet; each
-copies it when it commits that step, beside the training.  The newcomer fetches the copy in blocks from all of them, and
-checks each block's checksum and, in the end, the digest.  From the pinned step on donors also keep what the result of
-each step's reduction: with these the newcomer runs the steps that it has missed itself, the program's own block with no
-portions of its own, and so comes to the state that the others have.  A donor that goes takes nothing with it; a
-newcomer that goes is forgotten.
+Theory of operation.  The newcomer asks several *donors* to pin the state of one step: what is committed now, as long as
+the sums of the step under way are not there, else what the next commit makes.  Each donor lends the arrays that hold
+it, and goes on in new memory: nothing is copied.  The newcomer fetches them in blocks from all donors, and checks each
+block's checksum and, in the end, the digest.  From the pinned step on donors also keep the result of each step's
+reduction: with these the newcomer runs the steps that it has missed itself, the program's own block with no portions of
+its own, and so comes to the state that the others have.  A donor that goes takes nothing with it; a newcomer that goes
+is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.lineage import ArrayShape, block_of
-from asyncpar.elasticity.memory import check_room
+from asyncpar.elasticity.memory import check_room, populate
 from asyncpar.elasticity.reduction import Description, GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
-from asyncpar.errors import NotFound, StaleGeneration
+from asyncpar.errors import NotFound
 from asyncpar.net.membership.lineage import Lineage
 
 Array: TypeAlias = NDArray[Any]
@@ -65,6 +69,11 @@ class StepUpdate:
     is_updated: bool = False
     values: Array | None = None
 
+    def copied(self) -> StepUpdate:
+        """Return the same with arrays of its own."""
+        values = None if self.values is None else np.array(self.values)
+        return replace(self, flats=[np.array(flat) for flat in self.flats], values=values)
+
 
 class Donor(Protocol):
     """A member that has the state.  All calls raise ``PeerError`` when it is gone, ``NotFound`` for a forgotten pin."""
@@ -77,9 +86,9 @@ class Donor(Protocol):
         ...
 
     async def pin(self, step: int) -> SnapshotDescription:
-        """Return what it has pinned when it had committed ``step`` steps.
+        """Return what it has pinned of the first state that it can, after ``step`` committed steps or more.
 
-        Raises ``StaleGeneration`` if it has more, and ``SnapshotTooLarge`` if it has no memory for a copy.
+        Raises ``SnapshotTooLarge`` if it has no memory to go on in.
         """
         ...
 
@@ -88,7 +97,10 @@ class Donor(Protocol):
         ...
 
     async def update(self, pin: int, number: int) -> StepUpdate:
-        """Return the update of step ``number``, once that is reduced."""
+        """Return the update of step ``number``, once that is reduced; its arrays are the caller's own.
+
+        Who asks for it has the snapshot, and all updates before this one.
+        """
         ...
 
     async def unpin(self, pin: int) -> None:
@@ -102,6 +114,10 @@ class _Pin:
     used: float
     taken: asyncio.Future[SnapshotDescription]
     arrays: dict[str, Array] = field(default_factory=dict)
+    describing: asyncio.Task[None] | None = None
+    """Once the state is pinned."""
+    wanted: int = 0
+    """The first update that its newcomer may still ask for."""
 
 
 class SnapshotShelf:
@@ -113,15 +129,17 @@ class SnapshotShelf:
         self._updates: dict[int, StepUpdate] = {}
         self._news = asyncio.Event()
         self._state: ElasticState | None = None
-        self._copying: set[asyncio.Task[None]] = set()
+        self._is_open = False
+        """May what is committed be pinned now?  Not when the program may change it."""
+        self._earliest = 0
+        """The first state that can be pinned: of earlier ones the update was not kept."""
+        self._describing: set[asyncio.Task[None]] = set()
+        self._memory = ArrayPool(lambda: sys.maxsize if self._pins else 0)
+        """Of updates: each uses that of an earlier one."""
+        self._layout = GradientLayout([])
         self._end: str | None = None
 
     # -- the owner's side ----------------------------------------------------------------------------------------------
-
-    @property
-    def is_wanted(self) -> bool:
-        """Does a newcomer need the updates of steps?"""
-        return bool(self._pins)
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -131,14 +149,32 @@ class SnapshotShelf:
     def attach(self, state: ElasticState) -> None:
         """Serve ``state`` to newcomers."""
         self._state = state
+        self._is_open, self._earliest = not state.has_kept_arrays, state.step
         self._tell()
 
     def detach(self) -> None:
         """Give nothing until ``attach``: this process fetches the state anew, and nobody may wait for its next step."""
-        self._state = None
+        self._state, self._is_open = None, False
         self._pins.clear()
         self._updates.clear()
         self._tell()
+
+    def beginning(self) -> None:
+        """Note that a step is about to begin, from which on the program may change what it keeps."""
+        assert self._state is not None
+        self._is_open = self._is_open and not self._state.has_kept_arrays
+
+    def begun(self) -> None:
+        """Note that a step has begun, in which what is committed can be pinned until it is reduced."""
+        assert self._state is not None
+        self._is_open, self._earliest = True, self._state.step
+        self._take_pins()
+
+    def reduced(self, layout: GradientLayout) -> bool:
+        """Note that the sums of a step, which have ``layout``, are there; return whether a newcomer needs them."""
+        assert self._state is not None
+        self._is_open, self._earliest, self._layout = False, self._state.step + 1, layout
+        return any(pin.step <= self._state.step for pin in self._pins.values())
 
     async def copy(self, number: int, layout: GradientLayout, flats: Sequence[Array], loss: float) -> StepUpdate | None:
         """Return a copy of what step ``number`` is about to use.
@@ -153,7 +189,8 @@ class SnapshotShelf:
             self._updates.clear()
             self._tell()
             return None
-        copies = await off_loop(lambda: [flat.copy() for flat in flats], nbytes=sum(flat.nbytes for flat in flats))
+        copies = layout.take_from(self._memory)
+        await off_loop(lambda: _copy_all(flats, copies), nbytes=sum(flat.nbytes for flat in flats))
         return StepUpdate(number=number, layout=layout.description, flats=copies, loss=loss)
 
     def keep(self, update: StepUpdate) -> None:
@@ -167,16 +204,15 @@ class SnapshotShelf:
     def committed(self) -> None:
         """Note a committed step."""
         assert self._state is not None
-        now = asyncio.get_running_loop().time()
+        now, self._is_open = asyncio.get_running_loop().time(), not self._state.has_kept_arrays
         for number, pin in list(self._pins.items()):
-            if now - pin.used > PIN_SECONDS or self._state.step - pin.step > MOST_UPDATES:
+            if now - pin.used > PIN_SECONDS or self._state.step - max(pin.step, pin.wanted) > MOST_UPDATES:
                 del self._pins[number]
-            elif pin.step == self._state.step:
-                self._start_copy(number, pin)
-            elif pin.step < self._state.step and not pin.taken.done() and not pin.arrays:
-                pin.taken.set_exception(StaleGeneration(f"step {pin.step} has gone by"))
-        least = min((pin.step for pin in self._pins.values()), default=self._state.step + 1)
+        if self._is_open:
+            self._take_pins()
+        least = min((max(pin.step, pin.wanted) for pin in self._pins.values()), default=self._state.step + 1)
         self._updates = {number: kept for number, kept in self._updates.items() if number >= least}
+        self._memory.trim()
         self._tell()
 
     async def close(self, reason: str) -> None:
@@ -184,54 +220,44 @@ class SnapshotShelf:
         self._end = reason
         self._pins.clear()
         self._tell()
-        if self._copying:
-            await asyncio.wait(self._copying)
+        if self._describing:
+            await asyncio.wait(self._describing)
 
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
-    def _start_copy(self, number: int, pin: _Pin) -> None:
+    def _take_pins(self) -> None:
+        """Pin what is committed for those who wait for it."""
         assert self._state is not None
-        if pin.arrays or pin.taken.done():
-            return
-        state = self._state
+        for number, pin in list(self._pins.items()):
+            if pin.step <= self._state.step and pin.describing is None and not pin.taken.done():
+                self._take(number, pin, self._state)
+
+    def _take(self, number: int, pin: _Pin, state: ElasticState) -> None:
         try:
-            check_room(state.nbytes, "a snapshot for a newcomer")
+            check_room(state.nbytes, "a snapshot for a newcomer")  # steps go on in memory of their own
         except MemoryError as error:
             del self._pins[number]
             pin.taken.set_exception(error)
             return
-        pin.arrays = {
-            shape.name: np.empty(shape.shape, state.committed_array(shape.name).dtype) for shape in state.shapes
-        }
-        sources = {name: state.committed_array(name) for name in pin.arrays}
-        copying = asyncio.create_task(
-            self._copy(number, pin, sources, dict(state.values), state.settings, state.identity()),
+        pin.step, pin.arrays = state.step, state.lend_all()
+        pin.describing = asyncio.create_task(
+            self._describe(number, pin, state, dict(state.values), state.identity()),
             name="asyncpar snapshot",
         )
-        self._copying.add(copying)
-        copying.add_done_callback(self._copying.discard)
-        state.add_reader(copying)
+        self._describing.add(pin.describing)
+        pin.describing.add_done_callback(self._describing.discard)
 
-    async def _copy(
-        self,
-        number: int,
-        pin: _Pin,
-        sources: Mapping[str, Array],
-        values: dict[str, bytes],
-        settings: Mapping[str, str],
-        identity: Awaitable[StateIdentity],
+    async def _describe(
+        self, number: int, pin: _Pin, state: ElasticState, values: dict[str, bytes], identity: Awaitable[StateIdentity]
     ) -> None:
-        def copy() -> None:
-            for name, source in sources.items():
-                np.copyto(pin.arrays[name], source)
-
+        """Say what is pinned, and take the memory in which the next steps go on."""
+        shapes, fresh = state.shapes, [*state.fresh_arrays, *self._layout.take_from(self._memory)]
         try:
-            copying = off_loop(copy, nbytes=sum(source.nbytes for source in sources.values()))
-            _, known = await asyncio.gather(copying, identity)
+            known = await identity
         except Exception as error:  # noqa: BLE001  # raised in the newcomer that waits for the pin
-            failure = NotFound(f"snapshot: step {pin.step} could not be copied: {error}")
+            failure = NotFound(f"snapshot: step {pin.step} has no digest: {error}")
             failure.__cause__ = error
             if not pin.taken.done():
                 pin.taken.set_exception(failure)
@@ -242,12 +268,13 @@ class SnapshotShelf:
                     pin=number,
                     lineage=known.lineage,
                     digest=known.digest,
-                    shapes=tuple(ArrayShape.of(name, array) for name, array in sources.items()),
+                    shapes=shapes,
                     sums=known.sums,
                     values=values,
-                    settings=settings,
+                    settings=state.settings,
                 )
             )
+        await off_loop(partial(populate, fresh), nbytes=sum(array.nbytes for array in fresh))
 
     # -- the newcomer's side -------------------------------------------------------------------------------------------
 
@@ -271,12 +298,12 @@ class SnapshotShelf:
     async def pin(self, step: int) -> SnapshotDescription:
         """See ``Donor``."""
         state = self._check()
-        if state.step >= step:
-            raise StaleGeneration(f"snapshot: step {step} has gone by; {state.step} steps are committed")
-        number = next(self._numbers)
+        number, step = next(self._numbers), max(step, self._earliest)
         pin = self._pins[number] = _Pin(
             step, asyncio.get_running_loop().time(), asyncio.get_running_loop().create_future()
         )
+        if step <= state.step and self._is_open:
+            self._take(number, pin, state)
         try:
             while not pin.taken.done():
                 self._find(number)
@@ -300,6 +327,8 @@ class SnapshotShelf:
 
     async def update(self, pin: int, number: int) -> StepUpdate:
         """See ``Donor``."""
+        asking = self._find(pin)
+        asking.arrays, asking.wanted = {}, number  # it has the snapshot, and all updates before this one
         while (update := self._updates.get(number)) is None:
             if self._find(pin).step > number or self._check().step > number:
                 raise NotFound(f"snapshot: the update of step {number} was not kept; begin anew")
@@ -310,3 +339,8 @@ class SnapshotShelf:
     async def unpin(self, pin: int) -> None:
         """See ``Donor``."""
         self._pins.pop(pin, None)
+
+
+def _copy_all(sources: Sequence[Array], copies: Sequence[Array]) -> None:
+    for source, copy in zip(sources, copies, strict=True):
+        np.copyto(copy, source)

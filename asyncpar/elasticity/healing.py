@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
-import numpy as np
-
-from asyncpar.core.concurrency.tasks import CleanTaskGroup
+from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.elasticity.donors import Donor, SnapshotDescription, StepUpdate
-from asyncpar.elasticity.lineage import BLOCK_BYTES, checksum
+from asyncpar.elasticity.lineage import block_of, checksum
+from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.state import ElasticState
-from asyncpar.errors import AsyncparError, DivergedState, NotFound, PeerLost, ProtocolError, StaleGeneration, UsageError
+from asyncpar.errors import AsyncparError, DivergedState, NotFound, PeerLost, ProtocolError, UsageError
 
 MOST_DONORS = 2
-"""Of so many the state is fetched at a time: each of them copies all of it."""
+"""Of so many the state is fetched at a time: each of them goes on in new memory."""
 
 ATTEMPTS = 8
-"""How often a newcomer tries to have a state pinned before it gives up."""
+"""How often a newcomer tries to have the same state pinned by all donors before it gives up."""
 
-_AT_A_TIME = 2
-"""Blocks asked of one donor at the same time."""
+_AT_A_TIME = 8
+"""Blocks asked of one donor at the same time: it answers whenever its event loop gets a turn between computations."""
 
 _LOST = (PeerLost, NotFound, ConnectionError)
 
@@ -36,6 +36,8 @@ class Healing:
         self._state = state
         self._pinned: dict[int, SnapshotDescription] = {}
         """By place of its donor."""
+        self._behind: int | None = None
+        """How many steps this state was behind when that was asked last."""
 
     async def fetch(self) -> None:
         """Fetch a snapshot, check it, and go on from it.
@@ -44,33 +46,45 @@ class Healing:
         state or other settings, ``SnapshotTooLarge`` when no donor has memory, ``AuthenticationError`` for another
         secret, ``DivergedState`` if donors differ.
         """
+        arrays = [self._state.committed_array(shape.name) for shape in self._state.shapes] + self._state.fresh_arrays
+        taking = off_loop(partial(populate, arrays), nbytes=self._state.nbytes)
+        await asyncio.gather(self._fetch_pinned(), taking)
+
+    async def _fetch_pinned(self) -> None:
+        await self._pin()
+        await self._fetch_blocks()
+
+    async def _pin(self) -> None:
+        """Have all donors pin the same state, the first one that they can."""
+        await self._forget()
+        missing, failures = list(range(len(self._donors))), list[BaseException]()
         for attempt in range(ATTEMPTS):
-            if not self._donors:
-                break
-            with suppress(StaleGeneration):  # training is faster than we are: aim at a later step
-                await self._pin(ahead=1 + attempt)
-                await self._fetch_blocks()
+            step = max((found.lineage.step for found in self._pinned.values()), default=0)
+            if attempt > 1:  # training is faster than we are: aim at a later step
+                step, missing = step + attempt, list(self._pinned)
+            await self._forget(missing)
+            found = await asyncio.gather(*(self._donors[place].pin(step) for place in missing), return_exceptions=True)
+            for place, one in zip(missing, found, strict=True):
+                if isinstance(one, SnapshotDescription):
+                    self._pinned[place] = one
+                else:
+                    failures.append(one)
+            if not self._pinned:
+                raise _first_error(failures)
+            latest = max(one.lineage.step for one in self._pinned.values())
+            missing = [place for place, one in self._pinned.items() if one.lineage.step < latest]
+            if not missing:
+                self._check_pinned()
                 return
         raise PeerLost(f"healing: no snapshot could be pinned in {ATTEMPTS} attempts", cause="steps go by too quickly")
 
-    async def _pin(self, *, ahead: int) -> None:
-        await self._forget()
-        results = await asyncio.gather(*(donor.position() for donor in self._donors), return_exceptions=True)
-        self._donors = [donor for donor, found in zip(self._donors, results, strict=True) if isinstance(found, int)]
-        positions = [found for found in results if isinstance(found, int)]
-        if not positions:
-            raise _first_error(results)
-        step = max(positions) + ahead
-        pinned = await asyncio.gather(*(donor.pin(step) for donor in self._donors), return_exceptions=True)
-        self._pinned = {place: found for place, found in enumerate(pinned) if isinstance(found, SnapshotDescription)}
-        if not self._pinned:
-            raise _first_error(pinned)
+    def _check_pinned(self) -> None:
         first, *_ = self._pinned.values()
         for place, found in self._pinned.items():
             if found.lineage != first.lineage or found.digest != first.digest:
                 raise DivergedState(
-                    f"healing: donors differ at step {step}: {self._donors[place].name} has {found.lineage}, another "
-                    f"{first.lineage}"
+                    f"healing: donors differ at step {first.lineage.step}: {self._donors[place].name} has "
+                    f"{found.lineage}, another {first.lineage}"
                 )
         _check_same(self._state, first)
 
@@ -84,7 +98,7 @@ class Healing:
                 for place in self._pinned:
                     for _ in range(_AT_A_TIME):
                         group.create_task(self._fetch_from(place, wanted))
-        digest = await self._state.adopt(description.lineage, description.values, description.sums)
+        digest = self._state.adopt(description.lineage, description.values, description.sums)
         if digest != description.digest:
             raise DivergedState(
                 f"healing: the state fetched at {description.lineage} has another digest than the donors'"
@@ -96,24 +110,39 @@ class Healing:
         while wanted and (described := self._pinned.get(place)) is not None:
             name, number = wanted.popleft()
             try:
-                block = await donor.block(described.pin, name, number)
+                content = await donor.block(described.pin, name, number)
             except _LOST:
                 wanted.append((name, number))
                 self._pinned.pop(place, None)
                 return
-            content = memoryview(block).cast("B")
-            if checksum(content) != described.sums[name][number]:
+            block = block_of(self._state.committed_array(name), number)
+            is_whole = len(content) == len(block)
+            if is_whole:
+                block[:] = memoryview(content).cast("B")
+            if not is_whole or checksum(block) != described.sums[name][number]:  # of what this state has from now on
                 raise ProtocolError(f"healing: block {number} of {name!r} from {donor.name} is damaged")
-            array = self._state.committed_array(name)
-            place_in = array.reshape(-1).view(np.uint8).data
-            place_in[number * BLOCK_BYTES : number * BLOCK_BYTES + len(content)] = content
 
-    async def next_update(self) -> StepUpdate:
-        """Return the update of the next step that this state has not seen, once it is committed by a donor.
+    async def is_catching_up(self) -> bool:
+        """Return whether this state is behind that of the donors, but nearer to it than when this was asked before.
+
+        Then it will soon be where they are, and they need not wait for it.  Raises ``PeerLost`` when no donor is left.
+        """
+        before, self._behind = self._behind, max(0, await self._position() - self._state.step)
+        return self._behind > 0 and (before is None or self._behind < before)
+
+    async def _position(self) -> int:
+        for place in list(self._pinned):
+            try:
+                return await self._donors[place].position()
+            except _LOST:
+                self._pinned.pop(place, None)
+        raise PeerLost("healing: all donors are lost", cause="all donors are lost")
+
+    async def update(self, number: int) -> StepUpdate:
+        """Return the update of step ``number``, once the donors have it.
 
         Raises ``PeerLost`` when no donor has it any more: then ``fetch`` anew.
         """
-        number = self._state.step
         while self._pinned:
             place = sorted(self._pinned)[number % len(self._pinned)]
             try:
@@ -122,21 +151,22 @@ class Healing:
                 self._pinned.pop(place, None)
         raise PeerLost(f"healing: no donor has the update of step {number}", cause="all donors are lost")
 
-    async def _forget(self) -> None:
-        for place, described in self._pinned.items():
-            with suppress(AsyncparError, ConnectionError):
-                await self._donors[place].unpin(described.pin)
-        self._pinned = {}
+    async def _forget(self, places: Iterable[int] | None = None) -> None:
+        """Let the donors at these places, all by default, forget their pins."""
+        for place in list(self._pinned) if places is None else list(places):
+            described = self._pinned.get(place)
+            if described is not None:
+                with suppress(AsyncparError, ConnectionError):
+                    await self._donors[place].unpin(described.pin)
+                self._pinned.pop(place, None)
 
     async def close(self) -> None:
         """Let the donors forget what they keep for this newcomer."""
         await self._forget()
 
 
-def _first_error(results: Sequence[object]) -> BaseException:
-    errors = [found for found in results if isinstance(found, BaseException)]
-    stale = next((error for error in errors if isinstance(error, StaleGeneration)), None)
-    refusal = stale or next((error for error in errors if not isinstance(error, _LOST)), None)
+def _first_error(errors: Sequence[BaseException]) -> BaseException:
+    refusal = next((error for error in errors if not isinstance(error, _LOST)), None)
     if refusal is not None:
         return refusal
     lost = PeerLost("healing: no donor is left", cause="no donor is left")

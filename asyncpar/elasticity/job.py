@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,11 +14,13 @@ import numpy as np
 from asyncpar.bootstrap import attach_alone, find_world
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.broadcast import Broadcast
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import ATTEMPTS, Healing
+from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.portions import MOST_PORTIONS
 from asyncpar.elasticity.reduction import FlatPool, GradientLayout
@@ -261,7 +264,7 @@ class ElasticJob:
             healing = Healing(donors, state)
             try:
                 await healing.fetch()
-                async for step in self._catch_up(healing, state, until):
+                async for step in self._catch_up(healing, state, until, size=len(donors) + 1):
                     yield step
                 return
             except PeerLost as error:
@@ -278,32 +281,52 @@ class ElasticJob:
             finally:
                 await healing.close()
 
-    async def _catch_up(self, healing: Healing, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
-        """Run the steps that this newcomer has missed, until it is a member, or there are no more steps."""
+    async def _catch_up(
+        self, healing: Healing, state: ElasticState, until: int, *, size: int
+    ) -> AsyncIterator[ElasticStep]:
+        """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
+
+        It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:
+        then they have to.  ``size`` is that of the world to come.
+        """
         self.shelf.attach(state)
-        joining = asyncio.ensure_future(self._source.join(await state.lineage(), self.shelf, is_healed=True))
+        joining: asyncio.Future[Membership] | None = None
+        coming = asyncio.ensure_future(healing.update(state.step))
+        others: list[asyncio.Future[Any]] = []
         try:
-            while state.step < until and (update := await self._next_update(healing, joining)) is not None:
+            while state.step < until:
+                if joining is None and not await healing.is_catching_up():
+                    join = self._source.join(await state.lineage(), self.shelf, is_healed=True)
+                    joining = asyncio.ensure_future(join)
+                    others.append(joining)
+                update = await _unless_done(coming, joining)
+                if update is None:
+                    assert joining is not None
+                    membership = joining.result()
+                    if membership.lineage != await state.lineage():  # they do a step again that was repeated here
+                        raise PeerLost("healing: the others have not committed the last step", cause="an aborted step")
+                    others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
+                    await self._come_in(membership)
+                    return
+                coming = asyncio.ensure_future(healing.update(state.step + 1))  # while this one is repeated
+                if update.flats and not self.pool.has_memory:
+                    others.append(asyncio.ensure_future(self._take_memory(update, size)))
                 step = ElasticStep(self, state.step, update)
                 yield step
                 step.check_used()
-                self._source.progress(await state.lineage())
-            if state.step < until:
-                await self._come_in(await joining)
+                if joining is not None:
+                    self._source.progress(await state.lineage())
         finally:
-            joining.cancel()
-            await asyncio.wait({joining})
+            for task in (coming, *others):
+                task.cancel()
+            await asyncio.gather(coming, *others, return_exceptions=True)
 
-    async def _next_update(self, healing: Healing, joining: asyncio.Future[Membership]) -> StepUpdate | None:
-        """Return what the others have committed since; None when this process is a member."""
-        coming = asyncio.ensure_future(healing.next_update())
-        try:
-            waited: set[asyncio.Future[Any]] = {coming, joining}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            return None if joining.done() else coming.result()
-        finally:
-            coming.cancel()
-            await asyncio.wait({coming})
+    async def _take_memory(self, update: StepUpdate, size: int) -> None:
+        """Take the memory that the first step in a world of ``size`` ranks needs, so that the others need not wait."""
+        portions = -(-self.portions // size)
+        count = portions.bit_length() + 2  # sums of its portions, and two arrays for those of all
+        arrays = self.pool.reserve(GradientLayout.described(update.layout), count)
+        await off_loop(partial(populate, arrays), nbytes=sum(array.nbytes for array in arrays))
 
     # -- worlds --------------------------------------------------------------------------------------------------------
 
@@ -377,7 +400,9 @@ class ElasticJob:
                 await self.reform(step, None)
             if self._state_lost is not None:
                 raise self._state_lost
+            self.shelf.beginning()
             await self.current_state.begin()
+            self.shelf.begun()
             if not self.is_revoked:
                 return
 
@@ -515,3 +540,12 @@ def _default_source() -> WorldSource:
         return PipeWorlds(os.environ)
     found = find_world(os.environ)
     return LoneWorld() if found is None else LaunchedWorld(found)
+
+
+async def _unless_done(
+    coming: asyncio.Future[StepUpdate], joining: asyncio.Future[Membership] | None
+) -> StepUpdate | None:
+    """Return what comes; None if the other one is done before, which may fail."""
+    waited: set[asyncio.Future[Any]] = {coming, *(() if joining is None else (joining,))}
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    return None if joining is not None and joining.done() else coming.result()

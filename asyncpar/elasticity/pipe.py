@@ -62,6 +62,8 @@ class PipeWorlds:
         self._addresses: dict[int, asyncio.Future[list[Any]]] = {}
         self._callbacks: list[OnRevoked] = []
         self._pending = -1
+        self._reached: Lineage | None = None
+        """How far this process has come while it waits for its first world."""
         self._end: Exception | None = None
         self._refused: Callable[[], None] = lambda: None
         self._snapshots: RpcServer | None = None
@@ -81,19 +83,21 @@ class PipeWorlds:
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
         """See ``WorldSource``."""
+        self._reached = lineage
         if self._snapshots is None:
             self._snapshots = RpcServer(self._credentials, bind=self._bind)
             add_snapshot_service(self._snapshots.server, shelf, self._credentials.certificates)
             await self._snapshots.start()
             self._stack.push_async_callback(self._snapshots.stop, grace=0.0)
         place = {"address": self._snapshots.address, "settings": dict(shelf.settings)}
-        message = {"kind": "join", "lineage": encode_lineage(lineage), **place}
+        message = {"kind": "join", "lineage": encode_lineage(self._reached), **place}
         membership = await self._ask("world", message)
         assert isinstance(membership, Membership)
         return membership
 
     def progress(self, lineage: Lineage) -> None:
         """See ``WorldSource``."""
+        self._reached = lineage  # if the server of snapshots is starting, ``join`` tells it
         self._write({"kind": "progress", "lineage": encode_lineage(lineage)})
 
     async def withdraw(self) -> None:

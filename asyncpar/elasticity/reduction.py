@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.portion_codec import StepCodec
 from asyncpar.elasticity.portions import Node, PartialSums, Portions, sum_tree
@@ -35,12 +36,23 @@ class FlatPool:
     def __init__(self) -> None:
         self._free: dict[tuple[np.dtype[Any], int], list[Array]] = {}
 
+    @property
+    def has_memory(self) -> bool:
+        """Was an array given back before?"""
+        return bool(self._free)
+
     def take(self, dtype: np.dtype[Any], content: int, length: int) -> Array:
         """Return an array of ``length`` elements, of undefined content, of which ``content`` matter."""
         capacity = max(content + _SLACK, length)
         free = self._free.get((dtype, capacity))
         base = free.pop() if free else np.empty(capacity, dtype)
         return base[:length]
+
+    def reserve(self, layout: GradientLayout, count: int) -> list[Array]:
+        """Have ``count`` sets of flat arrays of ``layout`` ready, and return their memory: it was not touched yet."""
+        taken = [array for _ in range(count) for array in layout.take(self, 1)]
+        self.give(taken)
+        return taken
 
     def give(self, arrays: Iterable[Array]) -> None:
         """Take back arrays that ``take`` gave."""
@@ -101,6 +113,10 @@ class GradientLayout:
     def take(self, pool: FlatPool, multiple: int) -> list[Array]:
         """Return flat arrays whose lengths are multiples of ``multiple``, of undefined content."""
         return [pool.take(dtype, length, -(-length // multiple) * multiple) for dtype, length in self._lengths.items()]
+
+    def take_from(self, memory: ArrayPool) -> list[Array]:
+        """Return flat arrays that are as long as their content, which is undefined."""
+        return [memory.empty((length,), dtype) for dtype, length in self._lengths.items()]
 
     def pack(self, gradients: Gradients, flats: Sequence[Array]) -> None:
         """Copy ``gradients`` into flat arrays.  Raises ``UsageError`` if they are not as the first ones."""
@@ -244,8 +260,12 @@ class PortionSum:
         shown: dict[Node, Array] = {}
         for place in range(self._portions.rounds):
             mine = flats[place] if place < len(flats) else None
-            into = spare if place == 0 else self._pool.take(spare.dtype, spare.size, spare.size)
-            if place:
+            if place == 0:
+                into = spare
+            elif place <= len(flats):
+                into = flats[place - 1]  # which all ranks have by now
+            else:
+                into = self._pool.take(spare.dtype, spare.size, spare.size)
                 self._taken.append(into)
             shown |= await self._exchange(communicator, place, mine, into)
         part = await off_loop(partial(sum_tree, self._portions.root, shown, _add), nbytes=spare.nbytes)

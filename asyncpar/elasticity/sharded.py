@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncpar.elasticity.local_workers import LocalWorkers
 from asyncpar.elasticity.parts import StateParts
-from asyncpar.elasticity.pipeline import ElasticPipeline
 from asyncpar.elasticity.pipeline_places import by_stage
 from asyncpar.elasticity.placement import by_portion
 from asyncpar.elasticity.portion_codec import PortionCodec, portion_codec
@@ -22,6 +21,9 @@ from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.stage import Stage
 from asyncpar.parallel.local.outer import OuterConfig
+
+if TYPE_CHECKING:
+    from asyncpar.elasticity.pipeline import ElasticPipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,8 @@ class Sharded:
     def _of_stages(cls, how: Sharding, stages: Sequence[Stage[Any]], optimizers: Sequence[Optimizer]) -> Sharded:
         if len(optimizers) != 1:
             raise UsageError(f"pipeline: expected one optimizer of the parameters of all stages, got {len(optimizers)}")
+        from asyncpar.elasticity.pipeline import ElasticPipeline  # needed by those who have pipelines only
+
         bounds = ElasticPipeline.bounds(stages, optimizers[0].parameters)
         optimizer = ShardedOptimizer("optimizer", optimizers[0], ShardStage.PARAMETERS, bounds)
         parts = StateParts(len(stages), optimizer.kinds, partial(by_stage, len(stages), how.portions))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
-from asyncpar.elasticity.pipeline import ElasticPipeline, OfPortion
 from asyncpar.elasticity.portion_codec import StepCodec
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.sharded import Sharded
@@ -22,7 +21,10 @@ from asyncpar.elasticity.state import ElasticState
 from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError, WorldChanged
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
-from asyncpar.pipeline.execution import LossFunction
+
+if TYPE_CHECKING:
+    from asyncpar.elasticity.pipeline import ElasticPipeline, OfPortion
+    from asyncpar.pipeline.execution import LossFunction
 
 Array: TypeAlias = NDArray[Any]
 T = TypeVar("T")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar._proto.asyncpar.v1 import snapshots_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import snapshots_pb2_grpc
+from asyncpar.core.array_pool import ArrayPool
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.lineage import BLOCK_BYTES, ArrayShape
 from asyncpar.elasticity.plain import decode_plain, encode_plain
@@ -24,7 +26,6 @@ from asyncpar.errors import (
     PeerLost,
     ProtocolError,
     SnapshotTooLarge,
-    StaleGeneration,
 )
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.security.certificates import Certificates
@@ -38,10 +39,12 @@ _log = logging.getLogger(__name__)
 
 _CODES: dict[type[AsyncparError], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
-    StaleGeneration: grpc.StatusCode.FAILED_PRECONDITION,
     SnapshotTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _ERRORS = {code: kind for kind, code in _CODES.items()}
+_SERVICE: Final = "asyncpar.v1.Snapshots"
+_BLOCK: Final = "Block"
+_UPDATE: Final = "Update"
 
 
 class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
@@ -69,19 +72,19 @@ class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
         found = await _answer(self._shelf.pin(request.step), context)
         return pb.PinReply(pin=found.pin, description=_describe(found))
 
-    async def Block(self, request: pb.BlockRequest, context: Any) -> pb.BlockReply:  # noqa: N802
+    async def block(self, request: pb.BlockRequest, context: Any) -> bytes:
         """See ``Donor.block``."""
         await self._check(context)
-        block = await _answer(self._shelf.block(request.pin, request.name, request.number), context)
-        return pb.BlockReply(content=bytes(block))
+        return bytes(await _answer(self._shelf.block(request.pin, request.name, request.number), context))
 
-    async def Update(self, request: pb.UpdateRequest, context: Any) -> AsyncIterator[pb.UpdatePart]:  # noqa: N802
-        """See ``Donor.update``."""
+    async def update(self, request: pb.UpdateRequest, context: Any) -> AsyncIterator[bytes]:
+        """See ``Donor.update``: first the description, then the bytes of all arrays, one after another."""
         await self._check(context)
         update = await _answer(self._shelf.update(request.pin, request.number), context)
-        yield pb.UpdatePart(description=_described_update(update))
-        for part in _parts(update):
-            yield pb.UpdatePart(content=part)
+        yield _described_update(update)
+        for content in _contents(update):
+            for start in range(0, len(content), BLOCK_BYTES):
+                yield bytes(content[start : start + BLOCK_BYTES])
 
     async def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
         """See ``Donor.unpin``."""
@@ -94,9 +97,13 @@ def add_snapshot_service(
     server: grpc.aio.Server, shelf: SnapshotShelf, certificates: Certificates | None = None
 ) -> None:
     """Serve ``shelf`` on ``server``, which proves itself with ``certificates``."""
-    snapshots_pb2_grpc.add_SnapshotsServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-        SnapshotService(shelf, certificates), server
-    )
+    service = SnapshotService(shelf, certificates)
+    snapshots_pb2_grpc.add_SnapshotsServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+    handlers = {
+        _BLOCK: grpc.unary_unary_rpc_method_handler(service.block, request_deserializer=pb.BlockRequest.FromString),
+        _UPDATE: grpc.unary_stream_rpc_method_handler(service.update, request_deserializer=pb.UpdateRequest.FromString),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
 
 class RemoteDonor:
@@ -107,20 +114,24 @@ class RemoteDonor:
         self._address = address
         self._credentials = credentials
         self._role = role
+        self._memory = ArrayPool(None)
+        """Of updates: the next one uses that of the one before the last."""
         self._stack = AsyncExitStack()
-        self._stub: Any = None
+        self._channel: Any = None  # of grpc.aio, whose stubs know no messages of raw bytes
+
+    async def _open(self) -> Any:
+        if self._channel is None:
+            channel = open_channel(self._address, self._credentials, peer=self._role)
+            self._channel = await self._stack.enter_async_context(channel)
+        return self._channel
 
     async def _call(self) -> Any:
-        if self._stub is None:
-            channel = open_channel(self._address, self._credentials, peer=self._role)
-            await self._stack.enter_async_context(channel)
-            self._stub = snapshots_pb2_grpc.SnapshotsStub(channel)  # type: ignore[no-untyped-call]  # generated
-        return self._stub
+        return snapshots_pb2_grpc.SnapshotsStub(await self._open())  # type: ignore[no-untyped-call]  # generated
 
     async def close(self) -> None:
         """Close the connection."""
         await self._stack.aclose()
-        self._stub = None
+        self._channel = None
 
     async def position(self) -> int:
         """See ``Donor``."""
@@ -133,23 +144,28 @@ class RemoteDonor:
 
     async def block(self, pin: int, name: str, number: int) -> bytes:
         """See ``Donor``."""
-        request = pb.BlockRequest(pin=pin, name=name, number=number)
-        content: bytes = (await self._result((await self._call()).Block(request))).content
+        call = (await self._open()).unary_unary(
+            f"/{_SERVICE}/{_BLOCK}", request_serializer=pb.BlockRequest.SerializeToString
+        )
+        content: bytes = await self._result(call(pb.BlockRequest(pin=pin, name=name, number=number)))
         return content
 
     async def update(self, pin: int, number: int) -> StepUpdate:
         """See ``Donor``."""
-        parts, description = bytearray(), b""
+        call = (await self._open()).unary_stream(
+            f"/{_SERVICE}/{_UPDATE}", request_serializer=pb.UpdateRequest.SerializeToString
+        )
+        coming = _ComingUpdate(self._memory)
         try:
-            async for part in (await self._call()).Update(pb.UpdateRequest(pin=pin, number=number)):
-                description = part.description or description
-                parts += part.content
+            async for part in call(pb.UpdateRequest(pin=pin, number=number)):
+                coming.take(part)
         except grpc.aio.AioRpcError as error:
             await self._raise(error)
-        return _update(description, parts)
+        return coming.whole()
 
     async def unpin(self, pin: int) -> None:
         """See ``Donor``."""
+        self._memory = ArrayPool(None)
         await self._result((await self._call()).Unpin(pb.UnpinRequest(pin=pin)))
 
     async def _result(self, call: Awaitable[T]) -> T:
@@ -214,30 +230,65 @@ def _plain(layout: tuple[list[str] | None, list[tuple[str, list[int]]]]) -> list
 def _described_update(update: StepUpdate) -> bytes:
     values = None if update.values is None else [update.values.dtype.name, update.values.size]
     sums = {name: list(numbers) for name, numbers in update.part_sums.items()}
-    return encode_plain([update.number, _plain(update.layout), update.loss, sums, update.is_updated, values], "update")
+    described = [update.number, _plain(update.layout), update.loss, sums, update.is_updated, values]
+    return encode_plain([*described, sum(map(len, _contents(update)))], "update")
 
 
-def _parts(update: StepUpdate) -> Iterator[bytes]:
-    for flat in [*update.flats, *([] if update.values is None else [update.values])]:
-        content = flat.view(np.uint8).data
-        for start in range(0, len(content), BLOCK_BYTES):
-            yield bytes(content[start : start + BLOCK_BYTES])
+def _contents(update: StepUpdate) -> list[memoryview]:
+    arrays = [*update.flats, *([] if update.values is None else [update.values])]
+    return [array.view(np.uint8).data for array in arrays]
 
 
-def _update(description: bytes, content: bytearray) -> StepUpdate:
-    try:
-        number, (names, shapes), loss, sums, is_updated, values = decode_plain(description)
-        described = names, [(dtype, shape) for dtype, shape in shapes]
-        tail = 0 if values is None else np.dtype(values[0]).itemsize * values[1]
-        flats = GradientLayout.described(described).trimmed_from(memoryview(content)[: len(content) - tail])
-        return StepUpdate(
-            number=number,
-            layout=described,
-            flats=flats,
-            loss=loss,
-            part_sums={name: tuple(numbers) for name, numbers in sums.items()},
-            is_updated=is_updated,
-            values=None if values is None else np.frombuffer(content, np.dtype(values[0]), offset=len(content) - tail),
-        )
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"update: it is damaged: {error}") from error
+class _ComingUpdate:
+    """An update whose messages come one after another, in ``memory``."""
+
+    def __init__(self, memory: ArrayPool) -> None:
+        self._memory = memory
+        self._described: list[Any] = []
+        self._content = memoryview(b"")
+        self._length = 0
+
+    def take(self, message: bytes) -> None:
+        """Take the next message.  Raises ``ProtocolError`` for one that does not fit."""
+        if not self._described:
+            self._begin(message)
+            return
+        end = self._length + len(message)
+        if end > len(self._content):
+            raise ProtocolError(f"update: expected {len(self._content)} bytes, got {end}")
+        self._content[self._length : end] = message
+        self._length = end
+
+    def _begin(self, description: bytes) -> None:
+        try:
+            *self._described, nbytes = decode_plain(description)
+            self._content = self._memory.empty((nbytes,), np.uint8).data
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"update: its description is damaged: {error}") from error
+
+    def whole(self) -> StepUpdate:
+        """Return the update, when all messages have come.  Raises ``ProtocolError`` if it is damaged."""
+        try:
+            number, (names, shapes), loss, sums, is_updated, values = self._described
+            described = names, [(dtype, shape) for dtype, shape in shapes]
+            content, values_at = self._content[: self._length], self._length
+            if values is not None:
+                values_at -= np.dtype(values[0]).itemsize * values[1]
+            return StepUpdate(
+                number=number,
+                layout=described,
+                flats=[
+                    _aligned(flat) for flat in GradientLayout.described(described).trimmed_from(content[:values_at])
+                ],
+                loss=loss,
+                part_sums={name: tuple(numbers) for name, numbers in sums.items()},
+                is_updated=is_updated,
+                values=None if values is None else np.frombuffer(content, np.dtype(values[0]), offset=values_at),
+            )
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"update: it is damaged: {error}") from error
+
+
+def _aligned(flat: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that begins where its dtype may: those of several dtypes come one after another."""
+    return flat if flat.flags.aligned else flat.copy()

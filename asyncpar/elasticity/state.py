@@ -84,8 +84,6 @@ class ElasticState:
         self._first = StateIdentity(first_lineage(digest), digest, sums)
         self._prepared: tuple[dict[str, bytes], asyncio.Future[Sums], Sums] | None = None
         self._identity: asyncio.Task[StateIdentity] | None = None
-        self._readers: dict[asyncio.Task[None], int] = {}
-        """Tasks that read what was committed, and after how many steps."""
         self.step = 0
         """Number of steps that are committed."""
         self.settings: Mapping[str, str] = {} if sharding is None else run_settings(sharding)
@@ -154,8 +152,6 @@ class ElasticState:
 
     async def begin(self) -> None:
         """Make sure that all that the program may change by itself can be undone."""
-        if self._readers and self._kept_bytes:
-            await asyncio.wait(self._readers)
         await off_loop(self._synchronize_kept, nbytes=self._kept_bytes)
 
     def _synchronize_kept(self) -> None:
@@ -176,9 +172,6 @@ class ElasticState:
             for flat in optimizer.ranges:
                 flat.fill = None
             return
-        earlier = {task for task, step in self._readers.items() if step < self.step}
-        if earlier:
-            await asyncio.wait(earlier)  # of what was committed before, which is overwritten now
         for array in arrays:
             array.open()
         for flat in optimizer.ranges:
@@ -213,7 +206,7 @@ class ElasticState:
         """Keep what is prepared.  The digest comes later: see ``lineage``."""
         assert self._prepared is not None
         values, summing, part_sums = self._prepared
-        if any(isinstance(array, KeptArray) for array in self._arrays.values()):
+        if self.has_kept_arrays:
             await asyncio.wait({summing})  # they may be changed as soon as the next step begins
         self._prepared = None
         self._committed = values
@@ -263,11 +256,6 @@ class ElasticState:
 
         return identity()
 
-    def add_reader(self, task: asyncio.Task[None]) -> None:
-        """Let ``task`` read what is committed now, also when the next step is committed, until it ends."""
-        self._readers[task] = self.step
-        task.add_done_callback(self._readers.pop)
-
     def _digest(self, sums: Sums, values: Mapping[str, bytes]) -> bytes:
         arrays = [(array.shape, sums[name]) for name, array in self._arrays.items()]
         kinds = () if self.sharded is None else self.sharded.parts.kinds.values()
@@ -303,25 +291,39 @@ class ElasticState:
         """Return the array of that name as it is committed; only the caller of ``adopt`` may write to it."""
         return self._arrays[name].committed
 
-    async def adopt(self, lineage: Lineage, values: Mapping[str, bytes], known: Sums | None = None) -> bytes:
+    def lend_all(self) -> dict[str, Array]:
+        """Return all arrays by name as they are committed; nobody writes to these any more.
+
+        To be called between two steps or in one, but if there ``has_kept_arrays``, in one that is not committed yet.
+        """
+        return {name: array.lend() for name, array in self._arrays.items()}
+
+    @property
+    def fresh_arrays(self) -> list[Array]:
+        """Memory that may not have been touched yet, and that the next steps write to: see ``memory.populate``."""
+        return [array for buffered in self._arrays.values() for array in buffered.fresh]
+
+    @property
+    def has_kept_arrays(self) -> bool:
+        """May the program change arrays by itself?"""
+        return any(isinstance(array, KeptArray) for array in self._arrays.values())
+
+    def adopt(self, lineage: Lineage, values: Mapping[str, bytes], sums: Sums) -> bytes:
         """Go on from ``lineage``: its arrays were written into ``committed_array``, these are its other ``values``.
 
-        ``known`` has the checksums of parts, which others have.  Returns the digest that the state has now.
+        ``sums`` has the checksums of these arrays, as they are now, and of parts, which others have.  Returns the
+        digest that the state has now.
         """
         if set(values) != set(self._fields):
             raise UsageError(
                 f"state: expected the values {sorted(self._fields)}, the other ranks have {sorted(values)}"
             )
         if self.sharded is not None:
-            self.sharded.parts.adopt(known or {})
+            self.sharded.parts.adopt(sums)
         for name, field in self._fields.items():
             field.restore(values[name])
         self._committed = dict(values)
-        sums = await off_loop(
-            partial(_all_checksums, [(name, array.committed) for name, array in self._arrays.items()]),
-            nbytes=self.nbytes,
-        )
-        sums = {**sums, **self._part_sums}
+        sums = {**{name: sums[name] for name in self._arrays}, **self._part_sums}
         self._first = StateIdentity(lineage, self._digest(sums, self._committed), sums)
         self._identity = None
         self.step = lineage.step
@@ -331,9 +333,8 @@ class ElasticState:
         """Undo what is not committed, and wait for what runs in the background."""
         if any(array.is_changed for array in self._arrays.values() if isinstance(array, SwappedArray)):
             await self.abort()
-        waited = {task for task in (self._identity, *self._readers) if task is not None}
-        if waited:
-            await asyncio.wait(waited)
+        if self._identity is not None:
+            await asyncio.wait({self._identity})
 
 
 def _show_no_owner(array: Array) -> None:

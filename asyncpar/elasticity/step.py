@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.interruption import Interruption
-from asyncpar.elasticity.pipeline import OfPortion
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.reduction import Array, GradientLayout, Gradients, PortionSum
 from asyncpar.elasticity.samples import portion_rng
@@ -26,7 +25,10 @@ from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGener
 from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
-from asyncpar.pipeline.execution import LossFunction
+
+if TYPE_CHECKING:
+    from asyncpar.elasticity.pipeline import OfPortion
+    from asyncpar.pipeline.execution import LossFunction
 
 Reduced: TypeAlias = "dict[str, Array] | list[Array] | ShardedGradients"
 
@@ -119,7 +121,7 @@ class ElasticStep:
         is_mean = op == "mean"
         layout = await self._reduce_replayed() if self.is_replay else await self._reduce_together(is_mean=is_mean)
         is_whole = self._sharded is None or not self._sharded.has_parts_of_gradients
-        if self._job.shelf.is_wanted and not self.is_replay:
+        if not self.is_replay:
             await self._keep(layout if is_whole else GradientLayout([]), self._flats if is_whole else [])
         self._machine.reduced()
         if not is_whole:
@@ -141,7 +143,7 @@ class ElasticStep:
         assert sharded.pipeline is not None
         self._machine.reduce()
         flat, self.loss = await sharded.run_pipeline(inputs, targets, loss, is_mean=op == "mean")
-        if self._job.shelf.is_wanted and not self.is_replay:
+        if not self.is_replay:
             await self._keep(GradientLayout([]), [])
         self._machine.reduced()
         return ShardedGradients(flat)
@@ -151,7 +153,9 @@ class ElasticStep:
             raise UsageError(f"step {self.number}: {call} is not for a state with pipeline=; use step.run_pipeline")
 
     async def _keep(self, layout: GradientLayout, flats: list[Array]) -> None:
-        """Let newcomers have what this step is about to use."""
+        """Let newcomers, if there are any, have what this step is about to use."""
+        if not self._job.shelf.reduced(layout):
+            return
         update = await self._job.shelf.copy(self.number, layout, flats, self.loss)
         if self._sharded is not None:
             self._sharded.keep(update)
@@ -161,7 +165,7 @@ class ElasticStep:
     async def _reduce_replayed(self) -> GradientLayout:
         assert self._replay is not None
         layout = GradientLayout.described(self._replay.layout)
-        self._flats = [np.array(flat) for flat in self._replay.flats]
+        self._flats = list(self._replay.flats)
         self.loss = self._replay.loss
         return layout
 

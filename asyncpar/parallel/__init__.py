@@ -4,30 +4,7 @@ Read ``distributed.py`` first, then ``averaging.py`` and ``rounds.py`` for the s
 ``exchange.py`` and ``clock.py`` for the others; ``replica_training.py`` has those of ``DataParallel``.
 """
 
-from asyncpar.parallel.config import DDP_GROUP, DDPConfig, SynchronizationMode
-from asyncpar.parallel.data_parallel import DataParallel, ParallelSaved
-from asyncpar.parallel.distributed import DistributedDataParallel
-from asyncpar.parallel.module import Model, Module, OnGradient, Trainable
-from asyncpar.parallel.process_group import (
-    create_data_parallel,
-    create_distributed_data_parallel,
-    init_process_group,
-)
-from asyncpar.parallel.replica_training import Replica
+import lazy_loader
 
-__all__ = [
-    "DDP_GROUP",
-    "DDPConfig",
-    "DataParallel",
-    "DistributedDataParallel",
-    "Model",
-    "Module",
-    "OnGradient",
-    "ParallelSaved",
-    "Replica",
-    "SynchronizationMode",
-    "Trainable",
-    "create_data_parallel",
-    "create_distributed_data_parallel",
-    "init_process_group",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Names are imported when they are first used: a rank of an elastic job needs few of them, and starts sooner."""

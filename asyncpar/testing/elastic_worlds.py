@@ -290,7 +290,7 @@ class LocalDonor:
         return await self._worlds.shelf(self.name).block(pin, name, number)
 
     async def update(self, pin: int, number: int) -> StepUpdate:
-        return await self._worlds.shelf(self.name).update(pin, number)
+        return (await self._worlds.shelf(self.name).update(pin, number)).copied()
 
     async def unpin(self, pin: int) -> None:
         await self._worlds.shelf(self.name).unpin(pin)

@@ -16,7 +16,7 @@ host has a real agent, and faults are those of agents: the leader's is killed, o
 comes back.  With ``--namespaces``, which needs root, hosts are network namespaces on one bridge: then links go down and
 up (``cut``), what a host sends or hears gets lost without a word (``mute``, ``deaf``), ranks are killed, stopped or
 asked to end, and another host comes (``join``); with ``--rate`` their wires have a speed, and what share of it a copy
-of the state uses is a figure; steps must take longer than their updates take on the wire, or newcomers fall behind.
+of the state uses is a figure; where steps are quicker than updates are on the wire, the others wait for who comes.
 With ``--victims each`` rank 0 is the first victim, then rank 1, and so on; before each fault there are all ranks again.
 The last line on stdout is one JSON object.
 """
@@ -384,17 +384,20 @@ def step_seconds(logs: Logs) -> list[float]:
 
 
 def join_stalls(logs: Logs, worlds: ProcessWorlds) -> list[float]:
-    """Return by how much the commits around each join, without another fault, were later than usual."""
-    gaps = step_seconds(logs)
-    usual = statistics.median(gaps) if gaps else 0.0
-    first: dict[int, float] = {}
+    """Return by how much the first commit after each join, without another fault, was later than is usual there.
+
+    That is the median of the other steps of that world: with more ranks on the same processors all steps are longer.
+    """
+    first: dict[int, dict[str, Any]] = {}
     for line in logs.commits:
-        first.setdefault(line["step"], line["time"])
+        first.setdefault(line["step"], line)
+    gaps = {step: line["time"] - first[step - 1]["time"] for step, line in first.items() if step - 1 in first}
     stalls = []
     for _, formed in worlds.worlds[1:]:
         step = formed.lineage.step
-        if formed.change.joined and not formed.change.left and {step - 1, step} <= first.keys():
-            stalls.append(first[step] - first[step - 1] - usual)
+        own = [one for one in gaps if first[one]["generation"] == formed.generation and one != step]
+        if formed.change.joined and not formed.change.left and step in gaps and own:
+            stalls.append(gaps[step] - statistics.median(gaps[one] for one in own))
     return stalls
 
 

@@ -98,14 +98,14 @@ GOALS = (
         "survivors' stall per join, 100 MB: 150 ms",
         JOINS,
         row("G5", "p50", "largest"),
-        "the snapshot is read on the cores that train",
+        "the newcomer repeats the last step after the others, on the cores that train; then a new world (0.1 s)",
     ),
     Goal(
         "G6",
         "process start to counted member, 100 MB: 3 s",
         JOINS,
         row("G6", "p50", "largest", "newcomers that counted:"),
-        "Python's start, then the copy",
+        "a start on cores that train: 0.6 s of imports, the program's arrays; then the copy, and the rest of a step",
     ),
     Goal(
         "G6, 1 GB",
@@ -126,7 +126,7 @@ GOALS = (
         "agent's start to counted member, 100 MB, and the share of line rate that the copy uses: 0.9",
         JOINS_BY_WIRE,
         row("G6", "largest", "share of line rate:"),
-        "the wire: values and momentum take 1.7 s, and the update of each step 0.8 s, in which a newcomer must keep up",
+        "the wire: values and momentum take 1.7 s, the update of each step 0.8 s; the others wait if steps are quicker",
     ),
     Goal(
         "G7",

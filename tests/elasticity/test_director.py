@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
 from asyncpar.net.membership.world_director import (
+    JOIN_PATIENCE,
     READY_PATIENCE,
     AnnouncePending,
     DirectorCommand,
@@ -159,3 +160,48 @@ def test_a_member_that_arrives_when_all_others_have_left_is_told_so() -> None:
     director.lost("m0", "left", 0.0)
     assert evicted(director.arrive("late", START, 1.0)) == ["late"]
     assert director.tick(100.0) == []
+
+
+def test_a_newcomer_makes_a_change_as_soon_as_it_is_there() -> None:
+    director = begun(2)
+    assert AnnouncePending(0, ("m0", "m1")) in director.arrive("new", START, 1.0)
+
+
+def steps_after(count: int) -> list[Lineage]:
+    """Return the lineages of the beginning and of ``count`` steps."""
+    found = [START]
+    for number in range(count):
+        found.append(found[-1].child(f"step {number}".encode()))
+    return found
+
+
+def test_members_wait_once_for_a_newcomer_that_is_some_steps_behind_but_quick() -> None:
+    director, history = begun(2), steps_after(5)
+    director.arrive("new", history[0], 0.0)
+    director.progress("new", history[1], 0.5)
+    assert formed(report_all(director, {}, history[5])) is None
+    for step in range(2, 5):
+        assert formed(director.progress("new", history[step], 1.0 + 0.5 * step)) is None
+    world = formed(director.progress("new", history[5], 3.5))
+    assert world is not None
+    assert world.members == ("m0", "m1", "new")
+
+
+def test_members_do_not_wait_for_a_newcomer_that_would_take_too_long() -> None:
+    director, history = begun(2), steps_after(5)
+    director.arrive("new", history[0], 0.0)
+    director.progress("new", history[1], 2.0)
+    world = formed(report_all(director, {}, history[5]))
+    assert world is not None
+    assert world.members == ("m0", "m1")
+    assert director.progress("new", history[5], 9.0) != [], "the next time it comes after a step that it follows"
+
+
+def test_members_wait_for_a_newcomer_for_a_while_at_most() -> None:
+    director, history = begun(2), steps_after(2)
+    director.arrive("new", history[0], 0.0)
+    assert formed(report_all(director, {}, history[2])) is None
+    assert formed(director.tick(1.0 + 0.9 * JOIN_PATIENCE)) is None
+    world = formed(director.tick(1.0 + 1.1 * JOIN_PATIENCE))
+    assert world is not None
+    assert world.members == ("m0", "m1")

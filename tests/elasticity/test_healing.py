@@ -1,4 +1,4 @@
-"""A newcomer fetches a state from donors that may be lost at any block, and hears of a copy that fails."""
+"""A newcomer fetches a state from donors that may be lost at any block, and hears why there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from asyncpar.elasticity import donors
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.lineage import BLOCK_BYTES
-from asyncpar.elasticity.state import ElasticState
+from asyncpar.elasticity.reduction import GradientLayout
+from asyncpar.elasticity.state import ElasticState, StateIdentity
 from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
@@ -52,9 +53,12 @@ class LocalDonor:
         await self._shelf.unpin(pin)
 
 
-async def commit_soon(state: ElasticState, shelf: SnapshotShelf) -> None:
-    """Commit one step when the donors were asked for it."""
+async def step_soon(state: ElasticState, shelf: SnapshotShelf) -> None:
+    """Make one step when the donors were asked for the state."""
     await asyncio.sleep(1.0)
+    await state.begin()
+    shelf.begun()
+    shelf.reduced(GradientLayout([]))
     state.prepare()
     await state.commit()
     shelf.committed()
@@ -75,8 +79,8 @@ def test_blocks_of_a_donor_that_is_lost_last_are_fetched_from_the_donors_that_ar
         state, newcomer, shelf = state_of(3.0), state_of(0.0), SnapshotShelf()
         shelf.attach(state)
         healing = Healing([LocalDonor("lost", shelf, is_lost), LocalDonor("well", shelf, is_well)], newcomer)
-        await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
-        assert newcomer.step == 1
+        await asyncio.gather(healing.fetch(), step_soon(state, shelf))
+        assert newcomer.step == 0
         assert np.array_equal(newcomer.committed_array("weight"), state.committed_array("weight"))
         await healing.close()
 
@@ -93,25 +97,52 @@ def test_without_any_donor_left_healing_says_so() -> None:
         shelf.attach(state)
         healing = Healing([LocalDonor(name, shelf, is_lost) for name in "ab"], state_of(0.0))
         with pytest.raises(PeerLost, match="all donors are lost"):
-            await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
+            await asyncio.gather(healing.fetch(), step_soon(state, shelf))
 
     run_virtual(main())
 
 
-def test_a_copy_that_fails_is_raised_in_the_newcomer_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_a_digest_that_fails_is_raised_in_the_newcomer_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> StateIdentity:
         raise ValueError("the memory is gone")
 
     async def main() -> None:
         state, shelf = state_of(3.0), SnapshotShelf()
         shelf.attach(state)
-        pinning = asyncio.create_task(shelf.pin(1))
+        pinning = asyncio.create_task(shelf.pin(0))
         await asyncio.sleep(0)
-        monkeypatch.setattr(np, "copyto", fail)
-        await commit_soon(state, shelf)
+        monkeypatch.setattr(state, "identity", fail)
+        await step_soon(state, shelf)
         async with asyncio.timeout(60):
-            with pytest.raises(NotFound, match=r"step 1 could not be copied: the memory is gone"):
+            with pytest.raises(NotFound, match=r"step 0 has no digest: the memory is gone"):
                 await pinning
+
+    run_virtual(main())
+
+
+def test_what_is_committed_can_be_pinned_until_the_sums_of_the_next_step_are_there() -> None:
+    async def unhurt(number: int) -> None:
+        await asyncio.sleep(0.1)
+
+    async def main() -> None:
+        state, newcomer, shelf = state_of(3.0), state_of(0.0), SnapshotShelf()
+        shelf.attach(state)
+        await state.begin()
+        shelf.begun()
+        healing = Healing([LocalDonor("donor", shelf, unhurt)], newcomer)
+        fetching = asyncio.create_task(healing.fetch())
+        await asyncio.sleep(0.05)
+        state.committed_array("weight").fill(4.0)  # as the step under way may do at any time
+        await fetching
+        assert newcomer.step == 0
+        assert np.all(newcomer.committed_array("weight") == 3.0)
+        assert shelf.reduced(GradientLayout([])), "the newcomer needs the update of this step"
+        late = asyncio.create_task(shelf.pin(0))
+        await step_soon(state, shelf)
+        await state.begin()
+        shelf.begun()
+        assert (await late).lineage.step == 1
+        await healing.close()
 
     run_virtual(main())
 
@@ -134,13 +165,12 @@ def test_a_snapshot_that_does_not_fit_into_a_donors_memory_is_raised_in_the_newc
             patched.setattr(donors, "check_room", refuse)
             healing = Healing([LocalDonor("small", shelf, unhurt)], newcomer)
             with pytest.raises(SnapshotTooLarge, match=r"a snapshot for a newcomer need .* there are 3"):
-                await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
+                await asyncio.gather(healing.fetch(), step_soon(state, shelf))
             await asyncio.sleep(2.0)
         assert state.step == 1
-        assert not shelf.is_wanted
         healing = Healing([LocalDonor("enough", shelf, unhurt)], newcomer)
-        await asyncio.gather(healing.fetch(), commit_soon(state, shelf))
-        assert newcomer.step == 2
+        await asyncio.gather(healing.fetch(), step_soon(state, shelf))
+        assert newcomer.step == 1
         await healing.close()
 
     run_virtual(main())

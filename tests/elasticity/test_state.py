@@ -318,3 +318,27 @@ async def test_closing_in_the_middle_of_a_step_leaves_no_task() -> None:
     one.state.prepare()
     await one.state.close()
     assert asyncio.all_tasks() == before
+
+
+async def test_what_is_lent_stays_as_it_was_whatever_becomes_of_the_steps_after_it() -> None:
+    one, undisturbed = Everything(), Everything()
+    lent: list[tuple[dict[str, Any], dict[str, bytes]]] = []
+    for number in range(5):
+        await one.state.begin()
+        arrays = one.state.lend_all()
+        lent.append((arrays, {name: array.tobytes() for name, array in arrays.items()}))
+        if number % 2:
+            await one.change(99.0)
+            await one.state.abort()
+            await one.state.begin()
+        await one.change(float(number + 1))
+        one.state.prepare()
+        await one.state.commit()
+        await commit(undisturbed, float(number + 1))
+        assert one.content() == undisturbed.content()
+        assert await one.state.lineage() == await undisturbed.state.lineage()
+    for arrays, contents in lent:
+        assert {name: array.tobytes() for name, array in arrays.items()} == contents
+    assert len({contents["weight"] for _, contents in lent}) == len(lent)
+    await one.state.close()
+    await undisturbed.state.close()

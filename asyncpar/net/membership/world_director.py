@@ -27,7 +27,7 @@ QUARRELS = 2
 """Worlds without progress, one after another, in which two members do not hear each other, until one is lost."""
 
 JOIN_PATIENCE = 5.0
-"""Seconds that a world whose members are ready waits for a newcomer that is almost there."""
+"""Seconds for which a world whose members are ready waits at most for newcomers, if they can be there by then."""
 
 GATHER_SECONDS = 0.5
 """Seconds for which the agents' leader gathers newcomers that may come in, from the first on: one change is for all."""
@@ -176,12 +176,14 @@ class ElasticDirector:
         self._arrived: dict[str, Lineage] = {}
         """Who waits for a world: newcomers, and everybody before the first."""
         self._patience: dict[str, int] = {}
-        """How many steps newcomers have to follow before a world is changed for them; doubled when they came late."""
+        """How many steps newcomers have to follow before a world is changed for them; doubled when they are late."""
         self._followed: dict[str, int] = {}
         self._due: dict[str, float] = {}
         """Since when newcomers could come in after another step."""
         self._heard_at: dict[str, float] = {}
-        """When these have progressed last."""
+        """When newcomers have arrived, or progressed last."""
+        self._pace: dict[str, float] = {}
+        """How many seconds their last step has taken them."""
         self._gather_for = gather_for
         self._has_gathered_in_vain = False
         """Whether the last world was changed for newcomers that were too far behind when it was."""
@@ -230,8 +232,8 @@ class ElasticDirector:
         self._arrived[member] = lineage
         if self._world is None:
             return self._form_first(now)
-        self._patience[member], self._followed[member] = 1, 0
-        return self._complete(now)
+        self._patience[member] = self._followed[member] = 0
+        return self._heard(member, now)
 
     def reconsider(self, now: float) -> list[DirectorCommand]:
         """Look again whether a world may be formed: a newcomer fetches the state."""
@@ -243,9 +245,14 @@ class ElasticDirector:
             return []
         self._arrived[member] = lineage
         self._followed[member] += 1
+        self._pace[member] = now - self._heard_at[member]
+        return self._heard(member, now)
+
+    def _heard(self, member: str, now: float) -> list[DirectorCommand]:
+        """Change the world for a newcomer that has come to where it is now, unless it has to follow more steps."""
+        self._heard_at[member] = now
         if self._followed[member] >= self._patience[member]:
             self._due.setdefault(member, now)
-            self._heard_at[member] = now
         return [*self._announce_gathered(now, member), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
@@ -331,7 +338,7 @@ class ElasticDirector:
         return self._rules.may_form(members) or self._rules.may_settle((*members, *self._arrived))
 
     def _forget(self, member: str) -> None:
-        for kept in (self._arrived, self._patience, self._followed, self._due, self._heard_at):
+        for kept in (self._arrived, self._patience, self._followed, self._due, self._heard_at, self._pace):
             kept.pop(member, None)
 
     def _form_first(self, now: float) -> list[DirectorCommand]:
@@ -385,17 +392,22 @@ class ElasticDirector:
         leaver = self._leaver(world)
         staying = tuple(member for member in survivors if member != leaver)
         ready = self._chosen(staying, lambda held: self.is_caught_up(held, lineage))
-        late = self._chosen(staying + ready, lambda held: held.step == target - 1)
-        if late and not world.lost and now - world.ready_at < JOIN_PATIENCE:
+        late = self._chosen(staying + ready, lambda held: held.step < target)
+        patience = world.ready_at + JOIN_PATIENCE - now
+        if not world.lost and any(self._seconds_behind(member, target) < patience for member in late):
             return []
         for member in late:
-            self._patience[member], self._followed[member] = 2 * self._patience[member], 0
+            self._patience[member], self._followed[member] = max(1, 2 * self._patience[member]), 0
         if not staying + ready:
             staying = survivors
         if not self._rules.may_form(staying + ready) and not self._may_wait_for(staying, lineage):
             has_called, world.has_called = world.has_called, True
             return [] if has_called else [CallMembers(world.generation)]
         return self._change(world, staying, ready, lineage, now)
+
+    def _seconds_behind(self, member: str, target: int) -> float:
+        """Return in how many seconds a newcomer will be one step from ``target``; 0 if its pace is not known."""
+        return (target - 1 - self._arrived[member].step) * self._pace.get(member, 0.0)
 
     def _chosen(self, members: tuple[str, ...], is_wanted: Callable[[Lineage], bool]) -> tuple[str, ...]:
         """Return the newcomers with a lineage that ``is_wanted`` that have a place beside ``members``."""

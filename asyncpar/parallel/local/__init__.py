@@ -4,18 +4,7 @@ Read ``outer.py``, which computes, then ``rounds.py``, which communicates; ``hos
 ranks.
 """
 
-from asyncpar.parallel.local.hosts import HostSynchronizer
-from asyncpar.parallel.local.outer import HasValue, OuterConfig, OuterOptimizer, OuterState
-from asyncpar.parallel.local.rounds import DiLoCo, LocalSGD, LocalState, Synchronizer
+import lazy_loader
 
-__all__ = [
-    "DiLoCo",
-    "HasValue",
-    "HostSynchronizer",
-    "LocalSGD",
-    "LocalState",
-    "OuterConfig",
-    "OuterOptimizer",
-    "OuterState",
-    "Synchronizer",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Names are imported when they are first used: elastic jobs need ``outer.py`` alone."""

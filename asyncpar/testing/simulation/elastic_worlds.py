@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
-
-import numpy as np
 
 from asyncpar.bootstrap import WorldBootstrap
 from asyncpar.core.config.world import Member, World
@@ -386,10 +384,7 @@ class SimulatedWorldSource:
         given = await getattr(self._shelf, verb)(*arguments)
         if isinstance(given, memoryview):
             return bytes(given)
-        if isinstance(given, StepUpdate):
-            values = None if given.values is None else np.array(given.values)
-            return replace(given, flats=[np.array(flat) for flat in given.flats], values=values)
-        return given
+        return given.copied() if isinstance(given, StepUpdate) else given
 
 
 class SimulatedDonor:

@@ -19,9 +19,9 @@ from asyncpar.collectives.fault_tolerance.machine import SurvivorAgreement
 from asyncpar.collectives.operation import Group
 from asyncpar.collectives.revocation import Revocation
 from asyncpar.collectives.table import OperationTable
-from asyncpar.elasticity import donors as shelves
 from asyncpar.elasticity import placement
 from asyncpar.elasticity import state as states
+from asyncpar.elasticity.buffers import KeptArray, SwappedArray
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.step import ElasticStep
@@ -241,16 +241,8 @@ def _arrays_stay() -> tuple[Patch, ...]:
     return ((states, "_abort_all", lambda _arrays: None),)
 
 
-def _shelf_is_alias() -> tuple[Patch, ...]:
-    start = shelves.SnapshotShelf._start_copy
-
-    def lend(shelf: shelves.SnapshotShelf, number: int, pin: Any) -> None:
-        start(shelf, number, pin)
-        assert shelf._state is not None
-        for name in pin.arrays:
-            pin.arrays[name] = shelf._state.committed_array(name)
-
-    return ((shelves.SnapshotShelf, "_start_copy", lend),)
+def _lent_is_written() -> tuple[Patch, ...]:
+    return tuple((kind, "lend", lambda array: array.committed) for kind in (SwappedArray, KeptArray))
 
 
 def _no_mirror() -> tuple[Patch, ...]:
@@ -310,8 +302,8 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
     "residuals-are-rekeyed": Safeguard(
         prevents="a portion that another rank takes over begins without what its codec owes", patches=_parts_begin_anew
     ),
-    "snapshot-is-copied": Safeguard(
-        prevents="a newcomer gets another state than the digest says", patches=_shelf_is_alias
+    "lent-arrays-stay": Safeguard(
+        prevents="a newcomer gets another state than the digest says", patches=_lent_is_written
     ),
 }
 """All safeguards that can be taken away, by name."""

@@ -205,7 +205,13 @@ JOINS = Scenario(
     settings={"conditions": Conditions(bandwidth=1e6, spread=0.01)},
 )
 JOINS_AND_LOSSES = Scenario(
-    main=bits, check=check_prompt_bits, kinds=("restart", "kill"), faults=4, size=4, elastic=True
+    main=bits,
+    check=check_prompt_bits,
+    kinds=("restart", "kill"),
+    faults=6,
+    size=4,
+    elastic=True,
+    settings={"conditions": Conditions(spread=0.01)},
 )
 APART = Scenario(
     main=bits,
@@ -256,5 +262,5 @@ SCENARIOS: dict[str, Scenario] = {
     "abort-restores-arrays": STEPS,
     "parts-are-mirrored": ENCODED,
     "residuals-are-rekeyed": ENCODED,
-    "snapshot-is-copied": JOINS,
+    "lent-arrays-stay": JOINS,
 }

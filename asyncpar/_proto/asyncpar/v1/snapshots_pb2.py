@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61syncpar/v1/snapshots.proto\x12\x0b\x61syncpar.v1\"\x11\n\x0fPositionRequest\"\x1d\n\rPositionReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\x1a\n\nPinRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\",\n\x08PinReply\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\x0c\"9\n\x0c\x42lockRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\"\x1d\n\nBlockReply\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\",\n\rUpdateRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"2\n\nUpdatePart\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"\x1b\n\x0cUnpinRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\"\x0c\n\nUnpinReply2\xc3\x02\n\tSnapshots\x12\x44\n\x08Position\x12\x1c.asyncpar.v1.PositionRequest\x1a\x1a.asyncpar.v1.PositionReply\x12\x35\n\x03Pin\x12\x17.asyncpar.v1.PinRequest\x1a\x15.asyncpar.v1.PinReply\x12;\n\x05\x42lock\x12\x19.asyncpar.v1.BlockRequest\x1a\x17.asyncpar.v1.BlockReply\x12?\n\x06Update\x12\x1a.asyncpar.v1.UpdateRequest\x1a\x17.asyncpar.v1.UpdatePart0\x01\x12;\n\x05Unpin\x12\x19.asyncpar.v1.UnpinRequest\x1a\x17.asyncpar.v1.UnpinReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61syncpar/v1/snapshots.proto\x12\x0b\x61syncpar.v1\"\x11\n\x0fPositionRequest\"\x1d\n\rPositionReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\x1a\n\nPinRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\",\n\x08PinReply\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\x0c\"9\n\x0c\x42lockRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\",\n\rUpdateRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x1b\n\x0cUnpinRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\"\x0c\n\nUnpinReply2\xc5\x01\n\tSnapshots\x12\x44\n\x08Position\x12\x1c.asyncpar.v1.PositionRequest\x1a\x1a.asyncpar.v1.PositionReply\x12\x35\n\x03Pin\x12\x17.asyncpar.v1.PinRequest\x1a\x15.asyncpar.v1.PinReply\x12;\n\x05Unpin\x12\x19.asyncpar.v1.UnpinRequest\x1a\x17.asyncpar.v1.UnpinReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,16 +41,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PINREPLY']._serialized_end=166
   _globals['_BLOCKREQUEST']._serialized_start=168
   _globals['_BLOCKREQUEST']._serialized_end=225
-  _globals['_BLOCKREPLY']._serialized_start=227
-  _globals['_BLOCKREPLY']._serialized_end=256
-  _globals['_UPDATEREQUEST']._serialized_start=258
-  _globals['_UPDATEREQUEST']._serialized_end=302
-  _globals['_UPDATEPART']._serialized_start=304
-  _globals['_UPDATEPART']._serialized_end=354
-  _globals['_UNPINREQUEST']._serialized_start=356
-  _globals['_UNPINREQUEST']._serialized_end=383
-  _globals['_UNPINREPLY']._serialized_start=385
-  _globals['_UNPINREPLY']._serialized_end=397
-  _globals['_SNAPSHOTS']._serialized_start=400
-  _globals['_SNAPSHOTS']._serialized_end=723
+  _globals['_UPDATEREQUEST']._serialized_start=227
+  _globals['_UPDATEREQUEST']._serialized_end=271
+  _globals['_UNPINREQUEST']._serialized_start=273
+  _globals['_UNPINREQUEST']._serialized_end=300
+  _globals['_UNPINREPLY']._serialized_start=302
+  _globals['_UNPINREPLY']._serialized_end=314
+  _globals['_SNAPSHOTS']._serialized_start=317
+  _globals['_SNAPSHOTS']._serialized_end=514
 # @@protoc_insertion_point(module_scope)

@@ -38,12 +38,6 @@ class BlockRequest(_message.Message):
     number: int
     def __init__(self, pin: _Optional[int] = ..., name: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
-class BlockReply(_message.Message):
-    __slots__ = ("content",)
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    content: bytes
-    def __init__(self, content: _Optional[bytes] = ...) -> None: ...
-
 class UpdateRequest(_message.Message):
     __slots__ = ("pin", "number")
     PIN_FIELD_NUMBER: _ClassVar[int]
@@ -51,14 +45,6 @@ class UpdateRequest(_message.Message):
     pin: int
     number: int
     def __init__(self, pin: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
-
-class UpdatePart(_message.Message):
-    __slots__ = ("description", "content")
-    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    description: bytes
-    content: bytes
-    def __init__(self, description: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class UnpinRequest(_message.Message):
     __slots__ = ("pin",)

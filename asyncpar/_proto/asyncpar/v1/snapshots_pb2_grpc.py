@@ -44,16 +44,6 @@ class SnapshotsStub:
                 request_serializer=asyncpar_dot_v1_dot_snapshots__pb2.PinRequest.SerializeToString,
                 response_deserializer=asyncpar_dot_v1_dot_snapshots__pb2.PinReply.FromString,
                 _registered_method=True)
-        self.Block = channel.unary_unary(
-                '/asyncpar.v1.Snapshots/Block',
-                request_serializer=asyncpar_dot_v1_dot_snapshots__pb2.BlockRequest.SerializeToString,
-                response_deserializer=asyncpar_dot_v1_dot_snapshots__pb2.BlockReply.FromString,
-                _registered_method=True)
-        self.Update = channel.unary_stream(
-                '/asyncpar.v1.Snapshots/Update',
-                request_serializer=asyncpar_dot_v1_dot_snapshots__pb2.UpdateRequest.SerializeToString,
-                response_deserializer=asyncpar_dot_v1_dot_snapshots__pb2.UpdatePart.FromString,
-                _registered_method=True)
         self.Unpin = channel.unary_unary(
                 '/asyncpar.v1.Snapshots/Unpin',
                 request_serializer=asyncpar_dot_v1_dot_snapshots__pb2.UnpinRequest.SerializeToString,
@@ -71,22 +61,8 @@ class SnapshotsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Answers when the donor has committed `step` steps, and pinned its state.  FAILED_PRECONDITION: it has more.
-        RESOURCE_EXHAUSTED: it has no memory for a copy.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Block(self, request, context):
-        """NOT_FOUND: the pin is forgotten.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Update(self, request, context):
-        """Answers when the donor has committed step `number`.
+        """Answers when the donor has pinned the first state that it can, after `step` committed steps or more.
+        RESOURCE_EXHAUSTED: it has no memory to go on in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,16 +86,6 @@ def add_SnapshotsServicer_to_server(servicer, server):
                     servicer.Pin,
                     request_deserializer=asyncpar_dot_v1_dot_snapshots__pb2.PinRequest.FromString,
                     response_serializer=asyncpar_dot_v1_dot_snapshots__pb2.PinReply.SerializeToString,
-            ),
-            'Block': grpc.unary_unary_rpc_method_handler(
-                    servicer.Block,
-                    request_deserializer=asyncpar_dot_v1_dot_snapshots__pb2.BlockRequest.FromString,
-                    response_serializer=asyncpar_dot_v1_dot_snapshots__pb2.BlockReply.SerializeToString,
-            ),
-            'Update': grpc.unary_stream_rpc_method_handler(
-                    servicer.Update,
-                    request_deserializer=asyncpar_dot_v1_dot_snapshots__pb2.UpdateRequest.FromString,
-                    response_serializer=asyncpar_dot_v1_dot_snapshots__pb2.UpdatePart.SerializeToString,
             ),
             'Unpin': grpc.unary_unary_rpc_method_handler(
                     servicer.Unpin,
@@ -181,60 +147,6 @@ class Snapshots:
             '/asyncpar.v1.Snapshots/Pin',
             asyncpar_dot_v1_dot_snapshots__pb2.PinRequest.SerializeToString,
             asyncpar_dot_v1_dot_snapshots__pb2.PinReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Block(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/asyncpar.v1.Snapshots/Block',
-            asyncpar_dot_v1_dot_snapshots__pb2.BlockRequest.SerializeToString,
-            asyncpar_dot_v1_dot_snapshots__pb2.BlockReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Update(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/asyncpar.v1.Snapshots/Update',
-            asyncpar_dot_v1_dot_snapshots__pb2.UpdateRequest.SerializeToString,
-            asyncpar_dot_v1_dot_snapshots__pb2.UpdatePart.FromString,
             options,
             channel_credentials,
             insecure,
