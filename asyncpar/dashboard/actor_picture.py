@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from asyncpar.observe.ask_chains import AskChain, find_ask_chains
-from asyncpar.observe.summary import RankReport
+from asyncpar.observe.summary import AskSummary, RankReport
 
 MOST_ACTORS: Final = 64
 MOST_CHAINS: Final = 32
@@ -25,15 +25,25 @@ def picture_actors(reports: Sequence[RankReport], shown: Sequence[RankReport]) -
         for summary in summaries
         for box in summary.mailboxes
     ]
-    asks: list[Json] = [
-        {"from": summary.rank, **msgspec.to_builtins(ask)} for summary in summaries for ask in summary.asks
-    ]
+    asks = [_ask(summary.rank, ask) for summary in summaries for ask in summary.asks]
     return {
         "mailboxes": sorted(boxes, key=lambda box: -box["waiting"])[:MOST_ACTORS],
-        "asks": sorted(asks, key=lambda ask: -ask.get("seconds", 0.0))[:MOST_ACTORS],
+        "asks": sorted(asks, key=lambda ask: -ask["seconds"])[:MOST_ACTORS],
         "chains": [_chain(chain) for chain in find_ask_chains(reports)[:MOST_CHAINS]],
         "letters": _letters(reports),
         "lettersCount": sum(report.summary.dead_letters for report in reports if report.summary is not None),
+    }
+
+
+def _ask(rank: int, ask: AskSummary) -> Json:
+    return {
+        "from": rank,
+        "caller": ask.caller,
+        "rank": ask.rank,
+        "actor": ask.actor,
+        "endpoint": ask.endpoint,
+        "seconds": ask.seconds,
+        "site": ask.site,
     }
 
 

@@ -18,7 +18,7 @@ from asyncpar.observe.clocks import align_clocks
 from asyncpar.observe.image import Event, RankImage
 
 MOST_ROWS: Final = 64
-MOST_ACTIONS: Final = 2048
+MOST_ACTIONS: Final = 4096
 """Actions that are drawn in all; of larger runs the first ones of each rank."""
 
 _MOST_RUNS: Final = 3

@@ -286,9 +286,9 @@ async def test_calls_that_wait_for_each_other_and_dead_letters_are_on_the_actors
             await page.goto(server.url)
             await page.click("#tab-actors")
             await expect(page.locator(".chains li")).to_have_text(
-                "ranks 1, 5→sampler.draw rank 0, 400 ms→store.read rank 7, 300 mswhich runs read()"
+                "ranks 1, 5→ sampler.draw rank 0, 400 ms→ store.read rank 7, 300 mswhich runs read()"
             )
-            await expect(page.locator("#main")).to_contain_text("3, of which the last are listed")
+            await expect(page.locator("#main")).to_contain_text("3 in all, the last are listed")
             await expect(page.locator("tbody").last).to_contain_text("logger.write")
 
             await show(server, 1, seconds=2)

@@ -260,6 +260,8 @@ class Strip {
     const scale = room / (run.seconds * 1e6), height = count * (size + gap);
     Object.assign(this, { size, gap, left, scale });
     const every = size + gap >= 14 ? 1 : size + gap >= 10 ? 2 : 4;
+    const widest = Math.max(...rows.flatMap(row => row.actions.map(action => String(action[2]).length))) * 6.4 + 3;
+    const labelled = run.kinds.map((_, kind) => { const wide = median(rows.flatMap(row => row.actions.filter(action => action[0] === kind).map(action => action[4] * scale))); return size >= 18 && wide !== null && wide - 1 >= widest; });
     const parts = this.ticks(height, room);
     rows.forEach((row, at) => {
       const top = at * (size + gap), middle = top + size / 2;
@@ -271,8 +273,8 @@ class Strip {
       row.actions.forEach((action, place) => {
         const [kind, stage, batch, begun, micros] = action, from = left + begun * scale, wide = Math.max(0.5, micros * scale);
         const chunk = Math.min(3, row.stages.indexOf(stage));
-        parts.push(svg("rect", { class: `action ${run.kinds[kind]} chunk${chunk}`, x: from, y: top, width: Math.max(0.5, wide - (wide > 4 ? 1 : wide > 2 ? 0.5 : 0)), height: size, rx: wide > 6 ? 2 : 0, "data-row": at, "data-place": place }));
-        if (size >= 18 && wide >= String(batch).length * 7 + 5) parts.push(svg("text", { class: "batch", x: from + (wide - 1) / 2, y: middle, "text-anchor": "middle" }, batch));
+        parts.push(svg("rect", { class: `action ${run.kinds[kind]} chunk${chunk}`, x: from, y: top, width: wide > 4 ? wide - 1 : wide, height: size, rx: wide > 6 ? 2 : 0, "data-row": at, "data-place": place }));
+        if (labelled[kind] && wide >= String(batch).length * 6.4 + 3) parts.push(svg("text", { class: "batch", x: from + (wide - 1) / 2, y: middle, "text-anchor": "middle" }, batch));
       });
     });
     this.frame = svg("rect", { class: "cursor", visibility: "hidden" });
@@ -284,11 +286,11 @@ class Strip {
   }
   ticks(height, room) {
     const total = this.run.seconds * 1e6, rough = total / Math.max(2, Math.floor(room / 110)), power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map(times => times * power).find(value => value >= rough), parts = [];
+    const step = [1, 2, 5, 10].map(times => times * power).find(value => value >= rough), parts = [], [unit, per] = total >= 1e6 ? ["s", 1e6] : total >= 1000 ? ["ms", 1000] : ["µs", 1];
     for (let at = 0; at <= total; at += step) {
       const x = this.left + at * this.scale;
       parts.push(svg("line", { class: "tick", x1: x, x2: x, y1: 0, y2: height }));
-      parts.push(svg("text", { class: "name", x: Math.min(x, this.left + room - 16), y: height + 9, "text-anchor": at ? "middle" : "start" }, at ? micros(at) : "0"));
+      parts.push(svg("text", { class: "name", x: Math.min(x, this.left + room - 16), y: height + 9, "text-anchor": at ? "middle" : "start" }, at ? `${+(at / per).toPrecision(3)} ${unit}` : "0"));
     }
     return parts;
   }

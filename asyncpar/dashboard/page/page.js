@@ -348,17 +348,15 @@ class ActorsPage {
     ];
   }
   chain(one) {
-    const from = `${one.count > 1 ? "ranks" : "rank"} ${ranks(one.ranks, one.count)}`, steps = one.steps.map(step => [
-      h("span", { class: "arrow", "aria-label": "waits for" }, "→"),
-      h("span", { title: step.site ? `called at ${step.site}` : null }, h("code", {}, `${step.actor}.${step.endpoint}`), h("span", { class: "quiet" }, ` rank ${step.rank}, ${duration(step.seconds)}`)),
-    ]);
+    const from = `${one.count > 1 ? "ranks" : "rank"} ${ranks(one.ranks, one.count)}`, steps = one.steps.map(step => h("span", { title: step.site ? `called at ${step.site}` : null },
+      h("span", { class: "quiet", "aria-label": "waits for" }, "→ "), h("code", {}, `${step.actor}.${step.endpoint}`), h("span", { class: "quiet" }, ` rank ${step.rank}, ${duration(step.seconds)}`)));
     const end = one.more ? ` and ${one.more} more` : one.cycle ? "a cycle: none of them can go on" : one.end ? `which ${one.end}` : "";
-    return h("li", { class: one.cycle ? "cycle" : "" }, h("span", {}, one.caller ? h("code", {}, one.caller) : "", one.caller ? h("span", { class: "quiet" }, ` ${from}`) : from), ...steps.flat(), end ? h("span", { class: "end" }, end) : null);
+    return h("li", { class: one.cycle ? "cycle" : "" }, h("span", {}, one.caller ? h("code", {}, one.caller) : "", one.caller ? h("span", { class: "quiet" }, ` ${from}`) : from), ...steps, end ? h("span", { class: "end" }, end) : null);
   }
   draw(now) {
     const { chains = [], letters = [], lettersCount = 0 } = now.actors;
     this.chains.replaceChildren(...(chains.length ? chains.map(one => this.chain(one)) : [h("li", { class: "none" }, empty("No call waits for another one", "Where the actor that is called waits for another one itself, the chain is shown here."))]));
-    this.count.textContent = lettersCount > letters.length ? `${short(lettersCount)}, of which the last are listed` : "";
+    this.count.textContent = lettersCount ? `${short(lettersCount)} in all${lettersCount > letters.length ? ", the last are listed" : ""}` : "";
     this.letters.draw(letters);
     this.asks.draw(now.actors.asks);
     this.boxes.draw(now.actors.mailboxes);
