@@ -1,6 +1,6 @@
-"""What ranks have printed, for the page: the last lines of all hosts, and of a few ranks all that is kept.
+"""Output of ranks for the page: the last lines of all hosts, and of a few ranks all that is kept.
 
-Launchers and agents keep the last output of their own ranks.  What ranks print on the host of the page comes as it is
+Launchers and agents keep the last output of their own ranks.  That of ranks on the host of the page comes as it is
 printed; the others are asked for the end of theirs, as long as somebody looks.
 """
 

@@ -1,4 +1,4 @@
-"""What a rank tells of its actors: calls that wait, calls that are served, mailboxes, messages that nobody handled.
+"""View of the actors of a rank: calls that wait, calls that are served, mailboxes, messages that were not handled.
 
 Read from the observer's thread, as all of ``rank_view``.
 """
