@@ -80,6 +80,7 @@ NAMED_IN_GUIDES = {
         "AskSummary",
         "BlockedSummary",
         "MailboxSummary",
+        "LetterSummary",
         "LinkSummary",
         "ProgressSummary",
         "RoundSummary",

@@ -22,11 +22,15 @@ from aiohttp import web
 from asyncpar.dashboard.page_file import live_page, report_page
 
 MOST_BROWSERS: Final = 32
+MOST_READ: Final = 8
+"""Ranks whose output is read together."""
+
 SEND_PATIENCE: Final = 15.0
 """Seconds within which a browser must take a picture; else its stream ends, and it asks again."""
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]@/\\\s]+)(?::\d{1,5})?")
+_RANKS: Final = re.compile(r"[0-9]{1,7}(,[0-9]{1,7})*")
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -38,11 +42,15 @@ Lines = Callable[[int], Sequence[dict[str, Any]]]
 FlightLook = Callable[[], Awaitable[dict[str, Any]]]
 """Asks all ranks for their recorded events, and returns what holds the job up, and the events, as plain values."""
 
+OutputRead = Callable[[Sequence[int]], Awaitable[list[dict[str, Any]]]]
+"""Asks ranks for what they have printed last, and returns lines as plain values."""
+
 
 class Dashboard:
     """Hands the latest picture to all browsers.
 
-    ``lines(after)`` returns the lines of output with greater numbers, ``flight()`` looks at what ranks have recorded.
+    ``lines(after)`` returns the lines of output with greater numbers, ``output(ranks)`` the last ones of these ranks;
+    ``flight()`` looks at what ranks have recorded.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class Dashboard:
         *,
         names: Collection[str] = (),
         lines: Lines = lambda _: (),
+        output: OutputRead | None = None,
         flight: FlightLook | None = None,
     ) -> None:
         """``names`` are those of this machine and of proxies, beside loopback, by which browsers may ask."""
@@ -58,6 +67,7 @@ class Dashboard:
         self._proxies = frozenset(name.lower().strip("[]") for name in names)
         self._names = self._proxies.union(_LOOPBACK)
         self._lines = lines
+        self._output = output
         self._flight = flight
         self._looking: asyncio.Task[dict[str, Any]] | None = None
         self._picture: dict[str, Any] | None = None
@@ -66,10 +76,13 @@ class Dashboard:
         self._has_ended = False
         self._news = asyncio.Condition()
         self.browsers = 0
+        self.lines_read_at: float | None = None
+        """When a browser asked for lines of output last, by the clock of the loop."""
         self.application = web.Application(middlewares=[self._check], client_max_size=1024)
         self.application.router.add_get("/", self._page)
         self.application.router.add_get("/events", self._events)
         self.application.router.add_get("/lines", self._new_lines)
+        self.application.router.add_get("/output", self._read_output)
         self.application.router.add_get("/report", self._report)
         self.application.router.add_get("/flight", self._look_at_flight)
 
@@ -156,8 +169,18 @@ class Dashboard:
         after = request.query.get("after", "0")
         if not (after.isascii() and after.isdecimal() and len(after) < 16):
             raise web.HTTPBadRequest(text=f"after: expected a whole number, got {after[:40]!r}\n", headers=_HEADERS)
-        body = msgspec.json.encode(list(self._lines(int(after))))
-        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+        self.lines_read_at = asyncio.get_running_loop().time()
+        return _json(list(self._lines(int(after))))
+
+    async def _read_output(self, request: web.Request) -> web.Response:
+        if self._output is None:
+            raise web.HTTPNotFound(text="no output is kept here\n", headers=_HEADERS)
+        asked = request.query.get("ranks", "")
+        if not _RANKS.fullmatch(asked) or asked.count(",") >= MOST_READ:
+            raise web.HTTPBadRequest(
+                text=f"ranks: expected at most {MOST_READ} numbers as 0,3, got {asked[:40]!r}\n", headers=_HEADERS
+            )
+        return _json(await self._output(list(dict.fromkeys(map(int, asked.split(","))))))
 
     async def _look_at_flight(self, _: web.Request) -> web.Response:
         """Look at the recorded events once for all browsers that ask meanwhile."""
@@ -165,8 +188,7 @@ class Dashboard:
             raise web.HTTPNotFound(text="nothing is recorded here\n", headers=_HEADERS)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._flight())
-        body = msgspec.json.encode(await asyncio.shield(self._looking))
-        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+        return _json(await asyncio.shield(self._looking))
 
     async def _report(self, _: web.Request) -> web.Response:
         if self._picture is None:
@@ -174,6 +196,10 @@ class Dashboard:
         html = report_page({"picture": self._picture, "lines": list(self._lines(0))})
         headers = {"Content-Disposition": 'attachment; filename="run.html"', **_HEADERS}
         return web.Response(text=html, content_type="text/html", headers=headers)
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json", headers=_HEADERS)
 
 
 def _name_of(host: str) -> str:

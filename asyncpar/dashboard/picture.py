@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from asyncpar.dashboard.actor_picture import picture_actors
 from asyncpar.dashboard.history import History
 from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.observe.summary import FigureSummary, JobSummary, LinkSummary, OperationSummary, RankReport, RankSummary
@@ -24,7 +25,6 @@ MOST_RANKS: Final = 256
 MOST_LINKED: Final = 64
 MOST_ALARMS: Final = 4
 MOST_OPERATIONS: Final = 64
-MOST_ACTORS: Final = 64
 _LONGEST_LIST: Final = 16
 
 Json = dict[str, Any]
@@ -39,8 +39,11 @@ class Painter:
         self._cpu: dict[int, tuple[float, float, float | None]] = {}
         self._time: float | None = None
 
-    def paint(self, job: JobSummary, *, ended: str = "") -> Json:
-        """Return the picture of ``job``; ``ended`` says how it ended, "" while it runs."""
+    def paint(self, job: JobSummary, *, ended: str = "", schedule: Json | None = None) -> Json:
+        """Return the picture of ``job``; ``ended`` says how it ended, "" while it runs.
+
+        ``schedule`` is the last run of its pipeline: see ``draw_run``.
+        """
         states = find_states(job)
         if ended:
             states = {rank: _at_the_end(state) for rank, state in states.items()}
@@ -76,7 +79,8 @@ class Painter:
             "rounds": _rounds(shown),
             "gradients": _gradients(shown),
             "pipeline": _pipeline(shown),
-            "actors": _actors(shown),
+            "schedule": schedule,
+            "actors": picture_actors(reports, shown),
         }
         self._remember(shown, job.time)
         return picture
@@ -280,22 +284,6 @@ def _pipeline(shown: Sequence[RankReport]) -> list[Json]:
         for figure in report.summary.figures
         if figure.what == "pipeline"
     ]
-
-
-def _actors(shown: Sequence[RankReport]) -> Json:
-    summaries = [report.summary for report in shown if report.summary is not None]
-    boxes: list[Json] = [
-        {"rank": summary.rank, "actor": box.actor, "waiting": box.waiting}
-        for summary in summaries
-        for box in summary.mailboxes
-    ]
-    asks: list[Json] = [
-        {"from": summary.rank, **msgspec.to_builtins(ask)} for summary in summaries for ask in summary.asks
-    ]
-    return {
-        "mailboxes": sorted(boxes, key=lambda box: -box["waiting"])[:MOST_ACTORS],
-        "asks": sorted(asks, key=lambda ask: -ask.get("seconds", 0.0))[:MOST_ACTORS],
-    }
 
 
 def _capital(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from asyncpar.core.system_errors import os_reason
-from asyncpar.dashboard.app import Dashboard, FlightLook
+from asyncpar.dashboard.app import Dashboard, FlightLook, OutputRead
 from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.errors import UsageError
 
@@ -22,8 +22,8 @@ class DashboardServer:
     """Serves inside ``async with``; ``address`` is where, ``url`` what a person opens.
 
     ``host`` is an address of this machine, ``port`` 0 any free one; ``names`` are those of proxies, ``token`` None a
-    new one; ``flight`` looks at what ranks have recorded.  Entering raises ``UsageError`` when the
-    address cannot be bound.
+    new one; ``output`` reads what ranks have printed, ``flight`` looks at what they have recorded.  Entering raises
+    ``UsageError`` when the address cannot be bound.
     """
 
     def __init__(
@@ -34,12 +34,15 @@ class DashboardServer:
         names: Collection[str] = (),
         token: str | None = None,
         tail: LogTail | None = None,
+        output: OutputRead | None = None,
         flight: FlightLook | None = None,
     ) -> None:
         self._host, self._port = host, port
         self.token = secrets.token_urlsafe(24) if token is None else token
         self.tail = LogTail() if tail is None else tail
-        self.dashboard = Dashboard(self.token, names=[host, *names], lines=self.tail.after, flight=flight)
+        self.dashboard = Dashboard(
+            self.token, names=[host, *names], lines=self.tail.after, output=output, flight=flight
+        )
         self._runner = web.AppRunner(
             self.dashboard.application, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_PATIENCE
         )

@@ -33,6 +33,9 @@ _COLLECT_SECONDS: Final = 0.7
 
 _HELD: Final = "something holds its interpreter lock; this is what a signal handler could see"
 ENDED: Final = "ended"
+NOTHING: Final = "there is none"
+"""Why a rank that was asked has nothing to tell."""
+
 _STOPPED_STATES: Final = ("T", "t")
 
 
@@ -132,7 +135,7 @@ class HostWatch:
 
         if kind in known.told:
             content = known.told[kind]()
-            return RankAnswer(rank=known.rank, host=self.host, content=content) if content else failed("there is none")
+            return RankAnswer(rank=known.rank, host=self.host, content=content) if content else failed(NOTHING)
         if _is_stopped(known.pid):
             return failed("it is stopped (SIGSTOP, or a debugger)")
         reply: ObserverReply | None = await known.channel.ask(kind, within=_COLLECT_SECONDS)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.dashboard.picture import Painter
@@ -20,29 +20,49 @@ from asyncpar.errors import UsageError
 from asyncpar.launch.flight_look import look_at_flight
 from asyncpar.launch.job_view import JobWatch, ShownJob
 from asyncpar.launch.options import ObserverOptions, Streams
+from asyncpar.launch.output_look import OutputFollower, read_output
+from asyncpar.launch.pipeline_look import look_at_pipeline
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.net.transport.rpc import split_address
 from asyncpar.observe.alarms import AlarmBoard
 from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
-from asyncpar.observe.summary import RankReport
+from asyncpar.observe.summary import JobSummary, RankReport
 
 if TYPE_CHECKING:  # aiohttp is installed with an extra
     from asyncpar.dashboard.server import DashboardServer
 
 LOOK_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 10.0
+DRAW_SECONDS: Final = 3.0
+"""How often the last run of a pipeline is asked for, while a browser looks."""
+
+READ_SECONDS: Final = 5.0
+"""For so long other hosts are asked for output after a browser has asked for it."""
 
 
 class Observers:
     """Takes a look a second at ``view``, and passes it on.  ``add_output`` takes what ranks print."""
 
-    def __init__(self, view: JobWatch, say: Callable[[str], None], directory: Path | None) -> None:
+    def __init__(
+        self,
+        view: JobWatch,
+        say: Callable[[str], None],
+        directory: Path | None,
+        own: Callable[[], Sequence[RankReport]] = tuple,
+    ) -> None:
+        """``own()`` are the ranks of this host, whose output ``add_output`` gets."""
         self._view = view
         self._say = say
         self._directory = directory
         self.looks = True
         self.tail = LogTail()
+        self._follower = OutputFollower(view, self.tail, own)
         self._painter, self._painted = Painter(), ("", 0.0)
+        self._job: JobSummary | None = None
+        self._schedule: dict[str, Any] | None = None
+        """The last run of the job's pipeline."""
+        self._drawn_at = 0.0
+        self._pulled_at = 0.0
         self._alarms = AlarmBoard()
         self.sinks: list[SinkThread] = []
         self.dashboard: DashboardServer | None = None
@@ -57,19 +77,23 @@ class Observers:
 
     async def run(self) -> None:
         """Look until cancelled."""
+        if self.looks:
+            await asyncio.gather(self._repeat(self.look), self._repeat(self.pull))
+
+    async def _repeat(self, look: Callable[[], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()
-        while self.looks:
-            await self._try_look()
+        while True:
+            await self._try(look)
             due = max(due + LOOK_SECONDS, loop.time())
             await asyncio.sleep(due - loop.time())
 
-    async def _try_look(self, *, ended: str = "", failed: bool = False) -> None:
+    async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
         """Look once; why that failed is said, once for each reason, and ends nothing."""
         own = asyncio.current_task()
         assert own is not None
         try:
-            await self.look(ended=ended, failed=failed)
+            await look()
         except (Exception, asyncio.CancelledError) as error:  # a call whose channel fails may end as cancelled
             if own.cancelling():
                 raise
@@ -90,13 +114,33 @@ class Observers:
             return
         if self._painted != (job.job, job.started):  # agents run one job after another
             self._painter, self._painted = Painter(), (job.job, job.started)
-        picture = self._painter.paint(job, ended=ended) | {"failed": failed}
+            self._schedule = None
+        self._job = job
+        picture = self._painter.paint(job, ended=ended, schedule=self._schedule) | {"failed": failed}
         if self.dashboard is not None:
             await self.dashboard.show(picture)
         now = asyncio.get_running_loop().time()
         if self._is_written and (ended or now >= self._written_at + WRITE_SECONDS):
             self._written_at = now
             await self._write(picture)
+
+    async def pull(self) -> None:
+        """Ask ranks for what pages show beyond summaries, if somebody looks, or it is time to keep the run."""
+        job, now = self._job, asyncio.get_running_loop().time()
+        if job is None:
+            return
+        page = None if self.dashboard is None else self.dashboard.dashboard
+        is_kept = self._is_written and now >= self._pulled_at + WRITE_SECONDS
+        if is_kept:
+            self._pulled_at = now
+        if is_kept or (page is not None and page.browsers and now >= self._drawn_at + DRAW_SECONDS):
+            self._drawn_at = now
+            schedule = await look_at_pipeline(self._view, job)
+            if self._job is not None and self._job.started == job.started:
+                self._schedule = schedule or self._schedule
+        read_at = None if page is None else page.lines_read_at
+        if is_kept or (read_at is not None and now < read_at + READ_SECONDS):
+            await self._follower.look(job)
 
     async def _write(self, picture: dict[str, object]) -> None:
         assert self._directory is not None
@@ -113,7 +157,7 @@ class Observers:
             return
         ended = f"The job has ended with exit code {outcome.exit_code}."
         first = next(iter(outcome.message.splitlines()), "")
-        await self._try_look(ended=f"{ended} {first}".strip(), failed=outcome.exit_code != 0)
+        await self._try(partial(self.look, ended=f"{ended} {first}".strip(), failed=outcome.exit_code != 0))
         if self.sinks:
             await asyncio.gather(*(asyncio.to_thread(sink.close, ended) for sink in self.sinks))
 
@@ -134,7 +178,7 @@ async def observe_job(
     ``says_alarms`` (the launcher of the whole job, which takes sinks of the environment, too) does not look at it.
     Raises ``UsageError`` when an address cannot be bound, or what an option needs is not installed.
     """
-    observers = Observers(view, say, directory)
+    observers = Observers(view, say, directory, own)
     observers.looks = says_alarms or options.shows_job or directory is not None
     async with AsyncExitStack() as stack:
         if options.metrics is not None:
@@ -173,8 +217,14 @@ async def _serve_dashboard(
         raise UsageError("--dashboard: needs aiohttp; install asyncpar[dashboard]") from error
     assert options.dashboard is not None
     host, port = split_address(options.dashboard)
-    flight = partial(look_at_flight, view)
-    server = DashboardServer(host, port, names=options.dashboard_names, tail=observers.tail, flight=flight)
+    server = DashboardServer(
+        host,
+        port,
+        names=options.dashboard_names,
+        tail=observers.tail,
+        output=partial(read_output, view),
+        flight=partial(look_at_flight, view),
+    )
     await stack.enter_async_context(server)
     observers.dashboard = server
     say(f"the dashboard is at {server.url}")

@@ -98,9 +98,19 @@ class PostMortem:
 
     @classmethod
     def open(
-        cls, directory: str, *, job: str, host: str, command: Sequence[str], environment: Mapping[str, str]
+        cls,
+        directory: str,
+        *,
+        job: str,
+        host: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        process: str = "launcher",
     ) -> PostMortem:
-        """Make the folder.  Raises ``UsageError`` if ``directory`` cannot be written."""
+        """Make the folder.  Raises ``UsageError`` if ``directory`` cannot be written.
+
+        ``process`` is what runs the ranks here: a launcher, or an agent.
+        """
         folder = Path(directory).absolute() / f"{_plain(job)}-{_plain(host)}-{os.getpid()}"
         try:
             for part in ("rings", "logs", "stacks"):
@@ -110,6 +120,7 @@ class PostMortem:
             described = {
                 "job": job,
                 "host": host,
+                "process": process,
                 "command": [_URL_PASSWORD.sub(rf"\1{_REDACTED}@", word) for word in command],
                 "pid": os.getpid(),
                 "started": time.time(),
@@ -221,7 +232,7 @@ def summarize(folder: Path, *, message: str = "") -> str:
     if message:
         lines += ["", *message.splitlines()]
     else:
-        lines += ["", "The launcher was killed, or could not say anything: its ranks ended with it."]
+        lines += ["", _say_killed(job)]
     remains = _remains(folder, ends)
     lines += _findings(remains)
     for generation in sorted({each.generation for each in remains}):
@@ -231,6 +242,14 @@ def summarize(folder: Path, *, message: str = "") -> str:
                 lines += [*_rank_lines(each), *_stack_lines(folder, each)]
     lines += ["", "Other files here: stacks/, rings/ (event rings), logs/ (the last output), environment.json"]
     return "\n".join(lines) + "\n"
+
+
+def _say_killed(job: Mapping[str, Any]) -> str:
+    """Return that the process which ran the ranks was killed: which one, and on which host."""
+    who = str(job.get("process", "launcher"))
+    who += f" on {job['host']}" if "host" in job else ""
+    who += f" (pid {job['pid']})" if "pid" in job else ""
+    return f"The {who} was killed, or could not say anything: its ranks ended with it."
 
 
 def _findings(remains: Sequence[_RankRemains]) -> list[str]:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
+import msgspec
+
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.system_errors import os_reason
@@ -29,6 +31,7 @@ from asyncpar.launch.post_mortem import TailFile
 from asyncpar.launch.tracebacks import HOLD_SECONDS, TracebackHold
 from asyncpar.launch.vitals import Vitals
 from asyncpar.launch.wait_board import RankTold
+from asyncpar.observe.summary import pack
 
 
 class RankLogs:
@@ -123,6 +126,15 @@ _DRAIN_PATIENCE = 0.5
 
 
 RECENT_BYTES = 1 << 16
+TAIL_BYTES = 4096
+
+
+class OutputTail(msgspec.Struct, frozen=True, array_like=True):
+    """The end of what process ``pid`` has printed so far, which is ``end`` bytes: at most ``TAIL_BYTES``."""
+
+    pid: int
+    end: int
+    content: bytes
 
 
 class RecentOutput:
@@ -130,9 +142,11 @@ class RecentOutput:
 
     def __init__(self) -> None:
         self._content = bytearray()
+        self._end = 0
 
     def write(self, chunk: bytes) -> None:
         """Add ``chunk``."""
+        self._end += len(chunk)
         self._content += chunk[-RECENT_BYTES:]
         if len(self._content) > 2 * RECENT_BYTES:  # moved once for many chunks
             del self._content[:-RECENT_BYTES]
@@ -141,6 +155,10 @@ class RecentOutput:
         """Return it, from the beginning of a line on."""
         content = bytes(self._content[-RECENT_BYTES:])
         return content if len(content) < RECENT_BYTES else content.partition(b"\n")[2]
+
+    def tail(self, pid: int) -> bytes:
+        """Return the packed ``OutputTail`` of this process."""
+        return pack(OutputTail(pid, self._end, bytes(self._content[-TAIL_BYTES:])))
 
 
 class RankOutput:

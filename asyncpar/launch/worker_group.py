@@ -261,7 +261,11 @@ class WorkerGroup:
             tails=self._files.open_tails(plan.place),
             on_output=self._tools.on_output,
         )
-        told = {"image": lambda: self._files.image(plan.place.local_rank), "output": output.recent.read}
+        told = {
+            "image": lambda: self._files.image(plan.place.local_rank),
+            "output": output.recent.read,
+            "tail": lambda: output.recent.tail(process.pid),
+        }
         self._tools.watch.add(plan.place, process.pid, asking, told, self._files.stacks.get(plan.place.local_rank))
         return process, output
 

@@ -27,12 +27,13 @@ from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.pauses import PauseRecorder
 from asyncpar.core.observe.recorder import current_recorder
-from asyncpar.core.observe.records import EventKind
 from asyncpar.core.observe.reported import reported
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
+from asyncpar.observe.actor_view import view_actors
 from asyncpar.observe.figures import Predict, figures_of
 from asyncpar.observe.image import Event, read_image
+from asyncpar.observe.pipeline_runs import PipelineSummary, summarize_pipeline
 from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
@@ -40,13 +41,10 @@ from asyncpar.observe.stacks import capture_tasks, capture_threads, user_site
 from asyncpar.observe.stragglers import RATE_LOOKS, TOLD_ROUNDS, settle_rate
 from asyncpar.observe.summary import (
     MOST_LINKS,
-    MOST_MAILBOXES,
     MOST_OPERATIONS,
-    AskSummary,
     BlockedSummary,
     GradientSummary,
     LinkSummary,
-    MailboxSummary,
     OperationSummary,
     ProgressSummary,
     RankSummary,
@@ -176,11 +174,17 @@ def provide_process() -> None:
     provide("summary", lambda: pack(make_summary()))
     provide("stacks", lambda: pack(make_stacks()))
     provide("image", _snapshot)
+    provide("pipeline", lambda: pack(make_pipeline_runs()))
 
 
 def _snapshot() -> bytes:
     recorder = current_recorder()
     return b"" if recorder is None else recorder.snapshot()
+
+
+def make_pipeline_runs() -> PipelineSummary:
+    """Return the last runs of a pipeline in which this process took part."""
+    return summarize_pipeline(read_image(_snapshot()))
 
 
 def make_stacks() -> ProcessStacks:
@@ -269,8 +273,7 @@ def _of_node(view: NodeParts) -> dict[str, Any]:
         "more_operations": more,
         "operations_done": {"called": sum(_called(group) for group in _groups(view))},
         "bytes_moved": lanes,
-        "asks": _asks(view, events),
-        "mailboxes": _mailboxes(view.actors),
+        **view_actors(view.actors, links, events),
         "links": _links(view),
         "rounds": _rounds(view, events, world_number(world.generation)),
         "figures": figures_of(events, {group.number: len(group.ranks) for group in _groups(view)}, view.predict),
@@ -355,35 +358,6 @@ def _task_site(view: NodeView) -> str:
     return "" if frame is None else frame.site
 
 
-def _asks(view: NodeParts, events: Sequence[Event]) -> tuple[AskSummary, ...]:
-    """Return the calls that wait for their answers, the oldest first."""
-    pending = [one for one in list(view.actors._caller._pending.values()) if not one.future.done()]
-    recorder, observer = view.links.recorder, view.links.observer
-    begun = {event.ticket: event.created for event in events if event.kind is EventKind.ASK}
-    now = recorder.clock()
-    return tuple(
-        AskSummary(
-            rank=one.ref.rank,
-            actor=one.ref.name,
-            endpoint=one.endpoint,
-            seconds=max(0.0, now - begun.get(one.ticket, now)),
-            site=recorder.site_of(one.ticket),
-            told=observer.told(one),
-            is_stream=one.inlet is not None,
-        )
-        for one in pending[:MOST_MAILBOXES]
-    )
-
-
-def _mailboxes(actors: ActorSystem) -> tuple[MailboxSummary, ...]:
-    waiting = [(len(cell._mailbox or ()), name) for name, cell in list(actors._registry.cells.items())]
-    return tuple(
-        MailboxSummary(actor=name, waiting=count)
-        for count, name in sorted(waiting, reverse=True)[:MOST_MAILBOXES]
-        if count
-    )
-
-
 def _links(view: NodeParts) -> tuple[LinkSummary, ...]:
     known = sorted(view.links._links.copy().items())[:MOST_LINKS]
     return tuple(_link(view, peer, link) for peer, link in known)
@@ -439,7 +413,7 @@ def _leave_note(summary: RankSummary) -> None:
     if recorder is None:
         return
     shorter = {"operations": summary.operations[:4], "asks": summary.asks[:2], "links": (), "mailboxes": ()}
-    for short in (summary, msgspec.structs.replace(summary, **shorter)):
+    for short in (summary, msgspec.structs.replace(summary, letters=(), **shorter)):
         note = pack(short)
         if len(note) <= _NOTE_BYTES:
             recorder.note(note)

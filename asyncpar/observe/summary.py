@@ -17,6 +17,8 @@ MOST_OPERATIONS: Final = 16
 
 MOST_LINKS: Final = 64
 MOST_MAILBOXES: Final = 16
+MOST_LETTERS: Final = 4
+MOST_SERVED: Final = 32
 MOST_FIGURES: Final = 8
 """Figures of each kind of event that a summary has."""
 
@@ -50,7 +52,9 @@ class AskSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call of an actor that waits for its answer; ``rank`` is where the actor lives.
 
     ``site`` is where the program called it, ``told`` what its rank has told of it, having inquired what the actor does
-    (None: nothing so far).  ``is_stream``: it takes items, and may do so for ever.
+    (None: nothing so far).  ``is_stream``: it takes items, and may do so for ever.  ``call`` is its number at its
+    caller, ``caller`` the actor that calls ("": the program), and ``serves`` the call that this one works for: rank and
+    number.  ``is_holding``: the actor that calls takes no other message meanwhile.
     """
 
     rank: int
@@ -60,6 +64,10 @@ class AskSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     site: str = ""
     told: WaitNotice | None = None
     is_stream: bool = False
+    call: int = 0
+    caller: str = ""
+    serves: tuple[int, int] | None = None
+    is_holding: bool = False
 
 
 class BlockedSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +83,16 @@ class MailboxSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     actor: str
     waiting: int
+
+
+class LetterSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to ``actor`` on ``rank`` that was not handled, for ``reason``: see ``DeadLetter``."""
+
+    sender: int
+    rank: int
+    actor: str
+    endpoint: str
+    reason: str
 
 
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,7 +168,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     are those under way, ``operations_done`` and ``bytes_moved`` count by kind of lane (``arena``, ``messages``).
     ``user_site`` is where the program's own code is in the main thread or in the task that waits.  ``rounds`` are the
     last ones of the world's group, ``figures`` those of its last events, ``gradients`` those of the synchronizer that
-    took the last step.  ``dropped`` counts what was not told, because nobody took it.
+    took the last step.  ``serving`` are calls whose endpoints run, by the rank and the number of their callers.
+    ``dead_letters`` counts messages that no actor handled, and ``letters`` are the last ones, the newest first.
+    ``dropped`` counts what was not told, because nobody took it.
     """
 
     rank: int
@@ -175,7 +195,10 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user_site: str = ""
     progress: ProgressSummary | None = None
     values: dict[str, float] = {}
+    serving: tuple[tuple[int, int], ...] = ()
     mailboxes: tuple[MailboxSummary, ...] = ()
+    dead_letters: int = 0
+    letters: tuple[LetterSummary, ...] = ()
     links: tuple[LinkSummary, ...] = ()
     rounds: tuple[RoundSummary, ...] = ()
     figures: tuple[FigureSummary, ...] = ()

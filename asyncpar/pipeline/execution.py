@@ -57,6 +57,8 @@ class RankStages:
     ahead: int
     recorder: Recorder
     """Records what this rank computes, and when."""
+    group: int
+    """The number of the group of the pipeline's ranks, under which that is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +72,11 @@ class Load:
 
 
 class PipelineRun:
-    """Runs ``operations`` once."""
+    """Runs ``operations`` once; ``number`` counts the runs of the pipeline, on all its ranks alike."""
 
-    def __init__(self, part: RankStages, load: Load, operations: Sequence[PipelineOp]) -> None:
+    def __init__(self, part: RankStages, load: Load, operations: Sequence[PipelineOp], number: int) -> None:
         self._stages = part
+        self._number = number
         self._load = load
         self._operations = operations
         self._made: dict[Message, Sendable] = {}
@@ -117,7 +120,14 @@ class PipelineRun:
             self.mail.send(operation, self._made.pop(operation.message))
         else:
             fields = {"stage": operation.stage, "micro-batch": operation.micro_batch}
-            span = EventSpan(str(operation.kind), fields, kind=EventKind.PIPELINE, recorder=self._stages.recorder)
+            span = EventSpan(
+                str(operation.kind),
+                fields,
+                kind=EventKind.PIPELINE,
+                recorder=self._stages.recorder,
+                group=self._stages.group,
+                sequence=self._number,
+            )
             try:
                 with span:
                     await self._compute(operation)

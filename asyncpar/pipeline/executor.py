@@ -106,11 +106,13 @@ class PipelineExecutor:
             tags=tags,
             ahead=receive_ahead,
             recorder=recorder_of(group),
+            group=group.group,
         )
         self._digest = schedule.digest()
         self._operations = schedule.get_stage_schedule(group.rank)
         self._attempt = 1
         self._runs = (0, 0)
+        self._count = 0
         self._is_running = False
         communicator.claim(name, self)
 
@@ -199,7 +201,8 @@ class PipelineExecutor:
     ) -> PipelineRun:
         if self._is_running:
             raise UsageError(f"{method}: expected one run at a time, but one is under way")
-        execution = PipelineRun(self._stages, load, operations)
+        self._count += 1
+        execution = PipelineRun(self._stages, load, operations, self._count)
         opening = self._opening(method, problem)
         self._attempt += 1  # unless this one succeeds
         self._is_running = True

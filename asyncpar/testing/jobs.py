@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator
 from enum import StrEnum
 
+from asyncpar.core.observe.records import RankIdentity
+from asyncpar.observe.pipeline_runs import ActionSummary, PipelineSummary, RunSummary
 from asyncpar.observe.summary import (
     AskSummary,
     BlockedSummary,
@@ -14,6 +16,7 @@ from asyncpar.observe.summary import (
     GradientSummary,
     HostSummary,
     JobSummary,
+    LetterSummary,
     LinkSummary,
     MailboxSummary,
     OperationSummary,
@@ -22,10 +25,16 @@ from asyncpar.observe.summary import (
     RankSummary,
     RoundSummary,
 )
+from asyncpar.pipeline.registry import make_schedule
+from asyncpar.pipeline.simulation import Costs, OperationSpan, simulate
 
 _START = 1_790_000_000.0
 _STEPS_PER_SECOND = 8.3
 _BYTES_PER_STEP = 25_000_000
+_LETTERS = (
+    LetterSummary(sender=0, rank=2, actor="logger", endpoint="write", reason="the actor has ended: it was stopped"),
+    LetterSummary(sender=1, rank=2, actor="logger", endpoint="flush", reason="the actor has ended: it was stopped"),
+)
 
 
 class Trouble(StrEnum):
@@ -139,9 +148,10 @@ class SyntheticJob:
             if rank == 0
             else {},
             mailboxes=(MailboxSummary(actor="sampler", waiting=3 + rank % 5),) if rank % 4 == 0 else (),
-            asks=(AskSummary(rank=0, actor="sampler", endpoint="draw", seconds=0.4, site="data.py:88"),)
-            if rank % 4 == 1
-            else (),
+            asks=self._asks(rank),
+            serving=((0, 3),) if rank == self._size - 1 else (),
+            dead_letters=3 if rank == 2 else 0,
+            letters=_LETTERS if rank == 2 else (),
             links=self._links(rank, steps),
             rounds=tuple(
                 RoundSummary(number, 96_000 - 2_000 * (rank % 5), 121_000, {})
@@ -194,6 +204,26 @@ class SyntheticJob:
             ),
         )
 
+    def _asks(self, rank: int) -> tuple[AskSummary, ...]:
+        """Return calls of a sampler on rank 0, which asks a store on the last rank."""
+        if rank % 4 == 1:
+            return (AskSummary(rank=0, actor="sampler", endpoint="draw", seconds=0.4, site="data.py:88", call=7),)
+        if rank or self._size == 1:
+            return ()
+        return (
+            AskSummary(
+                rank=self._size - 1,
+                actor="store",
+                endpoint="read",
+                seconds=0.3,
+                site="sampler.py:31",
+                call=3,
+                caller="sampler",
+                serves=(1, 7),
+                is_holding=True,
+            ),
+        )
+
     def _links(self, rank: int, steps: float) -> tuple[LinkSummary, ...]:
         peers = [peer for peer in range(min(self._size, 65)) if peer != rank][:64]
         return tuple(
@@ -206,6 +236,34 @@ class SyntheticJob:
             )
             for peer in peers
         )
+
+
+def record_pipeline(
+    stages: int, *, micro_batches: int, chunks: int = 1, runs: int = 1, schedule: str = ""
+) -> list[PipelineSummary]:
+    """Return what the ranks of a pipeline tell of their last runs, in which a forward pass takes 7 ms.
+
+    ``schedule`` is the name of one ("": one forward, one backward, interleaved for several ``chunks`` on a rank).
+    """
+    name = schedule or ("interleaved_one_f1b" if chunks > 1 else "one_forward_one_backward")
+    made = make_schedule(name, num_stages=stages, num_microbatches=micro_batches, num_model_chunks=chunks)
+    ran = simulate(made, Costs(forward=0.007, backward_input=0.008, backward_weight=0.006), latency=0.0004)
+    return [
+        PipelineSummary(
+            identity=RankIdentity(rank=rank, size=stages, host=_host(rank // 8), clock_domain="one", wall=_START),
+            ranks=tuple(range(stages)),
+            runs=tuple(
+                RunSummary(number, tuple(_action(span, number * ran.makespan) for span in spans))
+                for number in range(1, runs + 1)
+            ),
+        )
+        for rank, spans in enumerate(ran.spans)
+    ]
+
+
+def _action(span: OperationSpan, start: float) -> ActionSummary:
+    done = span.operation
+    return ActionSummary(str(done.kind), done.stage, done.micro_batch, start + span.start, start + span.end)
 
 
 def _host(place: int) -> str:

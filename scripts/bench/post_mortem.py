@@ -67,7 +67,7 @@ def run_once(folder: Path, dice: random.Random) -> str:
         os.kill(victim, signal.SIGKILL)
         launcher.wait(PATIENCE)
     if victim == launcher.pid:
-        return check(remains, "the launcher", "The launcher was killed")
+        return check(remains, "the launcher", "The launcher on ")
     return check(remains, "a rank", "was killed by SIGKILL")
 
 
@@ -91,7 +91,7 @@ def run_once_by_agent(folder: Path, dice: random.Random) -> str:
             return "the job did not begin"
         time.sleep(dice.uniform(0.0, 0.05))
         agent.kill()
-        return check(remains, "the agent", "The launcher was killed")
+        return check(remains, "the agent", "The agent on one (pid ")
     finally:
         for process in (agent, launcher):
             if process is not None:

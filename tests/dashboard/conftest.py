@@ -12,14 +12,17 @@ from playwright.async_api import Browser, async_playwright
 
 from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.server import DashboardServer
-from asyncpar.testing.jobs import SyntheticJob, Trouble
+from asyncpar.observe.pipeline_runs import draw_run
+from asyncpar.testing.jobs import SyntheticJob, Trouble, record_pipeline
 
 
 async def show(serving: DashboardServer, size: int, *, seconds: int = 42, trouble: Trouble = Trouble.LATE) -> None:
-    """Show the first ``seconds`` of a job."""
+    """Show the first ``seconds`` of a job, whose first ranks (16 at most) are a pipeline."""
+    stages = min(size, 16)
+    schedule = draw_run(record_pipeline(stages, micro_batches=2 * stages))
     painter = Painter()
     for job in SyntheticJob(size, trouble=trouble).summaries(seconds):
-        await serving.show(painter.paint(job))
+        await serving.show(painter.paint(job, schedule=schedule))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

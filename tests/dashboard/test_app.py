@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from asyncpar.dashboard.app import MOST_BROWSERS
+from asyncpar.dashboard.app import MOST_BROWSERS, MOST_READ
 from asyncpar.dashboard.page_file import live_page, report_page
 from asyncpar.dashboard.server import DashboardServer
 from asyncpar.errors import UsageError
@@ -40,7 +40,7 @@ async def ask(
         return answer.status, body.decode()
 
 
-@pytest.mark.parametrize("path", ["events", "lines", "report", "flight"])
+@pytest.mark.parametrize("path", ["events", "lines", "output", "report", "flight"])
 @pytest.mark.parametrize("token", [None, "", "wrong"])
 async def test_without_the_token_nothing_is_told(server: DashboardServer, path: str, token: str | None) -> None:
     status, body = await ask(server, path, token=token)
@@ -49,7 +49,7 @@ async def test_without_the_token_nothing_is_told(server: DashboardServer, path: 
     assert "gpt-small" not in body
 
 
-@pytest.mark.parametrize("path", ["events", "lines", "report", "flight", ""])
+@pytest.mark.parametrize("path", ["events", "lines", "output", "report", "flight", ""])
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example:80", "user@localhost", "", "[::1", "127.0.0.2"]
 )
@@ -126,6 +126,24 @@ async def test_an_address_that_is_taken_is_a_usage_error(server: DashboardServer
     with pytest.raises(UsageError, match=r"--dashboard: .* cannot be bound"):
         async with DashboardServer("127.0.0.1", port):
             pass
+
+
+async def test_the_output_of_a_few_ranks_is_read_at_their_agents() -> None:
+    asked = []
+
+    async def read(ranks: Sequence[int]) -> list[dict[str, Any]]:
+        asked.append(list(ranks))
+        return [{"rank": rank, "text": "hello", "error": False} for rank in ranks]
+
+    async with DashboardServer("127.0.0.1", 0, output=read) as serving:
+        status, body = await ask(serving, "output?ranks=3,70,3", token=serving.token)
+        assert (status, [line["rank"] for line in json.loads(body)]) == (200, [3, 70])
+        for bad in ("", "x", "-1", "1,", "1,,2", "99999999", ",".join(map(str, range(MOST_READ + 1))), "٣"):
+            assert (await ask(serving, f"output?ranks={bad}", token=serving.token))[0] == 400, bad
+    assert asked == [[3, 70]]
+
+    async with DashboardServer("127.0.0.1", 0) as without:
+        assert (await ask(without, "output?ranks=1", token=without.token))[0] == 404
 
 
 async def test_lines_after_a_number(server: DashboardServer) -> None:

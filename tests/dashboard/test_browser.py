@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from playwright.async_api import Browser, Page, expect
 from asyncpar.dashboard.page_file import report_page
 from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.server import DashboardServer
-from asyncpar.testing.jobs import SyntheticJob, Trouble
+from asyncpar.observe.pipeline_runs import draw_run
+from asyncpar.testing.jobs import SyntheticJob, Trouble, record_pipeline
 from tests.dashboard.conftest import show
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
@@ -245,6 +246,77 @@ async def test_gradients_and_pipeline_say_where_the_time_goes(server: DashboardS
         await expect(page.locator(".figures")).to_contain_text("0.12 s")
         assert await page.locator("tbody tr").count() == 4
         await page.click("#tab-pipeline")
-        await expect(page.locator(".legend")).to_contain_text("backward weight")
+        await expect(page.locator(".legend").last).to_contain_text("backward weight")
         assert await page.locator("tbody tr").count() == 16
         assert await page.locator(".track").count() == 4
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (4, 2), (16, 1)])
+async def test_the_schedule_is_drawn_as_it_ran_and_read_by_keys(browser: Browser, stages: int, chunks: int) -> None:
+    run = draw_run(record_pipeline(stages, micro_batches=2 * stages, chunks=chunks))
+    assert run is not None
+    async with DashboardServer("127.0.0.1", 0) as server:
+        (job,) = SyntheticJob(stages).summaries(1)
+        await server.show(Painter().paint(job, schedule=run))
+        page = await browser.new_page()
+        with watched(page, origin=f"http://{server.address}/"):
+            await page.goto(server.url)
+            await page.click("#tab-pipeline")
+            await expect(page.locator(".strip .idle")).to_have_count(stages)
+            await expect(page.locator(".strip .forward")).to_have_count(2 * stages * stages * chunks)
+            await expect(page.locator(".strip .backward")).to_have_count(2 * stages * stages * chunks)
+            assert await page.locator(".strip .chunk1").count() == (4 * stages * stages if chunks > 1 else 0)
+            await expect(page.locator("#main")).to_contain_text(f"run {run['run']}")
+            await expect(page.locator("#main")).to_contain_text("% idle")
+            await page.focus(".strip")
+            await page.keyboard.press("ArrowRight")
+            await expect(page.locator("#tip")).to_contain_text("rank 0, stage 0: forward of micro-batch 0")
+            await page.keyboard.press("ArrowDown")
+            await expect(page.locator("#tip")).to_contain_text("rank 1, stage 1: forward of micro-batch 0")
+            await expect(page.locator("#tab-pipeline")).to_have_attribute("aria-selected", "true")
+            rights = "[...document.querySelectorAll('.strip rect')].map(one => one.getBoundingClientRect().right)"
+            assert await page.evaluate(f"Math.max(...{rights}) <= innerWidth")
+
+
+async def test_calls_that_wait_for_each_other_and_dead_letters_are_on_the_actors_page(browser: Browser) -> None:
+    async with DashboardServer("127.0.0.1", 0) as server:
+        await show(server, 8, seconds=2)
+        page = await browser.new_page()
+        with watched(page, origin=f"http://{server.address}/"):
+            await page.goto(server.url)
+            await page.click("#tab-actors")
+            await expect(page.locator(".chains li")).to_have_text(
+                "ranks 1, 5→ sampler.draw rank 0, 400 ms→ store.read rank 7, 300 mswhich runs read()"
+            )
+            await expect(page.locator("#main")).to_contain_text("3 in all, the last are listed")
+            await expect(page.locator("tbody").last).to_contain_text("logger.write")
+
+            await show(server, 1, seconds=2)
+            await expect(page.locator(".chains")).to_contain_text("No call waits for another one")
+            await expect(page.locator("#main")).to_contain_text("No dead letters")
+
+
+async def test_the_output_of_one_rank_is_read_at_its_agent(browser: Browser) -> None:
+    asked = []
+
+    async def read(ranks: Sequence[int]) -> list[dict[str, Any]]:
+        asked.append(list(ranks))
+        return [{"rank": rank, "text": f"from the agent of {rank}", "error": False} for rank in ranks]
+
+    async with DashboardServer("127.0.0.1", 0, output=read) as server:
+        await show(server, 4, seconds=2)
+        server.tail.add(b"from everywhere", rank=3)
+        page = await browser.new_page()
+        with watched(page, origin=f"http://{server.address}/"):
+            await page.goto(server.url)
+            await page.keyboard.press("9")
+            await expect(page.locator(".log")).to_contain_text("from everywhere")
+            await page.keyboard.press("/")
+            await page.keyboard.type("r2")
+            await expect(page.locator(".log")).to_contain_text("from the agent of 2")
+            await expect(page.locator(".log div")).to_have_count(1)
+            await page.keyboard.press("Control+A")
+            await page.keyboard.press("Delete")
+            await expect(page.locator(".log")).to_contain_text("from everywhere")
+    assert [2] in asked
+    assert all(len(ranks) == 1 for ranks in asked)

@@ -9,8 +9,9 @@ import pytest
 
 from asyncpar.dashboard.picture import MOST_LINKED, MOST_RANKS, Painter
 from asyncpar.dashboard.states import RankActivity
-from asyncpar.observe.summary import HostSummary, JobSummary, RankReport, RankSummary
-from asyncpar.testing.jobs import SyntheticJob, Trouble
+from asyncpar.observe.pipeline_runs import draw_run
+from asyncpar.observe.summary import AskSummary, HostSummary, JobSummary, RankReport, RankSummary
+from asyncpar.testing.jobs import SyntheticJob, Trouble, record_pipeline
 
 
 @pytest.mark.parametrize("size", [1, 2, 64, 1000])
@@ -109,3 +110,48 @@ def test_the_picture_of_the_end_adds_no_column() -> None:
 
     assert len(picture["heat"]["columns"]) == 2
     assert picture["ended"].startswith("The job has ended")
+
+
+def test_chains_of_calls_and_dead_letters_are_those_of_all_ranks() -> None:
+    (job,) = SyntheticJob(1000).summaries(1)
+    actors = Painter().paint(job)["actors"]
+    (chain,) = actors["chains"]
+    assert (chain["ranks"][:3], chain["count"], chain["caller"]) == ([1, 5, 9], 250, "")
+    assert [(step["rank"], step["actor"]) for step in chain["steps"]] == [(0, "sampler"), (999, "store")]
+    assert (chain["end"], chain["cycle"], chain["more"]) == ("runs read()", False, 0)
+    assert actors["lettersCount"] == 3
+    assert [(letter["on"], letter["sender"], letter["endpoint"]) for letter in actors["letters"]] == [
+        (2, 0, "write"),
+        (2, 1, "flush"),
+    ]
+
+
+def test_a_long_chain_is_cut() -> None:
+    reports = tuple(
+        RankReport(
+            rank=rank,
+            host="a",
+            pid=1,
+            summary=RankSummary(
+                rank=rank,
+                pid=1,
+                time=0.0,
+                asks=(
+                    AskSummary(
+                        rank=rank + 1, actor=f"a{rank + 1}", endpoint="do", caller=f"a{rank}", serves=(rank - 1, 0)
+                    ),
+                ),
+            ),
+        )
+        for rank in range(50)
+    )
+    job = JobSummary(job="j", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=reports),))
+    (chain,) = Painter().paint(job)["actors"]["chains"]
+    assert (len(chain["steps"]), chain["more"]) == (16, 34)
+
+
+def test_the_schedule_is_shown_as_it_was_told() -> None:
+    (job,) = SyntheticJob(2).summaries(1)
+    schedule = draw_run(record_pipeline(2, micro_batches=4))
+    assert Painter().paint(job, schedule=schedule)["schedule"] == schedule
+    assert Painter().paint(job)["schedule"] is None

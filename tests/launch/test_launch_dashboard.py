@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from asyncpar.launch.command_line import fill_bare
+from tests.launch.conftest import LIMIT
+from tests.launch.test_launch_hosts import start_pair
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -65,6 +68,14 @@ def pictures(url: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(line[6:])
 
 
+def ask(url: str, path: str) -> Any:
+    """Return what the page at ``url`` answers."""
+    address, _, token = url.partition("#token=")
+    request = urllib.request.Request(f"{address}{path}", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())
+
+
 def test_a_job_is_shown_while_it_runs_and_as_a_report_afterwards(launcher: Launcher) -> None:
     process = launcher.start(
         *("--nproc-per-node", "2", "--dashboard=127.0.0.1:0", "--metrics=127.0.0.1:0", "--log-dir", "logs"),
@@ -101,6 +112,70 @@ def test_a_job_is_shown_while_it_runs_and_as_a_report_afterwards(launcher: Launc
     assert document["picture"]["ended"] == ended
     assert {row["state"] for row in document["picture"]["ranks"]} == {1}  # ended
     assert "rank 1 sleeps" in [line["text"] for line in document["lines"]]
+
+
+PIPELINE = """
+    import asyncio
+    import numpy as np
+    import asyncpar as ap
+    from asyncpar.hybrid import HybridConfig, ThreeDParallelismConfig, ThreeDParallelismCoordinator, TransformerModel
+    from asyncpar.nn import TransformerConfig
+
+    async def main():
+        config = HybridConfig(parallelism=ThreeDParallelismConfig(pp_size=2, num_layers=2), micro_batches=4)
+        model = TransformerModel(config=TransformerConfig(vocabulary=16, length=8, features=8, layers=2))
+        tokens = [np.random.default_rng(number).integers(0, 16, (2, 9)) for number in range(4)]
+        inputs, targets = [rows[:, :-1] for rows in tokens], [rows[:, 1:] for rows in tokens]
+        async with ap.init() as node:
+            async with await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator:
+                while True:
+                    await coordinator.train_step(inputs, targets, learning_rate=1e-3)
+                    ending = np.array([os.path.exists("end")], np.int64)
+                    await node.world.all_reduce(ending, op="max")
+                    if ending[0]:
+                        break
+
+    asyncio.run(main())
+"""
+
+
+def test_the_schedule_of_a_pipeline_is_shown_as_it_ran(launcher: Launcher) -> None:
+    process = launcher.start(
+        *("--nproc-per-node", "2", "--dashboard=127.0.0.1:0", "--log-dir", "logs"), launcher.script(PIPELINE)
+    )
+    url = urls(process, "dashboard")["dashboard"]
+    for picture in pictures(url):
+        if picture["schedule"] is not None and picture["schedule"]["run"] > 2:
+            (launcher.directory / "end").touch()
+    done = launcher.finish(process)
+
+    assert done.returncode == 0, done.stderr
+    run = json.loads((launcher.directory / "logs" / "run.json").read_text())["picture"]["schedule"]
+    assert [(row["rank"], row["stages"]) for row in run["rows"]] == [(0, [0]), (1, [1])]
+    for row in run["rows"]:
+        done_of = [(run["kinds"][kind], batch) for kind, _, batch, _, _ in row["actions"]]
+        assert sorted(done_of) == [(kind, batch) for kind in ("backward", "forward") for batch in range(4)]
+
+
+SPEAKING = """
+    print("spoken by", rank, flush=True)
+    while not os.path.exists("end"):
+        time.sleep(0.05)
+"""
+
+
+def test_the_output_of_all_hosts_is_on_the_page(launcher: Launcher) -> None:
+    leader, follower = start_pair(launcher, launcher.script(SPEAKING), first=("--dashboard=127.0.0.1:0",))
+    url = urls(leader, "dashboard")["dashboard"]
+    limit, found = time.monotonic() + LIMIT, set[str]()
+    while found != {"spoken by 0", "spoken by 1"}:
+        assert time.monotonic() < limit, found
+        found = {line["text"] for line in ask(url, "lines")}
+        time.sleep(0.1)
+    assert ask(url, "output?ranks=1") == [{"rank": 1, "text": "spoken by 1", "error": False}]
+    assert ask(url, "output?ranks=7") == [{"rank": 7, "text": "(the job has no such rank)", "error": True}]
+    (launcher.directory / "end").touch()
+    assert [launcher.finish(process).returncode for process in (leader, follower)] == [0, 0]
 
 
 def test_a_failed_job_is_told_as_failed(launcher: Launcher) -> None:

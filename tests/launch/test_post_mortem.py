@@ -170,7 +170,8 @@ def test_a_launcher_that_is_killed_is_explained_too(launcher: Launcher) -> None:
         assert time.monotonic() < limit, "the reaper starts what writes it"
         time.sleep(0.05)
     text = found[0].read_text()
-    assert "The launcher was killed" in text
+    host = json.loads((found[0].parent / "job.json").read_text())["host"]
+    assert f"The launcher on {host} (pid {job.pid}) was killed" in text
     assert "rank 0 waits for rank 1 in all_reduce(float32[1024], sum) at job.py:" in text
     assert "under way: all_reduce #2 of world, called at job.py:" in text
 

@@ -17,6 +17,7 @@ from asyncpar.nn import Parameter, TransformerConfig
 from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
 from asyncpar.observe.image import Event, read_image
+from asyncpar.observe.pipeline_runs import draw_run, summarize_pipeline
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
@@ -85,6 +86,10 @@ async def test_actions_of_a_pipeline_are_recorded() -> None:
                 for number in (0, 1)
             ]
             assert sorted(actions) == sorted(wanted)
+        run = draw_run([summarize_pipeline(read_image(node.links.recorder.snapshot())) for node in nodes])
+        assert run is not None
+        assert [(row["rank"], row["stages"], len(row["actions"])) for row in run["rows"]] == [(0, [0], 4), (1, [1], 4)]
+        assert (run["run"], run["total"]) == (1, 2)
 
 
 def test_a_checkpoint_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

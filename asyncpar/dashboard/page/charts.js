@@ -1,4 +1,4 @@
-// Drawing: the heat strip, the matrix of links, lines over time.
+// Drawing: the heat strip, the matrix of links, lines over time, the schedule of a pipeline.
 const STATES = ["no word yet", "ended", "computes", "communicates", "waits", "silent", "holds others up", "blocks its loop", "stopped", "failed"];
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const palette = () => STATES.map((_, state) => css(`--s${state}`));
@@ -232,5 +232,96 @@ class Line {
         { ...axis, size: 48, space: 32, values: (_, at) => at.map(short) }],
       series: [{}, { stroke: css("--accent"), width: 1.5, points: { show: false }, spanGaps: true }],
     }, [times, points], this.box);
+  }
+}
+
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** A run of a pipeline as it was: a row for each rank, a block for each action, over time. */
+class Strip {
+  constructor() {
+    this.svg = svg("svg", { class: "strip", tabindex: "0", role: "img", "aria-label": "The schedule as it ran; arrow keys read one action" });
+    for (const [name, take] of [["mousemove", event => this.point(event)], ["mouseleave", () => tip("")], ["keydown", event => this.key(event)], ["blur", () => { this.mark(null); tip(""); }]]) this.svg.addEventListener(name, take);
+    this.cursor = null;
+  }
+  draw(run) {
+    const width = this.svg.parentElement.clientWidth;
+    if (width < 1 || this.width === width && this.run && this.run.run === run.run && this.run.seconds === run.seconds && this.run.rows.length === run.rows.length) return;
+    Object.assign(this, { run, width, cursor: null });
+    const rows = run.rows, count = rows.length;
+    const size = count <= 2 ? 36 : count <= 4 ? 30 : count <= 8 ? 24 : count <= 16 ? 18 : count <= 32 ? 12 : 8, gap = count <= 8 ? 4 : count <= 16 ? 3 : 2;
+    const names = rows.map(row => width < 560 ? `${row.rank}` : `rank ${row.rank}  ${row.stages.length > 1 ? "stages" : "stage"} ${row.stages.join(", ")}`);
+    const left = Math.max(...names.map(name => name.length)) * 6.4 + 10, right = 40, room = width - left - right;
+    const scale = room / (run.seconds * 1e6), height = count * (size + gap);
+    Object.assign(this, { size, gap, left, scale });
+    const every = size + gap >= 14 ? 1 : size + gap >= 10 ? 2 : 4;
+    const widest = Math.max(...rows.flatMap(row => row.actions.map(action => String(action[2]).length))) * 6.4 + 3;
+    const labelled = run.kinds.map((_, kind) => { const wide = median(rows.flatMap(row => row.actions.filter(action => action[0] === kind).map(action => action[4] * scale))); return size >= 18 && wide !== null && wide - 1 >= widest; });
+    const parts = this.ticks(height, room);
+    rows.forEach((row, at) => {
+      const top = at * (size + gap), middle = top + size / 2;
+      parts.push(svg("rect", { class: "idle", x: left, y: top, width: room, height: size }));
+      if (at % every === 0) {
+        parts.push(svg("text", { class: "name", x: left - 10, y: middle, "text-anchor": "end" }, names[at]));
+        parts.push(svg("text", { class: "name", x: width, y: middle, "text-anchor": "end" }, `${Math.round(100 * row.busy)}%`));
+      }
+      row.actions.forEach((action, place) => {
+        const [kind, stage, batch, begun, micros] = action, from = left + begun * scale, wide = Math.max(0.5, micros * scale);
+        const chunk = Math.min(3, row.stages.indexOf(stage));
+        parts.push(svg("rect", { class: `action ${run.kinds[kind]} chunk${chunk}`, x: from, y: top, width: wide > 4 ? wide - 1 : wide, height: size, rx: wide > 6 ? 2 : 0, "data-row": at, "data-place": place }));
+        if (labelled[kind] && wide >= String(batch).length * 6.4 + 3) parts.push(svg("text", { class: "batch", x: from + (wide - 1) / 2, y: middle, "text-anchor": "middle" }, batch));
+      });
+    });
+    this.frame = svg("rect", { class: "cursor", visibility: "hidden" });
+    parts.push(this.frame);
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height + 18}`);
+    this.svg.setAttribute("width", width);
+    this.svg.setAttribute("height", height + 18);
+    this.svg.replaceChildren(...parts);
+  }
+  ticks(height, room) {
+    const total = this.run.seconds * 1e6, rough = total / Math.max(2, Math.floor(room / 110)), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map(times => times * power).find(value => value >= rough), parts = [], [unit, per] = total >= 1e6 ? ["s", 1e6] : total >= 1000 ? ["ms", 1000] : ["µs", 1];
+    for (let at = 0; at <= total; at += step) {
+      const x = this.left + at * this.scale;
+      parts.push(svg("line", { class: "tick", x1: x, x2: x, y1: 0, y2: height }));
+      parts.push(svg("text", { class: "name", x: Math.min(x, this.left + room - 16), y: height + 9, "text-anchor": at ? "middle" : "start" }, at ? `${+(at / per).toPrecision(3)} ${unit}` : "0"));
+    }
+    return parts;
+  }
+  text(at, place) {
+    const row = this.run.rows[at], [kind, stage, batch, begun, took] = row.actions[place];
+    return `rank ${row.rank}, stage ${stage}: ${this.run.kinds[kind].replace("_", " ")} of micro-batch ${batch}\n${micros(took)}, after ${micros(begun)}`;
+  }
+  point(event) {
+    const { row, place } = event.target.dataset;
+    tip(row === undefined ? "" : this.text(+row, +place), event);
+  }
+  mark(cursor) {
+    this.cursor = cursor;
+    if (!this.frame) return;
+    this.frame.setAttribute("visibility", cursor ? "visible" : "hidden");
+    if (!cursor) return;
+    const [, , , begun, took] = this.run.rows[cursor.row].actions[cursor.place];
+    for (const [name, value] of Object.entries({ x: this.left + begun * this.scale, y: cursor.row * (this.size + this.gap), width: Math.max(3, took * this.scale), height: this.size })) this.frame.setAttribute(name, value);
+  }
+  key(event) {
+    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    if (!moves[event.key] || !this.run) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const rows = this.run.rows, [along, down] = this.cursor ? moves[event.key] : [0, 0], at = this.cursor || { row: 0, place: 0 };
+    const row = Math.max(0, Math.min(rows.length - 1, at.row + down)), actions = rows[row].actions;
+    const begun = rows[at.row].actions[at.place][3];
+    const nearest = actions.reduce((best, action, place) => Math.abs(action[3] - begun) < Math.abs(actions[best][3] - begun) ? place : best, 0);
+    this.mark({ row, place: row === at.row ? Math.max(0, Math.min(actions.length - 1, at.place + along)) : nearest });
+    const text = this.text(row, this.cursor.place), box = this.frame.getBoundingClientRect();
+    this.svg.setAttribute("aria-label", text);
+    tip(text, { clientX: box.left, clientY: box.top });
   }
 }

@@ -216,6 +216,10 @@ class PipelinePage {
   constructor() {
     this.bubble = figure("Bubble");
     this.worst = figure("Largest of a rank");
+    this.strip = new Strip();
+    this.run = h("span", { class: "quiet" });
+    this.kinds = h("div", { class: "legend right" });
+    this.blank = h("div");
     this.bars = h("div", { class: "bars" });
     this.legend = h("div", { class: "legend right" });
     this.table = new Table([
@@ -227,6 +231,7 @@ class PipelinePage {
     ], ["No pipeline yet", "Actions of a pipeline's stages appear here: forward, backward, and what they wait for."]);
     this.element = [
       h("section", { class: "card" }, h("div", { class: "figures" }, this.bubble.element, this.worst.element)),
+      h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "The schedule as it ran last"), this.run, this.kinds), h("div", {}, this.strip.svg), this.blank),
       h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Time of the last actions, by rank"), this.legend), this.bars),
       card("Actions", this.table.element),
     ];
@@ -237,12 +242,22 @@ class PipelinePage {
     this.bubble.value.textContent = percent(median(idle));
     this.worst.value.textContent = percent(idle.length ? Math.max(...idle) : null);
     this.bubble.element.title = "The part of a step in which a rank did not compute, median of all ranks";
+    this.drawRun(now.schedule, rows.length > 0);
     for (const row of rows) byRank.set(row.rank, [...(byRank.get(row.rank) || []), row]);
     const names = [...new Set(rows.map(row => row.name))].sort();
     this.legend.replaceChildren(...names.map(name => h("span", {}, swatch(ACTIONS[name] || 1), name.replace("_", " "))));
     stacked(this.bars, [...byRank].map(([rank, actions]) => [rank, actions.map(one => ({ value: one.count * one.p50, color: ACTIONS[one.name] || 1, title: one.name })), micros(actions.reduce((sum, one) => sum + one.count * one.p50, 0))]),
       empty("No pipeline yet", "A program that runs a pipeline shows here how the time of each stage is spent."));
     this.table.draw(rows);
+  }
+  drawRun(run, some) {
+    this.strip.svg.toggleAttribute("hidden", !run);
+    this.blank.replaceChildren(...(run ? [] : [some ? empty("No run yet", "Stages are asked for their last run every few seconds.") : empty("No pipeline yet", "A program that runs a pipeline shows here what each stage computed, and when.")]));
+    const drawn = run ? run.rows.length : 0;
+    this.run.textContent = run ? [`run ${short(run.run)}`, micros(run.seconds * 1e6), `${percent(1 - run.rows.reduce((sum, row) => sum + row.busy, 0) / drawn)} idle`, run.total > drawn ? `${drawn} of ${run.total} ranks` : "", run.left ? `${short(run.left)} actions are not drawn` : ""].filter(Boolean).join("  ·  ") : "";
+    const seen = new Set(run ? run.rows.flatMap(row => row.actions.map(action => run.kinds[action[0]])) : []);
+    this.kinds.replaceChildren(...[...seen].map(name => h("span", {}, swatch(ACTIONS[name]), name.replace("_", " "))), ...(run ? [h("span", {}, swatch(0), "idle")] : []));
+    if (run) this.strip.draw(run);
   }
 }
 
@@ -306,19 +321,43 @@ class ActorsPage {
   constructor() {
     this.asks = new Table([
       { name: "From rank", number: true, value: row => row.from },
+      { name: "By", value: row => row.caller, cell: row => row.caller || "its program" },
       { name: "Asks", grow: true, value: row => `${row.actor}.${row.endpoint}` },
       { name: "On rank", number: true, value: row => row.rank },
       { name: "For", number: true, value: row => row.seconds || 0, cell: row => duration(row.seconds || 0) },
       { name: "At", mono: true, cell: row => row.site || "–" },
-    ], ["No call waits", "Calls of actors that wait for their answer are listed here."], { at: 3, down: true });
+    ], ["No call waits", "Calls of actors that wait for their answer are listed here."], { at: 4, down: true });
     this.boxes = new Table([
       { name: "Rank", number: true, value: row => row.rank },
       { name: "Actor", grow: true, value: row => row.actor },
       { name: "Messages waiting", number: true, value: row => row.waiting },
     ], ["All mailboxes are empty", "Actors with messages that wait are listed here."], { at: 2, down: true });
-    this.element = [card("Calls that wait", this.asks.element), card("Mailboxes", this.boxes.element)];
+    this.chains = h("ol", { class: "chains" });
+    this.count = h("span", { class: "quiet" });
+    this.letters = new Table([
+      { name: "Told by rank", number: true, value: row => row.sender },
+      { name: "Message", value: row => `${row.actor}.${row.endpoint}` },
+      { name: "To rank", number: true, value: row => row.rank },
+      { name: "Why it was not handled", grow: true, value: row => row.reason },
+    ], ["No dead letters", "Messages that no actor handled are listed here, the last ones of each rank."]);
+    this.element = [
+      card("Calls that wait", this.asks.element),
+      h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Calls that wait for other calls"), h("span", { class: "quiet" }, "from the first caller to the actor that holds it up")), this.chains),
+      card("Mailboxes", this.boxes.element),
+      h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Dead letters"), this.count), this.letters.element),
+    ];
+  }
+  chain(one) {
+    const from = `${one.count > 1 ? "ranks" : "rank"} ${ranks(one.ranks, one.count)}`, steps = one.steps.map(step => h("span", { title: step.site ? `called at ${step.site}` : null },
+      h("span", { class: "quiet", "aria-label": "waits for" }, "→ "), h("code", {}, `${step.actor}.${step.endpoint}`), h("span", { class: "quiet" }, ` rank ${step.rank}, ${duration(step.seconds)}`)));
+    const end = one.more ? ` and ${one.more} more` : one.cycle ? "a cycle: none of them can go on" : one.end ? `which ${one.end}` : "";
+    return h("li", { class: one.cycle ? "cycle" : "" }, h("span", {}, one.caller ? h("code", {}, one.caller) : "", one.caller ? h("span", { class: "quiet" }, ` ${from}`) : from), ...steps, end ? h("span", { class: "end" }, end) : null);
   }
   draw(now) {
+    const { chains = [], letters = [], lettersCount = 0 } = now.actors;
+    this.chains.replaceChildren(...(chains.length ? chains.map(one => this.chain(one)) : [h("li", { class: "none" }, empty("No call waits for another one", "Where the actor that is called waits for another one itself, the chain is shown here."))]));
+    this.count.textContent = lettersCount ? `${short(lettersCount)} in all${lettersCount > letters.length ? ", the last are listed" : ""}` : "";
+    this.letters.draw(letters);
     this.asks.draw(now.actors.asks);
     this.boxes.draw(now.actors.mailboxes);
   }
@@ -343,26 +382,58 @@ class MemoryPage {
 
 class LogsPage {
   constructor() {
-    this.filter = h("input", { type: "search", placeholder: "Text, or r3 for rank 3", "aria-label": "Filter lines", size: "26", oninput: () => this.fill() });
+    this.filter = h("input", { type: "search", placeholder: "Text, or r3 for rank 3", "aria-label": "Filter lines", size: "26", oninput: () => this.change() });
     this.log = h("div", { class: "log", tabindex: "0", role: "log" });
+    this.note = h("span", { class: "quiet" });
     this.shown = -1;
-    this.element = [h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Output"), h("span", { class: "quiet" }, "the last lines of the ranks on the launcher's host"), h("span", { class: "right" }, this.filter)), this.log)];
+    this.wanted = "";
+    this.read = null;
+    this.element = [h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Output"), this.note, h("span", { class: "right" }, this.filter)), this.log)];
+  }
+  words() { return this.filter.value.toLowerCase().split(/\s+/).filter(Boolean); }
+  change() {
+    const wanted = this.words().filter(word => /^r\d{1,7}$/.test(word)).map(word => +word.slice(1)).slice(0, MOST_READ).join(",");
+    if (wanted !== this.wanted) {
+      this.wanted = wanted;
+      this.read = null;
+      clearTimeout(this.timer);
+      if (wanted && !inside) this.timer = setTimeout(() => this.readRanks(), 250);
+    }
+    this.fill();
+  }
+  async readRanks() {
+    const wanted = this.wanted;
+    if (!wanted || this.reading) return;
+    this.reading = true;
+    try {
+      const answer = await ask(`output?ranks=${wanted}`);
+      const found = answer.ok ? await answer.json() : null;
+      if (found && wanted === this.wanted) { this.read = found; this.fill(); }
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error; // no connection: the stream tells
+    } finally {
+      this.reading = false;
+    }
+    if (wanted !== this.wanted) this.readRanks();
   }
   draw() {
-    if (!inside) fetchLines();
+    if (!inside) { fetchLines(); if (state === "live") this.readRanks(); }
     const newest = lines.length ? lines[lines.length - 1].n : 0;
     if (newest !== this.shown) this.fill();
   }
   fill() {
     this.shown = lines.length ? lines[lines.length - 1].n : 0;
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const fits = line => words.every(word => /^r\d+$/.test(word) ? line.rank === +word.slice(1) : line.text.toLowerCase().includes(word));
-    const found = lines.filter(fits), atEnd = this.log.scrollTop + this.log.clientHeight >= this.log.scrollHeight - 30;
+    const words = this.words(), told = this.read || lines;
+    this.note.textContent = this.read ? "the last lines of these ranks" : inside ? "the last lines" : "the last lines of all ranks; r3 has more of rank 3";
+    const wanted = words.filter(word => /^r\d+$/.test(word)).map(word => +word.slice(1)), texts = words.filter(word => !/^r\d+$/.test(word));
+    const found = told.filter(line => (!wanted.length || wanted.includes(line.rank)) && texts.every(word => line.text.toLowerCase().includes(word)));
+    const atEnd = this.log.scrollTop + this.log.clientHeight >= this.log.scrollHeight - 30;
     const width = Math.max(1, ...found.map(line => String(line.rank).length));
-    this.log.replaceChildren(...(found.length ? found.map(line => h("div", { class: line.error ? "err" : "" }, h("span", { class: "from" }, line.rank === null ? "" : `${String(line.rank).padStart(width)}  `), line.text)) : [empty(lines.length ? "No line fits" : "No output yet", lines.length ? "Clear the filter to see all." : "What ranks print appears here.")]));
+    this.log.replaceChildren(...(found.length ? found.map(line => h("div", { class: line.error ? "err" : "" }, h("span", { class: "from" }, line.rank === null ? "" : `${String(line.rank).padStart(width)}  `), line.text)) : [empty(told.length ? "No line fits" : "No output yet", told.length ? "Clear the filter to see all." : "What ranks print appears here.")]));
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 }
+const MOST_READ = 8; // ranks whose output is read together
 
 const PAGES = { job: ["Job", JobPage], ranks: ["Ranks", RanksPage], links: ["Links", LinksPage], operations: ["Operations", OperationsPage], gradients: ["Gradients", GradientsPage], pipeline: ["Pipeline", PipelinePage], actors: ["Actors", ActorsPage], memory: ["Memory", MemoryPage], logs: ["Logs", LogsPage], flight: ["Flight", FlightPage] };
 const made = {}, tabs = {};

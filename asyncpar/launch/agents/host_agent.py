@@ -238,7 +238,8 @@ class HostAgent:
         except (ProtocolError, UsageError) as error:
             self.say(str(error))
             return
-        remains = open_remains(self._place, opened.number, record, self._reaper, self.say)
+        process = "launcher" if self._only_job else "agent"
+        remains = open_remains(self._place, opened.number, record, self._reaper, self.say, process=process)
         processes = SlotProcesses(
             record,
             self._place,

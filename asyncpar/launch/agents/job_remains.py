@@ -12,9 +12,18 @@ from asyncpar.launch.reaper_client import ReaperClient
 
 
 def open_remains(
-    place: HostPlace, number: int, record: SubmittedJob, reaper: ReaperClient, say: Callable[[str], None]
+    place: HostPlace,
+    number: int,
+    record: SubmittedJob,
+    reaper: ReaperClient,
+    say: Callable[[str], None],
+    *,
+    process: str = "agent",
 ) -> PostMortem | None:
-    """Return the folder for what is left of job ``number``; None if none is wanted, or it cannot be made now."""
+    """Return the folder for what is left of job ``number``; None if none is wanted, or it cannot be made now.
+
+    ``process`` is what runs the ranks: the agent of this host, or a launcher that is one for its job.
+    """
     if place.post_mortem is None:
         return None
     try:
@@ -24,6 +33,7 @@ def open_remains(
             host=place.host,
             command=(record.program, *record.arguments),
             environment={**place.environment, **record.environment},
+            process=process,
         )
     except UsageError as error:
         say(f"job {number} runs without a post-mortem: {error}")

@@ -28,10 +28,20 @@ def show_job(job: JobSummary, *, width: int | None = None) -> str:
     return "".join(line[:width].rstrip() + "\n" for line in lines)
 
 
-def name_dashboard(job: JobSummary) -> str:
-    """Return where the page of the job is, or how to get one."""
+def name_dashboard(job: JobSummary, *, is_whole: bool = True, is_agent: bool = False) -> str:
+    """Return where the page of the job is, or how to get one.
+
+    ``is_whole``: the launcher that was asked sees all hosts; ``is_agent``: an agent was asked.
+    """
     if job.dashboard:
         return f"dashboard: {job.dashboard}"
+    if is_agent:
+        return (
+            "no dashboard here (`asyncpar agent --dashboard` has one, and the launcher of a job with --dashboard; "
+            "`asyncpar top` shows the job here)"
+        )
+    if not is_whole:
+        return "no dashboard here (`asyncpar status` on the first host says where that of the whole job is)"
     return "no dashboard (`asyncpar launch --dashboard` has one; `asyncpar top` shows the job here)"
 
 

@@ -45,11 +45,11 @@ def _status(job: str | None, address: str | None, secret_file: str | None, certs
         return 0
     if entry.agent:
         _of_agent(entry.agent, secret_file, certs, as_json=False)
-        if not reply.job.ranks:
-            return 0
         print_result("the status", "\n")
+    page = name_dashboard(reply.job, is_whole=entry.is_whole, is_agent=bool(entry.agent))
     width = os.get_terminal_size(1).columns if sys.stdout.isatty() else None
-    print_result("the status", f"{show_job(reply.job, width=width or None)}\n{name_dashboard(reply.job)}\n")
+    shown = f"{show_job(reply.job, width=width or None)}\n" if reply.job.ranks or not entry.agent else ""
+    print_result("the status", f"{shown}{page}\n")
     return 0
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import textwrap
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
-from tests.launch.test_launch_dashboard import pictures
+from tests.launch.test_launch_dashboard import ask, pictures
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -64,24 +63,24 @@ def shows_both(picture: Picture) -> bool:
     return picture["world"] == 2 and set(hosts_of(picture).values()) == {"one", "two"} and len(picture["ranks"]) == 2
 
 
-def ask(url: str, path: str) -> Any:
-    address, _, token = url.partition("#token=")
-    request = urllib.request.Request(f"{address}{path}", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.loads(answer.read())
+def spoken(url: str) -> int:
+    """Return how many ranks have said something on the page."""
+    return [line["text"] for line in ask(url, "lines")].count("spoken by a rank")
 
 
 def test_the_launcher_shows_what_agents_run_on_all_hosts(group: AgentGroup) -> None:
     group.start_all("one", "two")
     logs = group.folder / "logs"
     options = ("--nnodes", "2:2", *ELASTIC, *SHOWN, "--log-dir", str(logs))
-    launcher = group.launch(TRAINING, FOREVER, options=options)
+    launcher = group.launch(SPEAKING + textwrap.dedent(TRAINING), FOREVER, options=options)
     url = url_of(group, "launch")
     picture = see(url, shows_both, "both hosts on the page")
     assert (picture["job"], picture["command"].split()[0]) == ("job.py", str(group.folder / "job.py"))
     assert picture["phase"] == "running"
     flight = ask(url, "flight")
     assert (flight["ranks"], flight["problems"]) == (2, [])
+    eventually(lambda: spoken(url) == 2, "the output of both hosts")
+    assert "spoken by a rank" in [line["text"] for line in ask(url, "output?ranks=1")]
 
     group.agents["two"].send_signal(signal.SIGSTOP)
     silent = re.compile(r"The agent of rank \d on two \(127\.0\.0\.1:\d+\) does not answer; look on that host")
@@ -126,7 +125,7 @@ def test_an_agent_shows_jobs_and_the_metrics_of_its_ranks(group: AgentGroup) -> 
         metrics = answer.read().decode()
     assert 'asyncpar_up{host="one"' in metrics
     assert 'host="two"' not in metrics
-    eventually(lambda: "spoken by a rank" in [line["text"] for line in ask(url, "lines")], "the output on the page")
+    eventually(lambda: spoken(url) == 2, "the output of both hosts on the page")
     launcher.terminate()
     assert launcher.wait(timeout=60) == 143
 

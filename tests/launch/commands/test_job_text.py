@@ -56,6 +56,12 @@ def test_the_address_of_the_page_is_said_or_how_to_get_one() -> None:
     assert name_dashboard(job(report(0))).startswith("no dashboard (`asyncpar launch --dashboard` has one;")
 
 
+def test_where_a_page_of_others_may_be_it_is_said() -> None:
+    other_host = name_dashboard(job(report(0)), is_whole=False)
+    assert other_host == "no dashboard here (`asyncpar status` on the first host says where that of the whole job is)"
+    assert name_dashboard(job(), is_agent=True).startswith("no dashboard here (`asyncpar agent --dashboard` has one")
+
+
 def test_a_rank_that_has_told_nothing_and_one_that_has_ended() -> None:
     silent = RankReport(rank=0, host="a", pid=1)
     ended = msgspec.structs.replace(report(1), condition="ended", ending="was killed by SIGKILL")
