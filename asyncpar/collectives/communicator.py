@@ -23,6 +23,7 @@ from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.lane_cache import LaneCache, default_path
 from asyncpar.collectives.ledger import Traffic, world_number
+from asyncpar.collectives.notice import GroupNotice
 from asyncpar.collectives.operation import Limits
 from asyncpar.collectives.point_to_point import PointToPoint, ReceivedMessage
 from asyncpar.collectives.policy import Policy, parse_pin
@@ -737,6 +738,17 @@ def cost_model_of(communicator: Communicator) -> CostModel:
 def lane_figures_of(communicator: Communicator) -> Array:
     """Return what this rank has seen of lanes: the negative latency and the bandwidth, -inf for what is unknown."""
     return communicator._engine.lanes.figures()
+
+
+def notice_of(communicator: Communicator, key: str) -> GroupNotice:
+    """Return the next notice of ``key`` in the group of ``communicator``."""
+    return GroupNotice(communicator._engine, key)
+
+
+def skip_use(communicator: Communicator, key: str) -> None:
+    """Take a use of ``key`` without an operation, as all ranks do.  Never raises."""
+    engine = communicator._engine
+    engine.table.take_abort(engine.group, engine.skip(key))
 
 
 def recorder_of(communicator: Communicator) -> Recorder:

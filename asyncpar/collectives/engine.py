@@ -334,6 +334,11 @@ class Engine:
             self.refuse(name, error, key)
             raise
 
+    def skip(self, key: str) -> int:
+        """Take a use of ``key`` without an operation, as all ranks do; return its number."""
+        sequence, _ = self.ledger.allot_keyed(key, self.group.active)
+        return sequence
+
     def start(
         self,
         name: str,

@@ -158,6 +158,8 @@ class Group:
         """Calls that are no operations yet, by number: see ``quick``."""
         self._admit_early = admit_early
         self.history: OrderedDict[int, Description] = OrderedDict()
+        self.notices: dict[int, Callable[[], None]] = {}
+        """By number, what is called when another rank gives notice: see ``GroupNotice``."""
 
     def check_open(self) -> None:
         """Raise what says why the group accepts no more operations, if it was closed here, revoked or given up."""

@@ -143,6 +143,10 @@ class OperationTable:
             if told is not None:
                 operation.fail(_error_of(operation, *told))
 
+    def take_abort(self, group: Group, sequence: int) -> bool:
+        """Forget that a peer has given up ``sequence``, which was not called yet; return whether one had."""
+        return self.aborted.pop((group.number, sequence), None) is not None
+
     def is_calm(self, run_queue: RunQueue, group: Group, sequence: int) -> bool:
         """Is no task queued, no rank of ``group`` lost, and its operation ``sequence`` not aborted by a peer?"""
         links = self.links
@@ -267,6 +271,10 @@ class OperationTable:
 
     def _on_abort(self, rank: int, key: Key, abort: Abort) -> None:
         group = self._groups.get(key.group)
+        hear = None if group is None else group.notices.get(key.sequence)
+        if hear is not None:
+            hear()
+            return
         operation = self._operation(key.group, key.sequence)
         if operation is not None:
             if abort.operation is not None:

@@ -186,9 +186,9 @@ class BucketKeys:
 class Keys:
     """Names for the steps of the synchronizer ``name``.
 
-    Every rank uses the name of the agreement exactly once in every step, whatever happens in it.  All other names begin
-    with the epoch: a step that fails on a rank begins a new one there, and in the next agreement all ranks take over
-    the latest.  So it does not matter which names a rank has used up in steps that failed.
+    Every rank uses the names of the agreement and of its notice exactly once in every step, whatever happens in it.
+    All other names begin with the epoch: a step that fails on a rank begins a new one there, and in the next agreement
+    all ranks take over the latest.  So it does not matter which names a rank has used up in steps that failed.
     """
 
     name: str
@@ -201,6 +201,11 @@ class Keys:
     @property
     def agreement(self) -> str:
         return f"{self.rare}/agreement" if self.has_agreed else f"{self.prefix}/agreement"
+
+    @property
+    def changes(self) -> str:
+        """The name of the notice of a rank that does not take the step as the others expect; one use in every step."""
+        return f"{self.prefix}/changes"
 
     @property
     def ending(self) -> Name:

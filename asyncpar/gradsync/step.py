@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, digest_of
-from asyncpar.collectives.communicator import Communicator, bucket_span
-from asyncpar.core.concurrency.tasks import INLINE_BYTES, off_loop
+from asyncpar.collectives.communicator import Communicator, bucket_span, skip_use
+from asyncpar.core.concurrency.tasks import INLINE_BYTES, CleanTaskGroup, off_loop
 from asyncpar.core.config.placement import Replication
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import layout_cache
@@ -37,6 +37,7 @@ from asyncpar.gradsync.groups import ALL_RANKS, EMBEDDING, REPLICAS, TENSOR_PARA
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.plan import BucketPlan
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
+from asyncpar.gradsync.standing import StandingAgreement
 from asyncpar.gradsync.statistics import BucketOutcome, NonFiniteFindings, StepOutcome, StepRecord, collect
 from asyncpar.gradsync.tuned_steps import FIGURES, StepTuning
 
@@ -127,15 +128,16 @@ class SyncStep:
 class StepRun:
     """One step on this rank.
 
-    Flows exchange nothing before ``agreed`` is set, after ``comparison``.  With ``observes`` all ranks use from the
-    next step on the order in which gradients became final on the first replica.  ``tuning`` measures, and ranks tell
-    each other its figures at the end.
+    Flows exchange nothing before ``agreed`` is set, after the comparison that ``propose`` returns, or at once where
+    ``standing`` is an agreement that holds for this step; then ``propose`` and ``make_flows`` are called if that turns
+    out to be wrong.  With ``observes`` all ranks use from the next step on the order in which gradients became final on
+    the first replica.  ``tuning`` measures, and ranks tell each other its figures at the end.
     """
 
     def __init__(
         self,
-        comparison: Comparison,
-        flows: Sequence[BucketFlow],
+        propose: Callable[[], Comparison],
+        make_flows: Callable[[], Sequence[BucketFlow]],
         groups: SyncGroups,
         *,
         keys: Keys,
@@ -143,13 +145,18 @@ class StepRun:
         observes: bool,
         feed: UpdateFeed | None = None,
         tuning: StepTuning | None = None,
+        standing: StandingAgreement | None = None,
     ) -> None:
-        self.flows = flows
+        self.flows = make_flows()
         self.feed = feed
         self.order: list[str] | None = None
         self.is_refused = False
         """Do ranks differ?  All of them know, so none has to be told."""
-        self._comparison = comparison
+        self._make_flows = make_flows
+        self._standing = standing
+        self._propose = propose
+        self._comparison = propose() if standing is None else None
+        self._is_skipped = False
         self._keys = keys
         self._agreed = agreed
         self._observed: list[str] = []
@@ -161,7 +168,8 @@ class StepRun:
         """The figures of each rank, in rows, once the step has ended."""
         self._size = groups.everyone.size
         everyone, replicas = groups.everyone, groups.replicas
-        self._ending = OwedCollective(lambda: everyone.all_gather(self._ended, key=str(keys.ending)))
+        self._everyone = everyone
+        self._ending = self._owe_ending()
         self._all_findings = OwedCollective(
             lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=NonFiniteFindings)
         )
@@ -177,9 +185,11 @@ class StepRun:
 
     def begin(self, step: SyncStep, tasks: asyncio.TaskGroup) -> None:
         """Start everything that need not wait for the end of the step's block."""
-        tasks.create_task(self._compare(), name="gradients/agreement")
-        for flow in sorted(self.flows, key=lambda flow: flow.scheme.bucket.turn):
-            tasks.create_task(step.carry(flow), name=flow.name)
+        if self._standing is not None:
+            tasks.create_task(self._run_without_comparison(step, self._standing), name="gradients/buckets")
+        else:
+            tasks.create_task(self._compare(), name="gradients/agreement")
+            self._start_flows(step, tasks)
         if self.feed is not None:
             tasks.create_task(self.feed.run(), name="gradients/update")
 
@@ -203,6 +213,7 @@ class StepRun:
         findings = [self._findings]
         if self._size > 1:
             ended = await self._ending.run()
+            self._skip_comparison()
             self.measured = None if self._tuning is None else ended[:, 1:]
             if ended[:, 0].any():
                 findings = await self._all_findings.run()
@@ -217,14 +228,63 @@ class StepRun:
         """Abort, on all ranks, what this rank has not begun of the step.  Does not wait."""
         if self._size > 1:
             self._ending.close()
-        self._comparison.close()
+        if not self._is_skipped:
+            (self._comparison or self._propose()).close()
         self._all_findings.close()
         if self._observes:
             self._order.close()
+        self._close_flows()
+
+    def _close_flows(self) -> None:
         for flow in self.flows:
             flow.close()
 
+    def _start_flows(self, step: SyncStep, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        in_turn = sorted(self.flows, key=lambda flow: flow.scheme.bucket.turn)
+        return [tasks.create_task(step.carry(flow), name=flow.name) for flow in in_turn]
+
+    async def _run_without_comparison(self, step: SyncStep, standing: StandingAgreement) -> None:
+        """Run the flows at once; if another rank says meanwhile that something has changed, compare, and run them anew.
+
+        See ``standing``.
+        """
+        self._agreed.set()
+        with first_error():
+            async with CleanTaskGroup() as tasks:
+                flows = self._start_flows(step, tasks)
+
+                def cancel() -> None:
+                    for flow in flows:
+                        flow.cancel()
+
+                standing.on_change(cancel)
+        standing.on_change(None)
+        if not any(flow.cancelled() for flow in flows):
+            return
+        self._ending.close()
+        self._close_flows()
+        standing.begin_epoch()
+        self._agreed.clear()
+        self._ending = self._owe_ending()
+        self.flows = self._make_flows()
+        self._comparison = self._propose()
+        await self._compare()
+        with first_error():
+            async with CleanTaskGroup() as tasks:
+                self._start_flows(step, tasks)
+
+    def _skip_comparison(self) -> None:
+        """Take the use of the comparison's name all the same, if there was none: see ``Keys``."""
+        if self._comparison is None:
+            skip_use(self._everyone, self._keys.agreement)
+            self._is_skipped = True
+
+    def _owe_ending(self) -> OwedCollective[NDArray[Any]]:
+        everyone, key = self._everyone, self._keys.ending
+        return OwedCollective(lambda: everyone.all_gather(self._ended, key=str(key)))
+
     async def _compare(self) -> None:
+        assert self._comparison is not None, "the step is one with a comparison"
         try:
             self._keys.adopt(await self._comparison.run())
         except SettingsDiffer:

@@ -42,6 +42,7 @@ from asyncpar.gradsync.plan import (
     spec_of,
 )
 from asyncpar.gradsync.schemes.device import HostMirrors
+from asyncpar.gradsync.standing import StandingAgreement, StepTerms, can_repeat
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
 from asyncpar.gradsync.step import (
     BucketFlow,
@@ -114,6 +115,7 @@ class GradientSynchronizer:
         self._is_stepping = False
         self._threads = max(1, (os.cpu_count() or 1) // 2)  # asked once: it takes 0.3 ms
         self._keys = Keys(name)
+        self._standing = StandingAgreement(self._groups, self._keys)
         self._drawn_before = 0
         self._name = name
         self._is_closed = False
@@ -188,6 +190,7 @@ class GradientSynchronizer:
         feed: UpdateFeed | None = None
         try:
             self._keys.begin_step()
+            self._standing.begin_step()
             self._meter.begin(self.steps)
             by_name, layout = await self._prepare(parameters, has_update=update is not None)
             take_final = take_final_of(layout, by_name)
@@ -199,7 +202,13 @@ class GradientSynchronizer:
             )
             before = SyncTraffic.read(layout.communicators)
             feed = None if update is None else UpdateFeed(update, by_name, flows=len(layout.schemes))
-            run = self._make_run(layout, by_name, feed)
+            terms = StepTerms(
+                layout=layout.digest,
+                micro_steps=self._accumulation.micro_steps + 1,
+                is_observed=self._layouts.is_observed,
+                drawn_before=self._drawn_before,
+            )
+            run = self._make_run(layout, by_name, feed, terms)
             with cancel_reason() as why:
                 try:
                     with first_error():
@@ -226,12 +235,15 @@ class GradientSynchronizer:
                     feed.commit()
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
                 await self._commit(step, run, by_name, layout.mirrors)
+            self._standing.succeed(terms if run.order is None and can_repeat(layout) else None)
         except BaseException:
             self._keys.epoch += 1
+            self._standing.fail()
             self._meter.end(EventState.FAILED)
             raise
         finally:
             self._is_stepping = False
+            self._standing.end_step()
             self._meter.end()
             if feed is not None:
                 await feed.undo()
@@ -271,6 +283,7 @@ class GradientSynchronizer:
         """
         self._check_idle("restart")
         self._keys.restart(number)
+        self._standing.restart()
         self._start_over()
         self._accumulation.clear()
 
@@ -304,6 +317,7 @@ class GradientSynchronizer:
         """
         self._check_idle("update_compression_config")
         self._layouts.change(compression)
+        self._standing.doubt()
         self._restart_tuning()
 
     def update_bucketing_config(self, bucketing: GradientBucketingConfig) -> None:
@@ -311,6 +325,7 @@ class GradientSynchronizer:
         self._check_idle("update_bucketing_config")
         self._layouts.rebucket(bucketing)
         self._bucketing = bucketing
+        self._standing.doubt()
         self._restart_tuning()
 
     def update_tuning_config(self, tuning: TuningConfig | None) -> None:
@@ -320,6 +335,7 @@ class GradientSynchronizer:
         """
         self._check_idle("update_tuning_config")
         self._tuning = self._make_tuning(tuning)
+        self._standing.doubt()
         self._layouts.tune(None)
 
     def tuning_outcome(self) -> TuningOutcome | None:
@@ -343,6 +359,7 @@ class GradientSynchronizer:
         """
         self._check_idle("clear_buffers")
         self._layouts.clear()
+        self._standing.doubt()
         self._restart_tuning()
         self._accumulation.clear()
 
@@ -354,6 +371,7 @@ class GradientSynchronizer:
         """Go on with ``residuals`` of an earlier run of this rank; to be called on all ranks, before a step."""
         self._check_idle("restore_residuals")
         self._layouts.restore_residuals(residuals)
+        self._standing.doubt()
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of all that error feedback and codecs keep on this rank, vectors by name, for checkpoints.
@@ -375,6 +393,7 @@ class GradientSynchronizer:
         """
         self._check_idle("restore")
         self._layouts.restore(state)
+        self._standing.doubt()
         if steps is not None:
             self._drawn_before = steps - self._keys.steps
 
@@ -387,6 +406,7 @@ class GradientSynchronizer:
         """
         try:
             if self._layouts.must_measure:
+                self._standing.tell_change()
                 comparison = propose_to_measure(self._groups, self._keys)
                 self._keys.has_agreed = True
                 self._keys.adopt(await comparison.run())
@@ -407,11 +427,13 @@ class GradientSynchronizer:
             await self._refuse(error)
             raise
         except BaseException as error:
+            self._standing.tell_change()
             refuse(self._groups, self._keys, error).close()
             raise
 
     async def _refuse(self, error: UsageError) -> None:
         """Tell the other ranks that this one cannot take the step."""
+        self._standing.tell_change()
         try:
             await refuse(self._groups, self._keys, error).run()
         except SettingsDiffer:
@@ -419,7 +441,9 @@ class GradientSynchronizer:
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
 
-    def _make_run(self, layout: BucketLayout, by_name: Parameters, feed: UpdateFeed | None) -> StepRun:
+    def _make_run(
+        self, layout: BucketLayout, by_name: Parameters, feed: UpdateFeed | None, terms: StepTerms
+    ) -> StepRun:
         """Return what has to run in this step."""
         agreed, mirrors, tuning = asyncio.Event(), layout.mirrors, self._tuning
         settings = FlowSettings(
@@ -428,7 +452,7 @@ class GradientSynchronizer:
                 parameters=by_name if mirrors is None else mirrors.parameters,
                 fetch=None if mirrors is None else partial(mirrors.fetch, by_name),
                 accumulated=self._accumulation.sums,
-                micro_steps=self._accumulation.micro_steps + 1,
+                micro_steps=terms.micro_steps,
                 as_views=self._bucketing.gradient_as_bucket_view,
             ),
             policy=self._policy,
@@ -437,33 +461,37 @@ class GradientSynchronizer:
             step=self._keys.steps,
             feed=feed,
         )
-        flows = [
-            BucketFlow(
-                scheme,
-                keys=self._keys.bucket(scheme.bucket),
-                place=(self.steps, zlib.crc32(scheme.bucket.shared_name.encode())),
-                settings=settings,
-            )
-            for scheme in layout.schemes
-        ]
-        comparison = propose(
-            self._groups,
-            self._keys,
-            layout,
-            number=self.steps,
-            micro_steps=settings.packing.micro_steps,
-            is_observed=self._layouts.is_observed,
-            tuning="" if tuning is None else tuning.line,
-        )
+
+        def make_flows() -> list[BucketFlow]:
+            return [
+                BucketFlow(
+                    scheme,
+                    keys=self._keys.bucket(scheme.bucket),
+                    place=(self.steps, zlib.crc32(scheme.bucket.shared_name.encode())),
+                    settings=settings,
+                )
+                for scheme in layout.schemes
+            ]
+
         return StepRun(
-            comparison,
-            flows,
+            partial(
+                propose,
+                self._groups,
+                self._keys,
+                layout,
+                number=self.steps,
+                micro_steps=terms.micro_steps,
+                is_observed=terms.is_observed,
+                tuning="" if tuning is None else tuning.line,
+            ),
+            make_flows,
             self._groups,
             keys=self._keys,
             agreed=agreed,
             observes=self._bucketing.overlap_communication and not self._layouts.is_observed,
             feed=feed,
             tuning=tuning,
+            standing=self._standing if self._standing.holds_for(terms) else None,
         )
 
     def _skips(self, outcome: StepOutcome) -> bool:

@@ -86,15 +86,15 @@ class StepTuning:
         self._last_end = now
         return np.array([waited, max(whole, waited), *lane_figures_of(self._communicator)])
 
-    def observe(self, figures: NDArray[Any]) -> None:
-        """Take in the figures of all ranks, in rows, of a step that has succeeded."""
+    def observe(self, figures: NDArray[Any], *, steps: int = 1) -> None:
+        """Take in the figures of all ranks, in rows, of one of ``steps`` alike that have succeeded."""
         if self._tuner is None or self._model is None:
             return
         latency, bandwidth = (float(figures[:, column].max()) for column in (2, 3))
         self._model.learn(
             latency=-latency if np.isfinite(latency) else None, bandwidth=bandwidth if np.isfinite(bandwidth) else None
         )
-        self._tuner.observe(float(figures[:, 0].min()), float(figures[:, 1].min()))
+        self._tuner.observe(float(figures[:, 0].min()), float(figures[:, 1].min()), steps=steps)
 
     def restart(self) -> None:
         """Forget everything, as ranks may differ."""

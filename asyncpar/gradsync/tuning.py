@@ -204,20 +204,20 @@ class Tuner:
         self.lost = 0.0
         """Seconds by which trials have made steps longer."""
 
-    def observe(self, waited: float, whole: float) -> None:
+    def observe(self, waited: float, whole: float, *, steps: int = 1) -> None:
         """Take in a step with ``choice``: seconds that were ``waited`` for after the last gradient, and of the whole
-        step; the same figures on all ranks.
+        step; the same figures on all ranks.  It stands for ``steps`` steps with that choice.
         """
-        self.steps += 1
-        self.elapsed += whole
+        self.steps += steps
+        self.elapsed += steps * whole
         if self.steps <= _WARM_UP:
             return
         is_trial = self.choice != self.best
         if is_trial or self._is_settling:
             excess = max(0.0, whole - median(self._usual)) if self._usual else 0.0
-            self.lost += excess
+            self.lost += steps * excess
             if self._is_settling:
-                self._switch_seconds, self._is_settling = excess, False
+                self._switch_seconds, self._is_settling = steps * excess, False
                 return
         else:
             self._usual.append(whole)

@@ -360,6 +360,19 @@ dist.destroy_process_group()
 """,
         needs="torch",
     ),
+    ("docs/torch.md", "from asyncpar.gradsync import TuningConfig"): Surroundings(
+        f"""{_TORCH_WORLD}
+import torch.distributed as dist
+import asyncpar.torch
+
+dist.init_process_group("asyncpar")
+module = torch.nn.Linear(4, 4)
+BLOCK
+dist.destroy_process_group()
+""",
+        {"...\n": "model(torch.ones(2, 4)).sum().backward()\n"},
+        needs="torch",
+    ),
     ("docs/torch.md", "for part in model.modules():"): Surroundings(
         f"""{_TORCH_WORLD}
 import torch.distributed as dist

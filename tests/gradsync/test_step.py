@@ -45,7 +45,9 @@ class SlowCommunicator:
         self.started: list[float] = []
         world = SimpleNamespace(size=2, generation=0)
         links = SimpleNamespace(recorder=open_recorder(RankIdentity(rank=0, size=2)), world=world)
-        self._engine = SimpleNamespace(table=SimpleNamespace(links=links))
+        table = SimpleNamespace(links=links, take_abort=lambda *_: False)
+        group = SimpleNamespace(notices={})
+        self._engine = SimpleNamespace(table=table, group=group, skip=lambda _: 1)
 
     async def all_reduce(self, x: Array, **_: Any) -> Array:
         if x.size > 1:  # gradients, and not the exchange that ends a step

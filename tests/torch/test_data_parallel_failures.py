@@ -297,7 +297,7 @@ def test_all_arguments_of_torch_are_taken_in_its_order() -> None:
         for kind in (DistributedDataParallel, nn.parallel.DistributedDataParallel)
     )
     assert ours[: len(theirs)] == theirs
-    assert ours[len(theirs) :] == ["codec"]
+    assert ours[len(theirs) :] == ["codec", "tuning"]
     model = DistributedDataParallel(Block(), [], None, 0, gradient_as_bucket_view=True, forward_sync_buffers=False)
     step(model)
     assert_same_everywhere([each.grad for each in model.parameters()])

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import asyncpar.torch
 from asyncpar.elasticity.worlds import LoneWorld, Membership
 from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.gradsync import TuningConfig
 from asyncpar.torch import (
     DistributedDataParallel,
     GradientHook,
@@ -210,6 +211,7 @@ EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "DistributedDataParallel.init_sync": (replicated, {"init_sync": False}),
     "DistributedDataParallel.process_group": (replicated, {"is_alone": True}),
     "DistributedDataParallel.static_graph": (partial(replicated, leaves_out=True), {"static_graph": True}),
+    "DistributedDataParallel.tuning": (replicated, {"tuning": TuningConfig(pin="0.0001m")}),
     "DistributedDataParallel.forward_sync_buffers": (replicated, {"forward_sync_buffers": False}),
     **{f"DistributedDataParallel.{name}": (replicated, {name: object()}) for name in ONLY_VALUES},
     "GradientHook.codec": (hook, {"codec": "sign"}),

@@ -18,6 +18,7 @@ from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import ALL, find_difference
 from asyncpar.codecs import AnyCodec
 from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
+from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.process_group import ProcessGroup, own_group
@@ -57,6 +58,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     ``codec`` compresses gradients with error feedback (``int8``, ``powersgd:4`` and the others of ``GradientHook``);
     ``register_comm_hook`` sets more.  ``gradient_hook`` is what does it, with figures and a state dict of its own.
 
+    With ``tuning`` ranks look for the quickest bucket size, algorithm and size of messages while they train (see
+    ``TuningConfig`` of ``asyncpar.gradsync``), beginning with ``bucket_cap_mb``; not together with a codec.  Sums may
+    then differ in their last bits from step to step and from run to run, though never between ranks.
+
     ``process_group`` is the default one if it is None; with ``init_sync`` all ranks begin with the parameters of the
     first one.
 
@@ -91,6 +96,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         forward_sync_buffers: bool | None = None,
         *,
         codec: str | AnyCodec = "none",
+        tuning: TuningConfig | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in ONLY_VALUES}
         super().__init__()
@@ -110,7 +116,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         def settings() -> ReducerSettings:
             check_only_values(given)
             return ReducerSettings(
-                bucket_bytes=_bucket_bytes(bucket_cap_mb), finds_unused=find_unused_parameters, is_static=static_graph
+                bucket_bytes=_bucket_bytes(bucket_cap_mb),
+                finds_unused=find_unused_parameters,
+                is_static=static_graph,
+                tuning=_checked_tuning(tuning),
             )
 
         reducer = _agreed_reducer(module, group, settings, codec)
@@ -192,6 +201,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """What compresses gradients: its ``statistics``, and the ``state_dict`` of error feedback on this rank."""
         return self._reducer.hook
 
+    def tuning_outcome(self) -> TuningOutcome | None:
+        """Return the best choice so far, as a pin for ``tuning``, and what finding it has cost; None without tuning."""
+        return None if self._reducer.tuning is None else self._reducer.tuning.outcome
+
+    def tuning_table(self) -> str:
+        """Return what was tried, what steps with it waited for, and what that cost; empty without ``tuning``."""
+        return "" if self._reducer.tuning is None else self._reducer.tuning.table()
+
     @property
     def bucket_sizes(self) -> list[int]:
         """Bytes of the buckets, in the order in which they are reduced."""
@@ -219,7 +236,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             copy_from(turn.source, buffers, self.process_group)
             self._is_copy_due = turn.reduces
             if turn.reduces:
-                reducer.adopt_order()
+                reducer.adopt_plan()
             return run()
         except BaseException as error:
             refuse_copies(owed, self.process_group, error)
@@ -307,6 +324,12 @@ def _bucket_bytes(bucket_cap_mb: float | None) -> int:
     if not size * _MIB >= 1:
         raise UsageError(f"bucket_cap_mb: expected a positive number of MiB, got {bucket_cap_mb}")
     return int(size * _MIB)
+
+
+def _checked_tuning(tuning: object) -> TuningConfig | None:
+    if tuning is not None and not isinstance(tuning, TuningConfig):
+        raise UsageError(f"tuning: expected a TuningConfig or None, got {type(tuning).__name__}")
+    return tuning
 
 
 def _exchange(group: ProcessGroup, told: dict[str, list[str]]) -> Sequence[dict[str, list[str]]]:

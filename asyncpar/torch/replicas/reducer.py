@@ -9,8 +9,8 @@ So a step is a known sequence of collectives.  A rank that cannot go on takes th
 with the reason (``fail``); they end on the other ranks, and the next step meets.  Gradients of a step that failed are
 undefined, as some buckets may be reduced; parameters are not touched.
 
-``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets are there, and ranks agree
-thrice per step, which costs what this saves.  Its plan of buckets is.  With a ``GradientHook`` the buckets go through
+``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets of all ranks are there, which
+costs what this saves.  Its plan of buckets and its tuning are.  With a ``GradientHook`` the buckets go through
 its codecs and error feedback instead of one all-reduce each; what a rank has not begun it begins as refused.
 """
 
@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,11 +33,13 @@ from numpy.typing import NDArray
 from asyncpar.collectives.communicator import recorder_of, step_meter
 from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.tuning import TuningConfig
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.replicas.backward import PassEnd, wait_for_all, weakly
 from asyncpar.torch.replicas.buckets import GradientBucket, Replicated, make_buckets, plan
+from asyncpar.torch.replicas.tuning import ReplicaTuning
 from asyncpar.torch.work import Work
 
 _OPERATION = "all_reduce"
@@ -54,6 +57,7 @@ class ReducerSettings:
     bucket_bytes: int
     finds_unused: bool
     is_static: bool
+    tuning: TuningConfig | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +88,20 @@ class GradientReducer:
         self.replicated = tuple(replicated)
         self._by_name = {each.name: each for each in replicated}
         self._settings = settings
-        self._plan = plan(replicated, settings.bucket_bytes)
+        self.tuning: ReplicaTuning | None = None
+        """Chooses size and algorithm of the buckets, if there is one."""
+        if settings.tuning is not None:
+            self.tuning = ReplicaTuning(
+                settings.tuning,
+                group,
+                [each.spec for each in self.replicated],
+                bucket_bytes=settings.bucket_bytes,
+                plan_bytes=partial(_bytes_of_buckets, self.replicated),
+            )
+        self._order: list[str] | None = None
+        """The order of gradients that buckets follow, once it is known."""
+        self._plan = self._made = plan(replicated, self._bucket_bytes)
+        """The plan of the next pass, which is that of all ranks, and the plan of the buckets that there are."""
         self._adopt(self._make_buckets())
         self.hook: GradientHook | None = None
         """Reduces the buckets, if there is one, through a codec."""
@@ -98,7 +115,6 @@ class GradientReducer:
         """Parameters with gradients on this rank since the last step."""
         self._expected: list[int] | None = None
         """With a static graph: how often each gradient is accumulated in a pass, once that is known."""
-        self._next_order: list[str] | None = None
         self._has_order = False
         self._pass: _GradientPass | None = None
         self._end: weakref.ref[PassEnd] | None = None
@@ -121,7 +137,9 @@ class GradientReducer:
         return [bucket.array.nbytes for bucket in self._buckets]
 
     def use(self, hook: GradientHook) -> None:
-        """Reduce the buckets through ``hook`` from now on."""
+        """Reduce the buckets through ``hook`` from now on.  Raises ``UsageError`` where buckets are tuned."""
+        if self.tuning is not None:
+            raise UsageError("tuning: expected no codec and no communication hook with it; leave one of them out")
         hook.own(weakly(self.await_failed))
         self.hook = hook
 
@@ -132,18 +150,12 @@ class GradientReducer:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(lambda _: enter())
 
-    def adopt_order(self) -> None:
-        """Make the buckets anew in the order of the first pass, if it was another; gradients keep their values."""
-        order, self._next_order = self._next_order, None
-        if order is None:
-            return
-        self._plan = plan(self.replicated, self._settings.bucket_bytes, order)  # the others have it even if this raises
-        if self._plan.buckets == tuple(bucket.bucket for bucket in self._buckets):
-            return
-        self.await_failed()
-        self._next_order = order
-        self._adopt(self._make_buckets())
-        self._next_order = None
+    def adopt_plan(self) -> None:
+        """Make the buckets anew if they are to have another order or size; gradients keep their values."""
+        if self._plan.buckets != self._made.buckets:
+            self.await_failed()
+            self._adopt(self._make_buckets())
+        self._made = self._plan
 
     def set_turn(self, *, source: int, factor: float) -> None:
         """Take from now on the order of gradients on rank ``source``, and the mean over all ranks times ``factor``."""
@@ -177,7 +189,8 @@ class GradientReducer:
             bucket.missing = len(bucket.members)
         communicator = self.group.communicator
         if self.hook is None:
-            owed = len(self._plan.buckets) - begun + self._exchanges_words
+            tells = self.tuning is not None and self.tuning.tells(self._passes)
+            owed = len(self._plan.buckets) - begun + self._exchanges_words + tells
         else:
             owed = int(self._exchanges_words)
             self._refuse_buckets(self.hook, begun, error)
@@ -185,6 +198,7 @@ class GradientReducer:
             error = UsageError(str(error))
         for _ in range(owed):
             self.group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
+        self._forget_tuning()
 
     # -- in a backward pass ------------------------------------------------------------------------------------------
 
@@ -201,7 +215,7 @@ class GradientReducer:
             now = self._pass
             if now is None:
                 self.await_failed()
-                self.adopt_order()
+                self.adopt_plan()
                 bucket = self._bucket_of[index]
                 now = self._begin_pass()
                 self._meter.works()
@@ -241,6 +255,7 @@ class GradientReducer:
         try:
             self._begin_full(now, is_last=True)
             words = self._begin_words(now, absent) if self._exchanges_words else None
+            told = self._begin_telling(now)
         except BaseException as error:
             self.fail(error)
             raise
@@ -248,13 +263,17 @@ class GradientReducer:
         for begun in self._buckets:
             begun.missing = len(begun.members)
         self._meter.waits()
+        if self.tuning is not None:
+            self.tuning.all_final()
         waited = time.perf_counter()
         try:
             wait_for_all(now.works)
         except BaseException:
             self._meter.end(EventState.FAILED)
+            self._forget_tuning()
             raise
         self._meter.end()
+        self._tune(told)
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
         if self._factor != 1.0:
@@ -281,6 +300,43 @@ class GradientReducer:
         self._meter.begin(self._passes)
         self._pass = _GradientPass(len(self.replicated))
         return self._pass
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return self._settings.bucket_bytes if self.tuning is None else self.tuning.bucket_bytes
+
+    def _begin_telling(self, now: _GradientPass) -> NDArray[Any] | None:
+        """Begin to exchange the figures of the pass before, if it was measured; return where those of all ranks go."""
+        if self.tuning is None or not self.tuning.tells(self._passes):
+            return None
+        communicator, own = self.group.communicator, self.tuning.told()
+        told = np.zeros((communicator.size, own.size))
+        now.works.append(
+            self.group.start(
+                lambda: communicator.all_gather(own, out=told), (), operation="all_gather", options=_AT_ONCE
+            )
+        )
+        return told
+
+    def _tune(self, told: NDArray[Any] | None) -> None:
+        """Take in what ranks have told in the pass that is over, or measure it."""
+        if self.tuning is None:
+            return
+        if told is None:
+            self.tuning.measure()
+            return
+        self.tuning.hear(told)
+        self._replan()
+
+    def _forget_tuning(self) -> None:
+        if self.tuning is not None:
+            with suppress(UsageError):  # the loop has ended
+                self.tuning.forget()
+            self._replan()
+
+    def _replan(self) -> None:
+        """Plan the buckets of the next pass by what all ranks know now."""
+        self._plan = plan(self.replicated, self._bucket_bytes, self._order)
 
     def _make_buckets(self) -> list[GradientBucket]:
         return make_buckets(self._plan, self.replicated, self.group.communicator, self.group.thread)
@@ -352,17 +408,23 @@ class GradientReducer:
         recorder = self._recorder
         ticket = recorder.begin(EventKind.BUCKET, recorder.name(f"bucket {index}"), nbytes=bucket.array.nbytes)
         try:
-            work = self._begin(bucket.array, "mean", [bucket.flat])
+            algorithm = None if self.tuning is None else self.tuning.algorithm
+            work = self._begin(bucket.array, "mean", [bucket.flat], algorithm=algorithm)
         except BaseException:
             recorder.end(ticket, EventState.FAILED)
             raise
         work.when_over(lambda error: recorder.end(ticket, EventState.COMPLETED if error is None else EventState.FAILED))
         return work
 
-    def _begin(self, array: NDArray[Any], op: str, tensors: Sequence[torch.Tensor]) -> Work:
+    def _begin(
+        self, array: NDArray[Any], op: str, tensors: Sequence[torch.Tensor], *, algorithm: str | None = None
+    ) -> Work:
         communicator = self.group.communicator
         return self.group.start(
-            lambda: communicator.all_reduce(array, op), tensors, operation=_OPERATION, options=_AT_ONCE
+            lambda: communicator.all_reduce(array, op, algorithm=algorithm),
+            tensors,
+            operation=_OPERATION,
+            options=_AT_ONCE,
         )
 
     def _given(self, index: int, buffer: torch.Tensor, refusal: BaseException | None = None) -> HookBucket:
@@ -436,7 +498,8 @@ class GradientReducer:
                     )
                 self._expected = most.tolist()
             self._has_order = True
-            self._next_order = [self.replicated[index].name for index in order]
+            self._order = [self.replicated[index].name for index in order]
+            self._replan()
         return words[:count]
 
     def await_failed(self) -> None:
@@ -445,3 +508,7 @@ class GradientReducer:
         for work in left:
             with suppress(Exception):
                 work.wait()
+
+
+def _bytes_of_buckets(replicated: Sequence[Replicated], bucket_bytes: int) -> tuple[int, ...]:
+    return tuple(bucket.nbytes for bucket in plan(replicated, bucket_bytes).buckets)
