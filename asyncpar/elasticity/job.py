@@ -393,6 +393,10 @@ class ElasticJob:
         self._futile = 0
         self.shelf.committed()
 
+    async def hold_lease(self) -> None:
+        """Return when a step may be committed.  See ``WorldSource``."""
+        await self._source.hold_lease()
+
     async def ensure_world(self, step: ElasticStep) -> None:
         """Return when there is a world that is not over, and everything can be undone in it."""
         while True:
@@ -418,6 +422,8 @@ class ElasticJob:
                     self._actors.end()
                 await step.settle(self.current_state.step)
                 return
+            if membership.lineage.step > self.current_state.step:
+                await self._source.hold_lease()
             await step.settle(membership.lineage.step)
             step.change = membership.change
             if membership.change.left or membership.change.is_by_loss or membership.size != before:

@@ -4,8 +4,9 @@ Theory of operation.  Both sides write JSON objects, one per line.  The process 
 far it has come (``progress``), that it begins anew (``withdraw``), what it has when a world ends (``report``), where it
 can be reached in a world that forms (``address``), that it asks to leave (``depart``), and that it leaves (``leave``).
 The director answers with worlds, with the addresses of all their members, and says when a world is revoked or a change
-waits for the end of a step, and whether who asks to leave is ``refused``.  The socket is private to the two; whatever
-goes between members carries the job's token.
+waits for the end of a step, and whether who asks to leave is ``refused``.  A process asks, too, for how long it may
+commit (``lease``), and is answered behind all that the director has said before.  The socket is private to the two;
+whatever goes between members carries the job's token.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.core.config.world import Member, World
 from asyncpar.core.system_errors import os_reason
+from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
 from asyncpar.elasticity.worlds import Membership, OnRevoked
@@ -64,6 +66,7 @@ class PipeWorlds:
         self._pending = -1
         self._reached: Lineage | None = None
         """How far this process has come while it waits for its first world."""
+        self._lease = CommitLease(lambda: self._write({"kind": "lease"}))
         self._end: Exception | None = None
         self._refused: Callable[[], None] = lambda: None
         self._snapshots: RpcServer | None = None
@@ -125,6 +128,10 @@ class PipeWorlds:
         """See ``WorldSource``."""
         return self._pending == generation
 
+    async def hold_lease(self) -> None:
+        """See ``WorldSource``."""
+        await self._lease.hold()
+
     async def leave(self, failed: tuple[int, str] | None = None) -> None:
         """See ``WorldSource``."""
         if self._writer is not None:
@@ -183,14 +190,13 @@ class PipeWorlds:
                 self._settle("world", self._membership(message))
             case "withdrawn":
                 self._settle("withdrawn", None)
+            case "lease":
+                self._lease.grant(float(message["seconds"]))
             case "drained":
                 self._settle("world", None)
                 self._settle("donors", None)
             case "members":
-                coming = self._members(message["generation"])
-                if coming.done():
-                    raise ValueError(f"the members of generation {message['generation']} came twice")
-                coming.set_result(message["members"])
+                self._take_members(message["generation"], message["members"])
             case "revoked":
                 why = PeerLost(message["why"], cause=message["why"])
                 for callback in self._callbacks:
@@ -205,6 +211,12 @@ class PipeWorlds:
             case kind:
                 raise ValueError(f"unknown kind {kind!r}")
 
+    def _take_members(self, generation: int, members: list[Any]) -> None:
+        coming = self._members(generation)
+        if coming.done():
+            raise ValueError(f"the members of generation {generation} came twice")
+        coming.set_result(members)
+
     def _settle(self, answer: str, value: Any) -> None:
         future = self._answers.get(answer)
         if future is not None and not future.done():
@@ -216,6 +228,7 @@ class PipeWorlds:
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)
+        self._lease.end(error)
         for callback in self._callbacks:
             callback(1 << 60, error)
 

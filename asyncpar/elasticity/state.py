@@ -202,12 +202,18 @@ class ElasticState:
         sums = {**parent.sums, **await asyncio.shield(summing), **part_sums}
         return parent.lineage.child(self._digest(sums, values))
 
+    async def wait_for_sums(self) -> None:
+        """Return when what is prepared may be committed at once: arrays may change in the next step."""
+        assert self._prepared is not None
+        summing = self._prepared[1]
+        if not summing.done() and self.has_kept_arrays:
+            await asyncio.wait({summing})
+
     async def commit(self) -> None:
         """Keep what is prepared.  The digest comes later: see ``lineage``."""
+        await self.wait_for_sums()
         assert self._prepared is not None
         values, summing, part_sums = self._prepared
-        if self.has_kept_arrays:
-            await asyncio.wait({summing})  # they may be changed as soon as the next step begins
         self._prepared = None
         self._committed = values
         self.step += 1

@@ -295,6 +295,8 @@ class ElasticStep:
         self._job.current_state.prepare()
         if not self.is_replay:
             self._vote = await self._vote_with_all()
+            await self._job.current_state.wait_for_sums()
+            await self._job.hold_lease()  # last: this process may have been stopped until now
 
     async def _vote_with_all(self) -> Vote:
         lineage = await self._job.current_state.lineage()

@@ -80,6 +80,15 @@ class WorldSource(Protocol):
         """Whether a change waits that lets the world end after the next commit: a newcomer, or one who drains."""
         ...
 
+    async def hold_lease(self) -> None:
+        """Return when this process may commit a step: nobody has gone on without its host.
+
+        It waits after a pause (of this process, of its agent, of its host) until the others are known to count on it,
+        and while they cannot be reached.  What is done before the next ``await`` is within the lease.  Raises as
+        ``next_world`` does when nothing may be committed any more.
+        """
+        ...
+
     async def leave(self, failed: tuple[int, str] | None = None) -> None:
         """Leave for good: this process is done, or its program has ``failed`` at a step, and why.  Idempotent."""
         ...
@@ -108,6 +117,9 @@ class LoneWorld:
 
     def has_pending(self, generation: int) -> bool:  # noqa: ARG002
         return False
+
+    async def hold_lease(self) -> None:
+        pass  # nobody goes on without it
 
     async def leave(self, failed: tuple[int, str] | None = None) -> None:
         pass

@@ -37,6 +37,8 @@ from asyncpar.net.membership.world_director import (
 )
 
 _LOOK_SECONDS = 0.2
+_LEASE_SECONDS = STOPPED_PATIENCE
+"""Who is stopped for so long may be held for lost."""
 
 
 @dataclass
@@ -241,6 +243,8 @@ class ProcessWorlds:
                 self._write([name], {"kind": "refused"})
             case "depart":
                 self.drain(name)
+            case "lease":
+                self._write([name], {"kind": "lease", "seconds": _LEASE_SECONDS if name in self.present else 0.0})
             case "leave":
                 self._obey(self.director.lost(name, "left", now))
             case kind:

@@ -204,6 +204,9 @@ class LocalWorldSource:
     def has_pending(self, generation: int) -> bool:
         return self.pending == generation
 
+    async def hold_lease(self) -> None:
+        pass  # of one process: none is stopped without the others
+
     async def leave(self, failed: tuple[int, str] | None = None) -> None:  # noqa: ARG002
         self._worlds.left(self.name)
 

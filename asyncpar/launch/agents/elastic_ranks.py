@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from asyncpar.launch.agents.host_protocol import (
+    GrantLease,
     HostTick,
     LeaveHost,
     RankGone,
@@ -190,6 +191,8 @@ class ElasticRanks:
             return []
         if message.get("kind") == "depart":
             return [self._depart(slot, member)]
+        if message.get("kind") == "lease":
+            return [] if slot.free_because else [GrantLease(member)]
         event = heard_from_rank(member, self._host, message)
         commands: list[SlotCommand] = [TellLeader(event)]
         match event:

@@ -15,6 +15,7 @@ from typing import Any
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
+    GrantLease,
     HostTick,
     LeaveHost,
     OpenRendezvous,
@@ -330,6 +331,8 @@ class HostAgent:
                 job.processes.signal(slot, number)
             case WriteToRank():
                 job.processes.write(command)
+            case GrantLease(member):
+                job.processes.write(WriteToRank(member, {"kind": "lease", "seconds": self._group.lease}))
             case OpenRendezvous(generation, world_size, certified):
                 name = job.record.name
                 self._rendezvous.open(generation=generation, world_size=world_size, job=name, certified=certified)

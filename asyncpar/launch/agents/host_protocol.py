@@ -95,6 +95,13 @@ class WriteToRank:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantLease:
+    """Tell ``member`` for how long from its question on it may commit."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRendezvous:
     """Serve the rendezvous of ``generation`` for ``world_size`` ranks; see ``RankPlace`` for ``certified``."""
 
@@ -124,7 +131,7 @@ class RanksOver:
     end: JobEnd | None
 
 
-SlotCommand = StartRank | SignalRank | WriteToRank | OpenRendezvous | TellLeader | SayLine | RanksOver
+SlotCommand = StartRank | SignalRank | WriteToRank | GrantLease | OpenRendezvous | TellLeader | SayLine | RanksOver
 
 
 class SlotsMachine(Protocol):

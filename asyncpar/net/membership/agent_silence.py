@@ -45,6 +45,10 @@ class AgentSilence:
         """Note that there is to be a connection to ``node``."""
         self._answered[node] = now
 
+    def accepts(self, node: str) -> None:
+        """Note that there is a connection to ``node``: what was refused before was another start of it."""
+        self._refused.pop(node, None)
+
     def refused(self, node: str, now: float) -> None:
         """Note that nobody accepts connections where ``node`` was."""
         self._refused.setdefault(node, now)

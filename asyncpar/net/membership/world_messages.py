@@ -315,6 +315,11 @@ class WorldGroup(Protocol):
         """What this host hears, each thing once and in order; ends when the group is left."""
         ...
 
+    @property
+    def lease(self) -> float:
+        """For how many seconds from now on no leader can hold this host for lost; 0.0: it may be held for lost."""
+        ...
+
     def tell(self, event: HostEvent) -> None:
         """Tell the leader; again, and also a new leader, until it is taken."""
         ...

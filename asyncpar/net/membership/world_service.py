@@ -57,6 +57,8 @@ from asyncpar.net.security.identity import Role, add_role, role_in
 _log = logging.getLogger(__name__)
 _TIMES = ElectionTimes(heartbeat=0.2, election=1.2, stagger=0.2, lease=0.9)
 _TICK_SECONDS = 0.1
+_PAUSE_SECONDS = 0.5
+"""An agent that does nothing for longer was stopped, or starved."""
 _SOONEST_SECONDS = 0.01
 _LEAVE_SECONDS = 3.0
 _LONG_AGO = 60.0
@@ -113,6 +115,7 @@ class WorldService:
         """Are the other hosts about to end, so that nobody has to hear that this one leaves?"""
         self._is_dismissed = False
         self._trouble: Exception | None = None
+        self._awake_at = self._slept = 0.0
         self._clock: asyncio.TimerHandle | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -133,6 +136,7 @@ class WorldService:
         began = self._now() - (_LONG_AGO if is_alone else 0.0)  # whose heartbeat could be waited for?
         self._node = ConsensusNode(self._id, state, now=began, jitter=random.random, times=_TIMES)
         self._network.serve(self._id, self._take_frame, self._answer_newcomer)
+        self._awake_at = self._now()
         self._learn(state.decided)
         self._arm()
         self._ticking = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -147,6 +151,13 @@ class WorldService:
             yield command
         if self._trouble is not None:
             raise self._trouble
+
+    @property
+    def lease(self) -> float:
+        """See ``WorldGroup``."""
+        if self._node is None or self._is_parked or self._is_dismissed:
+            return 0.0
+        return max(0.0, self._node.contact + PARKED_SECONDS - self._now())
 
     def tell(self, event: HostEvent) -> None:
         """See ``WorldGroup``."""
@@ -271,7 +282,7 @@ class WorldService:
 
     def _open(self, node: str, address: str) -> None:
         own = (self._id, self._network.address)
-        self._silence.connects(node, self._now())
+        self._silence.connects(node, self._awake())
         self._peers[node] = self._network.connect(own, node, address, on_up=self._is_up, on_down=self._is_down)
 
     def _follow(self, leader: str | None) -> None:
@@ -299,9 +310,9 @@ class WorldService:
     def _lead(self) -> None:
         """Propose the next change, as the leader."""
         if self._machine is None:
-            self._machine = WorldMachine(self._state, now=self._now())
+            self._machine = WorldMachine(self._state, now=self._awake())
             self._told.clear()
-            self._silence.begin(self._peers, self._now(), before=self._before)
+            self._silence.begin(self._peers, self._awake(), before=self._before)
             waiting, self._waiting = self._waiting, []
             for told in waiting:
                 self._direct(told)
@@ -313,7 +324,7 @@ class WorldService:
     def _direct(self, event: WorldEvent) -> None:
         machine = self._machine
         if machine is not None:
-            for command in machine.handle(event, now=self._now()):
+            for command in machine.handle(event, now=self._awake()):
                 self._carry_out(command)
 
     def _carry_out(self, command: LeaderCommand) -> None:
@@ -335,7 +346,7 @@ class WorldService:
 
     def _look_at_agents(self) -> None:
         """Find those that are lost."""
-        for node, why in self._silence.lost(self._state, self._now()):
+        for node, why in self._silence.lost(self._state, self._awake()):
             if node != self._id:
                 self._direct(NodeGone(node, why))
 
@@ -352,7 +363,7 @@ class WorldService:
     def _take_frame(self, sender: str, address: str, message: object) -> None:
         if self._node is None:
             return
-        self._silence.heard(sender, self._now())
+        self._silence.heard(sender, self._awake())
         if isinstance(message, consensus.Message):
             if sender not in self._peers:
                 self._open(sender, address)  # it may have to learn that it is none of us
@@ -389,6 +400,7 @@ class WorldService:
             self._tell_leader(event)
 
     def _is_up(self, node: str) -> None:
+        self._silence.accepts(node)
         if node == self._leader:
             self._tell_facts()
         if self._machine is not None and any(one.node == node for one in self._state.nodes):
@@ -399,7 +411,7 @@ class WorldService:
         if node not in self._peers:
             return
         if is_gone:
-            self._silence.refused(node, self._now())
+            self._silence.refused(node, self._awake())
         self._feed(consensus.NodeUnreachable(node))
         self._arm()
 
@@ -407,6 +419,17 @@ class WorldService:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def _awake(self) -> float:
+        """Return the time that others are judged by: the time for which this agent was stopped does not count.
+
+        They may have spoken meanwhile, which is still to be read.
+        """
+        now = self._now()
+        if now - self._awake_at > _PAUSE_SECONDS:
+            self._slept += now - self._awake_at
+        self._awake_at = now
+        return now - self._slept
 
     def _arm(self) -> None:
         """Keep the clock of consensus."""
@@ -421,6 +444,7 @@ class WorldService:
     def _tick(self) -> None:
         if self._node is None:
             return
+        self._awake()
         if self._machine is not None:
             self._direct(WorldTick())
             self._look_at_agents()

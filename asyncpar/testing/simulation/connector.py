@@ -154,7 +154,8 @@ class SimConnector(Connector):
         assert terms is not None
         if not self._negotiator.take(terms):
             raise AuthenticationError("the agreement is used up")
-        self._expiries.pop(terms).cancel()
+        if (expiry := self._expiries.pop(terms, None)) is not None:
+            expiry.cancel()
         own = SimLane(self._network, self._process, self._dice, terms, rank=self._links.rank)
         SimLane.join(self._network, lane, own)
         self._links.adopt(terms.dialer, own)

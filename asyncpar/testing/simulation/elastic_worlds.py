@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from asyncpar.bootstrap import WorldBootstrap
 from asyncpar.core.config.world import Member, World
+from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.worlds import Membership, OnRevoked
 from asyncpar.errors import LaunchError, PeerLost, StaleGeneration
@@ -36,6 +37,9 @@ from asyncpar.testing.simulation.process import SimulatedProcess
 BEAT_SECONDS: Final = 0.5
 BEAT_PATIENCE: Final = 4.0
 """Who is not heard for so long is held for lost."""
+
+LEASE_SECONDS: Final = 2.5
+"""For how long after a question a member may commit: less than ``BEAT_PATIENCE``, by more than clocks differ."""
 
 LAST_CALL_SECONDS: Final = 5.0
 """How long the first world waits for those who are not there yet."""
@@ -148,6 +152,8 @@ class DirectorService:
                 return director.generation
             case "ready":
                 self._obey(director.ready(name, content))
+            case "lease":
+                return 0.0 if peer.is_gone else LEASE_SECONDS
             case "donors":
                 found = [(member, self._peers[member].node) for member in director.members]
                 return (director.has_begun, [pair for pair in found if not self._peers[pair[0]].is_gone])
@@ -216,6 +222,7 @@ class SimulatedWorldSource:
         self._numbers = 0
         self._taken = -1
         self._pending = -1
+        self._lease = CommitLease(self._ask_lease)
         self._started = -1
         self._withdrawn = -1
         """Worlds up to this generation are not for the present state."""
@@ -268,6 +275,9 @@ class SimulatedWorldSource:
     def has_pending(self, generation: int) -> bool:
         return self._pending == generation
 
+    async def hold_lease(self) -> None:
+        await self._lease.hold()
+
     async def leave(self, failed: tuple[int, str] | None = None) -> None:  # noqa: ARG002
         await self._ask("leave")
 
@@ -291,6 +301,9 @@ class SimulatedWorldSource:
 
     async def _ask(self, verb: str, content: Any = None) -> Any:
         return await self._tell(verb, content)
+
+    def _ask_lease(self) -> None:
+        self._tell("lease").add_done_callback(lambda answer: self._lease.grant(answer.result()))
 
     async def _deliver(self) -> None:
         while True:
@@ -337,6 +350,7 @@ class SimulatedWorldSource:
                 coming.set_result(None)
             return
         self._ended = StaleGeneration(why)
+        self._lease.end(self._ended)
         if coming is not None and not coming.done():
             coming.set_exception(self._ended)
         self._revoke(1 << 62, self._ended)

@@ -71,7 +71,7 @@ class SimLane(Lane):
     @staticmethod
     def join(network: SimulatedNetwork, one: SimLane, other: SimLane) -> None:
         """Make a connection of two ends."""
-        network.lanes |= {one: None, other: None}
+        network.lanes |= {lane: None for lane in (one, other) if lane._is_open}  # the dialer may have given up
         one._peer, other._peer = other, one
         one._out = network.open_pipe(one.process, other.process, other.receive)
         other._out = network.open_pipe(other.process, one.process, one.receive)

@@ -62,6 +62,12 @@ class _NumberedTask(asyncio.Task[Any]):
         return self._number
 
 
+class _OwnTimer(asyncio.TimerHandle):
+    """A timer that a process has set itself; others are the simulator's."""
+
+    __slots__ = ()
+
+
 class SimulationLoop(VirtualTimeLoop):
     """A loop that runs simulated processes.  ``trace`` is told of every turn."""
 
@@ -126,7 +132,7 @@ class SimulationLoop(VirtualTimeLoop):
     def call_at(
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _OwnTimer(when, callback, args, self, context)
         process = timer._context.get(CURRENT) or self.outside  # type: ignore[attr-defined]
         self._push(process.true_time(when), timer, process)
         timer._scheduled = True  # type: ignore[attr-defined]
@@ -168,6 +174,11 @@ class SimulationLoop(VirtualTimeLoop):
         self._push(when, timer, process)
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
+
+    def timers(self, process: SimulatedProcess) -> list[asyncio.TimerHandle]:
+        """Return the timers that ``process`` has set, and which are neither due nor cancelled."""
+        own = (entry[3] for entry in sorted(self._queue, key=lambda entry: entry[:3]) if entry[4] is process)
+        return [timer for timer in own if isinstance(timer, _OwnTimer) and not timer.cancelled()]
 
     def kill(self, process: SimulatedProcess) -> None:
         """Let ``process`` never run again."""

@@ -329,6 +329,14 @@ class SimulatedNetwork:
         assert process.node is not None
         self._services[process.node, name] = (process, service)
 
+    def served_by(self, process: SimulatedProcess) -> list[str]:
+        """Return the names of the services of ``process``."""
+        return [name for (_, name), (server, _) in self._services.items() if server is process]
+
+    def lanes_of(self, process: SimulatedProcess) -> int:
+        """Return how many ends of connections ``process`` has open."""
+        return sum(lane.process is process for lane in self.lanes)
+
     def withdraw(self, name: str) -> None:
         """Answer no calls of ``name`` any more, unless another process of the node does."""
         process = CURRENT.get()

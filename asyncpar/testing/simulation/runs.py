@@ -39,7 +39,7 @@ class SimulatedHang(AsyncparError):  # noqa: N818
 
 
 class SimulatedLeak(AsyncparError):  # noqa: N818
-    """A process whose ``main`` and node have ended has tasks left."""
+    """A process whose ``main`` and node have ended has tasks, timers, lanes or services left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,8 @@ def simulate(
 
     ``faults`` are those that happen, or how many to draw from the seed (of ``kinds``, ``within`` so many virtual
     seconds, by default what the program needs without any).  The run fails if ``main`` raises on a node, but for
-    ``expected`` exceptions (by default ``PeerError`` in a run with faults); if it leaves tasks behind; if ``check``,
+    ``expected`` exceptions (by default ``PeerError`` in a run with faults); if it leaves tasks, timers, lanes or
+    services behind; if ``check``,
     called with the result, raises; or if it does not end within ``bound`` virtual seconds after the end of the faults.
     From then on ``core`` nodes, drawn from those that live, are healthy (None: all), and what concerns others stays as
     it is for good.
@@ -307,9 +308,24 @@ class _Verdict:
         for process, error in self._job.errors.items():
             if not isinstance(error, expected) and not self._job.excuses(process, error):
                 return error
+        return self._find_leak()
+
+    def _find_leak(self) -> SimulatedLeak | None:
+        """Look for what is left of processes whose program has ended."""
         left = [task for task in sorted(asyncio.all_tasks(self._loop), key=hash) if self._is_left(task)]
         if left:
             return SimulatedLeak(f"tasks are left: {', '.join(task.get_name() for task in left)}")
+        network = self._cluster.network
+        for process in (*self._job.results, *self._job.errors):
+            if process.is_dead:
+                continue
+            if timers := self._loop.timers(process):
+                shown = ", ".join(str(timer._callback) for timer in timers)  # type: ignore[attr-defined]
+                return SimulatedLeak(f"{process.name}: timers are left: {shown}")
+            if count := network.lanes_of(process):
+                return SimulatedLeak(f"{process.name}: {count} lanes are left")
+            if names := network.served_by(process):
+                return SimulatedLeak(f"{process.name}: services are left: {', '.join(names)}")
         return None
 
     def _is_left(self, task: asyncio.Task[Any]) -> bool:

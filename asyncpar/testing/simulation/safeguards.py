@@ -6,12 +6,16 @@ functions are replaced by what while ``without(name)`` lasts.  Places that stand
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,7 +23,7 @@ from asyncpar.collectives.fault_tolerance.machine import SurvivorAgreement
 from asyncpar.collectives.operation import Group
 from asyncpar.collectives.revocation import Revocation
 from asyncpar.collectives.table import OperationTable
-from asyncpar.elasticity import placement
+from asyncpar.elasticity import commit_lease, placement
 from asyncpar.elasticity import state as states
 from asyncpar.elasticity.buffers import KeptArray, SwappedArray
 from asyncpar.elasticity.job import ElasticJob
@@ -27,14 +31,19 @@ from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.errors import UsageError
+from asyncpar.net.arena.segment import Segment
 from asyncpar.net.membership import lineage, world_director
-from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.machine import Answer, Defer, Negotiator, Proposal
 from asyncpar.net.transport.messages import MessageInbox
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameVerifier, Key
 from asyncpar.testing.simulation import connector
 from asyncpar.testing.simulation.elastic_worlds import SimulatedWorldSource
+from asyncpar.testing.simulation.process import CURRENT
+
+_LONG: Final = 1e6
+"""Seconds."""
 
 Patch = tuple[object, str, Any]
 """A module or class, the name of a function of it, and what stands in for that."""
@@ -145,6 +154,33 @@ def _always_defer() -> tuple[Patch, ...]:
     return ((Negotiator, "answer", defer_both),)
 
 
+def _patient_dials() -> tuple[Patch, ...]:
+    return ((connector, "LINK_UP_SECONDS", _LONG), (connector, "REACH_SECONDS", _LONG))
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+def _segments_stay() -> tuple[Patch, ...]:
+    create = Segment.create
+    kept: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int | None, Segment]] = WeakKeyDictionary()
+
+    def create_once(*, control_bytes: int, heap_bytes: int, nonce: bytes) -> Segment:
+        process = CURRENT.get()
+        segments = kept.setdefault(asyncio.get_running_loop(), {})
+        node = None if process is None else process.node
+        before = segments.get(node)
+        if before is None or before._descriptor < 0:
+            found = create(control_bytes=control_bytes, heap_bytes=heap_bytes, nonce=nonce)
+        else:
+            sizes = {"control_bytes": before.control_bytes, "heap_bytes": before.heap_bytes}
+            found = Segment(os.dup(before._descriptor), **sizes, is_owner=True)
+        segments[node] = found
+        return found
+
+    return ((Segment, "create", create_once),)
+
+
 # -- groups without the lost -------------------------------------------------------------------------------------------
 
 
@@ -182,6 +218,29 @@ def _stays_arrived() -> tuple[Patch, ...]:
 
 def _any_lineage() -> tuple[Patch, ...]:
     return ((world_director.ElasticDirector, "is_caught_up", staticmethod(lambda _held, _lineage: True)),)
+
+
+def _most_popular() -> tuple[Patch, ...]:
+    def popular(reports: Sequence[MemberReport]) -> Lineage:
+        return Counter(report.lineage for report in reports).most_common(1)[0][0]
+
+    def agreed(_director: Any, _survivors: Any, reports: Sequence[MemberReport], _target: int) -> Lineage:
+        return popular(reports)
+
+    def target(reports: Sequence[MemberReport]) -> int:
+        return popular(reports).step
+
+    return (
+        (world_director, "target_step", target),
+        (world_director.ElasticDirector, "_agreed", agreed),
+    )
+
+
+def _commit_unasked() -> tuple[Patch, ...]:
+    async def hold(_lease: commit_lease.CommitLease) -> None:
+        pass
+
+    return ((commit_lease.CommitLease, "hold", hold),)
 
 
 def _quarrels_last() -> tuple[Patch, ...]:
@@ -271,6 +330,13 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
     ),
     "one-dial-wins": Safeguard(prevents="ranks that dial each other at once get two lanes", patches=_both_dials),
     "one-dial-goes-on": Safeguard(prevents="ranks that dial each other at once both wait", patches=_always_defer),
+    "dials-have-a-deadline": Safeguard(
+        prevents="a rank waits for a link to one that is stopped for as long as that is", patches=_patient_dials
+    ),
+    "fresh-segments": Safeguard(
+        prevents="flags and payloads of an old generation are taken for new ones in shared memory",
+        patches=_segments_stay,
+    ),
     "child-groups-are-revoked": Safeguard(
         prevents="a rank waits in a group made from one that was revoked", patches=_child_groups_stay
     ),
@@ -283,6 +349,13 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
     ),
     "newcomers-are-caught-up": Safeguard(
         prevents="a newcomer with an older state counts as a member", patches=_any_lineage
+    ),
+    "history-not-popularity": Safeguard(
+        prevents="a step that few have committed is undone by the many that have not", patches=_most_popular
+    ),
+    "commit-lease": Safeguard(
+        prevents="a process that was stopped commits a step after the others have gone on without it",
+        patches=_commit_unasked,
     ),
     "quarrels-end": Safeguard(
         prevents="two members that do not hear each other end all worlds", patches=_quarrels_last

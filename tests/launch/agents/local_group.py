@@ -182,6 +182,7 @@ class LocalGroup:
         self._name = name
         self.address = address
         self.queue: asyncio.Queue[HostCommand | None] = asyncio.Queue()
+        self.lease = 60.0
 
     @property
     def commands(self) -> AsyncIterator[HostCommand]:

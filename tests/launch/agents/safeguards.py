@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from asyncpar.elasticity.commit_lease import CommitLease
+from asyncpar.launch.agents import host_agent
 from asyncpar.net.membership import agent_silence, consensus
+from asyncpar.net.membership.agent_silence import AgentSilence
 from asyncpar.net.membership.consensus import ConsensusNode
 from asyncpar.net.membership.consensus_messages import DurableState, Promise
 from asyncpar.net.membership.host_facts import HostFacts
@@ -22,6 +25,15 @@ from tests.launch.agents.simulation import Group
 SPLITS = ("isolate", "silence", "one_way", "clog")
 DEATHS = ("kill", "crash", "restart", "reset", "replay")
 THREE = Group(faults=8, death_chance=0.02)
+LAST = Group(faults=3, calm_from=9.0, last="crash", seconds=28.0)
+"""One of three hosts is lost for good."""
+STOPS = Group(
+    hosts=(1, 1),
+    planned=(Fault(at=5.013, kind="pause", node=0, seconds=6.0),),
+    calm_from=12.0,
+    seconds=27.0,
+)
+"""The host that has all ranks of the job is stopped."""
 SPARE = Group(size=5, hosts=(1, 2), faults=8, kinds=SPLITS)
 """Most hosts have no ranks."""
 ALL = Group(size=2, hosts=(2, 2), faults=0, rank_death_chance=0.02)
@@ -93,6 +105,10 @@ def _decides_anything(machine: WorldMachine, event: Any, *, now: float) -> Any:
     return commands
 
 
+async def _allows_all(_lease: CommitLease) -> None:
+    """Let a commit be made without the lease."""
+
+
 _BEATEN, _PROMISED = ConsensusNode._beaten, ConsensusNode._promised  # noqa: SLF001
 _TAKE, _HANDLE = WorldService._take_frame, WorldMachine.handle  # noqa: SLF001
 _READ = VoteFile.read
@@ -117,12 +133,30 @@ MISSING: dict[str, Missing] = {
     "parking": Missing(
         prevents="hosts that were given up go on with a world of their own",
         group=_cut(0.0),
-        patches=((WorldService, "_consider_parking", lambda _service, _node: None),),
+        patches=(
+            (WorldService, "_consider_parking", lambda _service, _node: None),
+            (CommitLease, "hold", _allows_all),  # or else they wait for leave to commit
+        ),
     ),
     "lease-margin": Missing(
         prevents="hosts are given up before they are parked",
         group=_cut(0.0),
         patches=((agent_silence, "SILENT_ALONE_SECONDS", 1.0), (agent_silence, "SILENT_SECONDS", 1.0)),
+    ),
+    "commit-lease": Missing(
+        prevents="a host that was stopped, and is given up, commits a step as it wakes",
+        group=STOPS,
+        patches=((CommitLease, "hold", _allows_all),),
+    ),
+    "silence": Missing(
+        prevents="the others wait for a host that is off",
+        group=LAST,
+        patches=((AgentSilence, "lost", lambda _silence, _state, _now: []),),
+    ),
+    "incarnations": Missing(
+        prevents="a process takes the place of the one before it in its slot, which had another state",
+        group=replace(THREE, kinds=DEATHS),
+        patches=((host_agent, "_draw", lambda: "same"),),
     ),
     "echo": Missing(
         prevents="a host that is not heard any more counts on its leader",

@@ -1,7 +1,8 @@
 """Hosts of a simulation: production agents (``WorldService``, ``HostAgent``, ``ElasticRanks``) with ranks of straw.
 
-A rank commits a step when all ranks of its world have voted for it; its state is the chain of the generations in which
-its steps were prepared.  Whatever is decided, heard or committed is noted for the checks.
+A rank commits a step when all ranks of its world have voted for it, and it holds its lease (``CommitLease``); its state
+is the chain of the generations in which its steps were prepared.  Whatever is decided, heard or committed is noted for
+the checks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from asyncpar.elasticity.commit_lease import CommitLease
+from asyncpar.elasticity.interruption import Interruption
 from asyncpar.errors import AsyncparError, LaunchError
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, SlotEvent, StartRank, WriteToRank
@@ -70,6 +73,18 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Started:
+    """A process of a rank has started."""
+
+    member: str
+
+
+@dataclass(frozen=True)
+class EndedByChance:
+    """A rank, or a whole host, that nothing was planned for has died."""
+
+
+@dataclass(frozen=True)
 class Failed:
     why: str
 
@@ -101,6 +116,7 @@ class DyingDisk:
     def _die(self) -> None:
         node, cluster = self._process.node, self._cluster
         assert node is not None
+        _note(EndedByChance())
         cluster.kill(self._process)
         cluster.loop.schedule(cluster.loop.outside, cluster.loop.now + RESTART_SECONDS, cluster.on_restart, node)
         raise Died
@@ -157,6 +173,8 @@ class StrawRank:
         self._lineage = START
         self._has_state = self._is_gone = False
         self._prepared: Lineage | None = None
+        self._lease = CommitLease(lambda: say({"kind": "lease"}))
+        self._holding: Interruption | None = None
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._revoked = -1
         self._pending = -1
@@ -168,6 +186,10 @@ class StrawRank:
         match message["kind"]:
             case "revoked":
                 self._revoked = max(self._revoked, message["generation"])
+                if self._holding is not None:
+                    self._holding.interrupt()
+            case "lease":
+                self._lease.grant(message["seconds"])
             case "pending":
                 self._pending = max(self._pending, message["generation"])
             case "evicted":
@@ -261,6 +283,7 @@ class StrawRank:
         """End as a process that crashes, while its agent lives."""
         task = asyncio.current_task()
         assert task is not None
+        _note(EndedByChance())
         task.cancel()
         await asyncio.sleep(0)
 
@@ -269,7 +292,7 @@ class StrawRank:
     async def _live(self, world: dict[str, Any]) -> dict[str, Any]:
         """Be in a world until it is over; return what comes next."""
         generation, rank = int(world["generation"]), int(world["rank"])
-        self._begin(generation, decode_lineage(world["lineage"]))
+        await self._begin(generation, decode_lineage(world["lineage"]))
         node = running().node
         self._say({"kind": "address", "generation": generation, "address": f"{node} {self.member}"})
         suspects: list[list[Any]] = []
@@ -290,12 +313,13 @@ class StrawRank:
         self._say({"kind": "report", "prepared": encode_lineage(self._prepared), **report})
         return await self._next("world", "drained")
 
-    def _begin(self, generation: int, lineage: Lineage | None) -> None:
+    async def _begin(self, generation: int, lineage: Lineage | None) -> None:
         assert lineage is not None
         prepared, self._prepared = self._prepared, None
         if self._lineage.step < lineage.step:
             if prepared != lineage:
                 _note(Failed(f"{self.member} cannot come to {lineage} of generation {generation}"))
+            await self._lease.hold()
             self._commit(generation, lineage, is_forward=True)
         elif self._lineage != lineage:
             _note(Failed(f"{self.member} has {self._lineage}, generation {generation} goes on from {lineage}"))
@@ -336,11 +360,26 @@ class StrawRank:
                     await self._news.wait()
             except TimeoutError:
                 pass
-        if generation <= self._revoked:
+        if generation <= self._revoked or not await self._may_commit():
             return None
         self._commit(generation, self._prepared, is_forward=False)
         self._prepared = None
         return []
+
+    async def _may_commit(self) -> bool:
+        """Return when this rank holds its lease, as ``ElasticStep`` does; False: its world is over meanwhile."""
+        holding = self._holding = Interruption()
+        holding.begin()
+        error: BaseException | None = None
+        try:
+            await self._lease.hold()
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+        self._holding = None
+        was_interrupted = holding.end(error)
+        if error is not None and not was_interrupted:
+            raise error
+        return not was_interrupted
 
     def _send(self, key: tuple[int, int], rank: int, targets: Any) -> None:
         for target in targets:
@@ -394,6 +433,7 @@ class StrawProcesses:
         def say(message: dict[str, Any]) -> None:
             loop.call_soon(self._feed, RankSaid(order.member, message))
 
+        _note(Started(order.member))
         rank = StrawRank(self.network, order.member, say, self.may_die)
         task = asyncio.ensure_future(rank.run())
         self._running[order.slot] = rank, task

@@ -126,8 +126,8 @@ class SimulatedPeer:
             waiting, self._waiting = self._waiting, []
             for frame in waiting:
                 self._write(frame)
-            cause = await own.lost
-            return cause == RESET
+            await own.lost
+            return False  # whether it is gone shows when it is connected to again
         finally:
             if not self._is_closing:
                 self._network.close_pipe(self._pipe)

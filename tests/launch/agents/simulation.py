@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -28,10 +30,12 @@ from tests.launch.agents.simulated_hosts import (
     Committed,
     Decided,
     Died,
+    EndedByChance,
     Failed,
     Heard,
     Leads,
     SimulatedHosts,
+    Started,
     StrawProcesses,
 )
 
@@ -48,15 +52,20 @@ KINDS = (
     "replay",
     "disk",
     "clock",
+    "pause",
 )
 BEGIN = 3.0
 """When faults begin."""
 CALM_FROM = 15.0
 SECONDS = 32.0
-LIVE_AGAIN = 14.0
-"""Within so many seconds after the last fault steps are committed again: within ten, but for agents that start again
-late, and hosts whose replacement waits until they are held for lost."""
-PARK_SLACK = 0.05
+LIVE_AGAIN = 10.0
+"""Within so many seconds after the last fault another step is committed."""
+LATE_STARTS = 4.0
+"""So much later, if faults have ended agents: they start again late, and wait until their former start is lost."""
+LAST_AT = 6.0
+"""So many seconds after all is well again comes the fault that lasts for good, if there is to be one."""
+RANKS_OF_A_FAULT = 4
+"""So many processes of ranks start at most for each fault, beside the first of each host."""
 
 
 class Unsafe(AssertionError):
@@ -69,7 +78,10 @@ class Stuck(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What is simulated; ``idle`` nodes are witnesses."""
+    """What is simulated; ``idle`` nodes are witnesses.
+
+    ``last`` is the kind of a fault that a drawn node has for good after all is well again.
+    """
 
     size: int = 3
     hosts: tuple[int, int] = (1, 3)
@@ -79,6 +91,7 @@ class Group:
     death_chance: float = 0.0
     rank_death_chance: float = 0.0
     planned: tuple[Fault, ...] = ()
+    last: str | None = None
     seconds: float = SECONDS
     calm_from: float = CALM_FROM
 
@@ -91,6 +104,8 @@ class Run:
     trace_hash: str
     faults: tuple[Fault, ...]
     calm_from: float
+    size: int
+    last: Fault | None = None
     lines: list[str] = field(default_factory=list)
 
     def of(self, kind: type[Any]) -> list[SimulationNote]:
@@ -104,6 +119,7 @@ def simulate_hosts(seed: int, group: Group, *, records: bool = False) -> Run:
     loop = SimulationLoop(seed, trace)
     drawn = draw_faults(seed, count=group.faults, size=group.size, within=group.calm_from - BEGIN, kinds=group.kinds)
     faults = group.planned or tuple(_later(fault) for fault in drawn)
+    last = None if group.last is None else _last(Random(f"{seed} last"), group)
     conditions = Conditions(spread=0.002)
     cluster = SimulatedCluster(loop, size=group.size, seed=seed, trace=trace, conditions=conditions)
     hosts = SimulatedHosts(
@@ -125,6 +141,8 @@ def simulate_hosts(seed: int, group: Group, *, records: bool = False) -> Run:
         for node in range(group.size):
             cluster.network.put_up(node)
             hosts.start(node)
+        if last is not None:
+            cluster.plan((last,))
         await asyncio.sleep(group.seconds - group.calm_from)
 
     StrawProcesses.network, StrawProcesses.may_die = cluster.network, hosts.rank_may_die
@@ -141,7 +159,14 @@ def simulate_hosts(seed: int, group: Group, *, records: bool = False) -> Run:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-    return Run(notes, trace.digest, faults, group.calm_from, lines)
+    return Run(notes, trace.digest, faults, group.calm_from, group.size, last, lines)
+
+
+def _last(dice: Random, group: Group) -> Fault:
+    assert group.last is not None
+    seconds = None if group.last in ("kill", "crash") else 10 * group.seconds
+    at = group.calm_from + LAST_AT
+    return Fault(at=at, kind=group.last, node=dice.randrange(group.size), seconds=seconds)
 
 
 def _later(fault: Fault) -> Fault:
@@ -171,6 +196,8 @@ def check(run: Run) -> None:
     check_commands(run)
     check_commits(run)
     check_parking(run)
+    check_culprits(run)
+    check_restarts(run)
     check_liveness(run)
 
 
@@ -252,7 +279,7 @@ def _is_anew(one: SimulationNote) -> bool:
 
 
 def check_parking(run: Run) -> None:
-    """Who is parked commits nothing but what a world that was decided has committed."""
+    """Who is parked commits nothing."""
     parked: dict[tuple[int, int], tuple[int, float]] = {}
     for one in run.notes:
         who = one.node, one.incarnation
@@ -264,18 +291,42 @@ def check_parking(run: Run) -> None:
                 parked.pop(who, None)
                 if one.content.command.why:
                     parked[who] = one.content.service, one.at
-        elif (
-            isinstance(one.content, Committed)
-            and service
-            and one.at > since + PARK_SLACK
-            and not one.content.is_forward
-        ):
+        elif isinstance(one.content, Committed) and service and one.at > since:
             raise Unsafe(f"at {one.at:.3f}, node {one.node} commits {one.content}, and is parked")
 
 
+def _faulty(run: Run) -> set[int]:
+    """Return the nodes that a fault concerns."""
+    faults = run.faults if run.last is None else (*run.faults, run.last)
+    return {node for fault in faults for node in fault.nodes} | {one.node for one in run.of(EndedByChance)}
+
+
+def check_culprits(run: Run) -> None:
+    """Who is left out of a world had to do with a fault."""
+    faulty = _faulty(run)
+    for one in run.of(Decided):
+        world = decode_group(one.content.entry.content).world
+        for name in () if world is None else world.change.left:
+            if int(name.partition("/")[0].removeprefix("h")) not in faulty:
+                raise Unsafe(f"at {one.at:.3f}: {name}, which had no fault, has left: {world}")
+
+
+def check_restarts(run: Run) -> None:
+    """Faults, and nothing else, make ranks start again."""
+    troubles = len(run.faults) + len(run.of(EndedByChance)) + (run.last is not None)
+    starts = len(run.of(Started))
+    if starts > run.size + RANKS_OF_A_FAULT * troubles:
+        raise Unsafe(f"{starts} ranks have started on {run.size} hosts because of {troubles} faults")
+
+
 def check_liveness(run: Run) -> None:
-    """When all is well again, steps are committed soon, and to the end."""
+    """When all is well again, steps are committed soon, and to the end; so after a host is lost for good."""
     times = [one.at for one in run.of(Committed) if one.at > run.calm_from]
     end = run.notes[-1].at if run.notes else 0.0
-    if not times or times[0] > run.calm_from + LIVE_AGAIN or times[-1] < end - 2.0:
+    if not times or times[0] > run.calm_from + LIVE_AGAIN + LATE_STARTS or times[-1] < end - 2.0:
         raise Stuck(f"faults end at {run.calm_from:g}; commits at {times[:1]} ... {times[-1:]}")
+    if run.last is not None:
+        others = [one.at for one in run.of(Committed) if one.node != run.last.node and one.at > run.last.at]
+        waits = [after - before for before, after in itertools.pairwise([run.last.at, *others, end])]
+        if max(waits) > LIVE_AGAIN:
+            raise Stuck(f"the others committed nothing for {max(waits):.1f} s after {run.last}")

@@ -8,9 +8,9 @@ import pytest
 
 from asyncpar.net.membership.world_messages import HostParked
 from asyncpar.testing.simulation import Fault
-from tests.launch.agents.safeguards import ALL, MISSING, without
+from tests.launch.agents.safeguards import ALL, LAST, MISSING, without
 from tests.launch.agents.simulated_hosts import Committed, Decided, Heard, Leads
-from tests.launch.agents.simulation import KINDS, Group, Run, Stuck, Unsafe, check, simulate_hosts
+from tests.launch.agents.simulation import Group, Run, Stuck, Unsafe, check, simulate_hosts
 from tests.products import IS_WHOLE
 
 LIMIT = 500
@@ -23,14 +23,16 @@ GROUPS = {
     "two-and-a-spare-host": Group(hosts=(2, 2), rank_death_chance=0.005),
     "all-of-two": ALL,
     "all-of-three": Group(hosts=(3, 3), faults=4, rank_death_chance=0.01),
-    "two-at-least": Group(size=4, hosts=(2, 3), faults=10, death_chance=0.01, kinds=(*KINDS, "pause")),
+    "two-at-least": Group(size=4, hosts=(2, 3), faults=10, death_chance=0.01),
+    "a-host-alone": Group(hosts=(1, 1)),
+    "one-stops-for-good": LAST,
 }
 FIRST = {
     "accepted-is-kept": 105,
-    "decided-before-told": 11,
-    "each-once": 3,
-    "facts-wait-for-the-leader": 44,
-    "in-order": 5,
+    "decided-before-told": 0,
+    "each-once": 5,
+    "facts-wait-for-the-leader": 79,
+    "in-order": 11,
     "votes-are-whole": 1,
 }
 """Seeds that are tried first, because they were found before; any other would do."""
@@ -151,3 +153,15 @@ def test_a_clock_that_is_set_changes_nothing() -> None:
     run, calm = alone(*jumps), alone()
     assert {one.content.term for one in run.of(Leads)} == {one.content.term for one in calm.of(Leads)}
     assert not [one for one in (*run.of(Decided), *calm.of(Decided)) if one.at > 5.0]
+
+
+def test_a_leader_that_was_stopped_holds_nobody_for_lost_when_it_wakes() -> None:
+    run = alone(Fault(at=5.0, kind="pause", node=0, seconds=6.0), size=2, hosts=(1, 2))
+    assert {node for node, _ in after(run, 18.0)} == {0, 1}
+
+
+@pytest.mark.parametrize("seconds", [3.0, 6.0])
+def test_a_host_that_was_stopped_commits_nothing_that_the_others_do_not_go_on_from(seconds: float) -> None:
+    run = alone(Fault(at=5.0, kind="pause", node=0, seconds=seconds), size=3, hosts=(1, 1))
+    commits = [one for one in run.of(Committed) if 4.5 < one.at < 5.0]
+    assert {one.node for one in commits} == {0}, "it was the whole world"

@@ -14,6 +14,7 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
+    GrantLease,
     HostTick,
     LeaveHost,
     OpenRendezvous,
@@ -175,6 +176,16 @@ def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
     host.feed(asked)
     told = WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b/0/0"]]})
     assert host.last == [TellLeader(MemberHealing("a/0/0", "a")), told]
+
+
+def test_a_member_that_asks_may_commit_unless_it_is_to_end() -> None:
+    host = Host(ElasticMode.RANKS)
+    asks = RankSaid("a/0/0", {"kind": "lease"})
+    host.feed(asks)
+    assert host.last == [GrantLease("a/0/0")]
+    host.feed(MemberDismissed("a/0/0", "it did not answer"))
+    host.feed(asks)
+    assert host.last == []
 
 
 def test_a_spare_waits_and_steps_in_for_a_rank_that_is_lost() -> None:

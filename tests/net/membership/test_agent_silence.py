@@ -52,3 +52,10 @@ def test_the_leader_before_has_been_silent_for_an_election() -> None:
     silence.begin(("b#1", "c#1"), 100.0, before="b#1")
     assert [node for node, _ in silence.lost(state("a", "b", "c"), 101.6)] == ["b#1"]
     assert silence.lost(state("a", "b", "c"), 101.4) == []
+
+
+def test_an_agent_that_accepts_a_connection_is_there_although_it_refused_one_before() -> None:
+    silence = leading()
+    silence.refused("c#1", 100.1)
+    silence.accepts("c#1")
+    assert silence.lost(state("a", "b", "c"), 101.0) == []

@@ -11,6 +11,8 @@ import uuid
 import numpy as np
 
 import asyncpar as ap
+from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.net.membership.world_director import QUARRELS
 from asyncpar.testing.simulation import SimulationResult, note
 
 STEPS = 3
@@ -30,6 +32,14 @@ def check_sums(result: SimulationResult) -> None:
     """Each sum holds each rank once."""
     for seen in result.results.values():
         assert seen == [float(((1 << result.size) - 1) << (8 * step)) for step in range(STEPS)], seen
+
+
+def check_named(result: SimulationResult) -> None:
+    """Who is named as lost had to do with a fault."""
+    faulty = {node for fault in result.faults for node in fault.nodes}
+    for node, error in result.errors.items():
+        if isinstance(error, ap.PeerLost) and error.rank is not None:
+            assert error.rank in faulty, f"node {node} names {error.rank}, which had no fault: {error}"
 
 
 class Counter(ap.Actor):
@@ -74,10 +84,10 @@ UNTIL = 6
 WHOLE = float((1 << PORTIONS) - 1)
 
 
-async def bits(ballast: int = 1) -> tuple[float, tuple[int, ...], bytes]:
+async def bits(ballast: int = 1, seconds: float = 0.001) -> tuple[float, tuple[int, ...], bytes]:
     """Sum one bit per portion in each of some steps, elastically; note every step that is committed.
 
-    ``ballast`` is a number of numbers that change in every step, too.
+    ``ballast`` is a number of numbers that change in every step, too; each portion takes so many ``seconds``.
     """
     heavy = np.zeros(ballast, np.float64)
     total, rng = np.zeros(1, np.float64), np.random.default_rng(3)
@@ -88,7 +98,7 @@ async def bits(ballast: int = 1) -> tuple[float, tuple[int, ...], bytes]:
                 portions = tuple(step.portions)
                 for portion in portions:
                     step.add(portion, {"total": np.array([float(1 << portion)])}, loss=1.0)
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(seconds)
                 state["draws"].append(float(rng.random()))
                 summed = await step.reduce("sum")
                 total += summed["total"] * (step.number + 1)
@@ -102,6 +112,26 @@ async def bits(ballast: int = 1) -> tuple[float, tuple[int, ...], bytes]:
             if step.change is not None:
                 note(("changed", step.change.generation, step.change.left))
         return float(total[0]), tuple(state["draws"]), (await state.lineage()).digest
+
+
+WITHIN = 10.0
+"""Virtual seconds after the last fault within which another step is committed."""
+QUARREL = QUARRELS * LINK_SECONDS + 1.0
+"""The same where two members do not hear each other: in so many worlds each link has to be silent for its time."""
+
+
+def check_goes_on(result: SimulationResult) -> None:
+    """Soon after the last fault the next step is committed, if anybody is left."""
+    last = max((fault.at + (fault.seconds or 0.0) for fault in result.faults), default=0.0)
+    commits = [entry for entry in result.notes if entry.content[0] == "committed" and not entry.content[4]]
+    ends = [entry.at for entry in commits if entry.content[1] == UNTIL - 1]
+    if not ends or min(ends) <= last:
+        return
+    after = min(entry.at for entry in commits if entry.at > last) - last
+    are_quarrels = any(fault.kind in ("silence", "one_way") for fault in result.faults)
+    assert after <= (QUARREL if are_quarrels else WITHIN), (
+        f"nothing was committed for {after:.1f} s after the last fault"
+    )
 
 
 def check_changes(result: SimulationResult) -> None:
@@ -123,13 +153,14 @@ def check_bits(result: SimulationResult) -> None:
     """One lineage per committed step; what is committed is kept; each sum holds each portion once; equal ends.
 
     Each process commits step after step, and each portion once; who is lost had to do with a fault; so many worlds come
-    of so many faults.
+    of so many faults; after the last one it goes on soon.
     """
     known: dict[int, tuple[bytes, float]] = {}
     worlds: dict[int, int] = {}
     last: dict[tuple[int | None, int], int] = {}
     portions: dict[int, list[int]] = {}
     check_changes(result)
+    check_goes_on(result)
     for entry in result.notes:
         if entry.content[0] != "committed":
             continue

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import DivergedState, PeerError, StaleGeneration
+from asyncpar.net.arena import formation
+from asyncpar.net.arena.channel import Channel, Offer, Turn
+from asyncpar.net.arena.segment import HEADER_BYTES, Segment
+from asyncpar.net.arena.settings import LEAST_BYTES, ArenaSettings
+from asyncpar.net.transport.negotiation import LINK_UP_SECONDS
 from asyncpar.testing import run_virtual
-from asyncpar.testing.simulation import Conditions, SimulationResult, note
+from asyncpar.testing.simulation import Conditions, Fault, SimulationResult, note
+from asyncpar.testing.simulation.elastic_worlds import BEAT_PATIENCE, BEAT_SECONDS
 from asyncpar.testing.simulation.process import CURRENT
 from tests.elasticity.sharded_training import train_sharded
 from tests.elasticity.training import Result
@@ -87,6 +95,76 @@ def check_generations(result: SimulationResult) -> None:
         assert total == (generation + 1) * float("1" * result.size), f"generation {generation} got {total}"
 
 
+class SharedMemory:
+    """The part of an arena that channels use, for simulated ranks that pretend to be on one host."""
+
+    polls = True
+
+    def __init__(self, segments: dict[int, Segment]) -> None:
+        self.segments = segments
+
+    def ring(self, rank: int, group: int, word: int) -> None:
+        """Wake nobody: all look again and again."""
+
+
+_MEMORY: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, int], Segment]] = WeakKeyDictionary()
+"""The segments of the ranks of each generation."""
+
+
+async def in_shared_memory(node: ap.Node) -> None:
+    """As ``generations``, through flags and payloads in shared memory, which has no header that says of when it is."""
+    generation, rank = node.membership.generation, node.rank
+    brought = formation.contribute(rank, ArenaSettings(bytes=LEAST_BYTES, polls=True))
+    memory = _MEMORY.setdefault(asyncio.get_running_loop(), {})
+    memory[generation, rank] = brought.segment
+    try:
+        await node.world.barrier()
+        arena: Any = SharedMemory({other: memory[generation, other] for other in range(node.size)})
+        offers = [Offer(HEADER_BYTES, 64)] * node.size
+        channel = Channel(arena, number=0, ranks=range(node.size), place=rank, offers=offers)
+        for sequence in range(1, 4):
+            await asyncio.sleep(0.1 * (rank + 1))
+            note((generation, await _sum_in_memory(channel, sequence, float((generation + 1) * 10**rank))))
+    finally:
+        brought.close()
+
+
+async def _sum_in_memory(channel: Channel, sequence: int, own: float) -> float:
+    turn = Turn(channel, sequence)
+    await _until(lambda: channel.is_clear(turn.parity))
+    turn.enter(1)
+    slots = channel.whole(turn.parity, np.dtype(np.float64))
+    slots[channel.place][0] = own
+    turn.post(1)
+    await _until(lambda: turn.has_reached(channel.others, 1))
+    total = sum(float(slot[0]) for slot in slots)
+    turn.end(is_completed=True)
+    return total
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Look at the memory again and again, as it tells nobody of what is written there."""
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def dials_late(node: ap.Node) -> None:
+    """Note the end of a barrier that begins after a while, with which ranks dial each other."""
+    await asyncio.sleep(1.0)
+    with suppress(PeerError):
+        await node.world.barrier()
+    note("ended")
+
+
+def check_dials_late(result: SimulationResult) -> None:
+    times = [entry.at for entry in result.notes if entry.node != STOPPED.node]
+    assert len(times) == result.size - 1
+    assert max(times) < 2.0 + LINK_UP_SECONDS, f"the last of them gave up after {max(times):.0f} s"
+
+
+STOPPED = Fault(at=0.5, kind="pause", node=1, seconds=200.0)
+
+
 async def in_pairs(node: ap.Node) -> None:
     """Let all ranks send to all others at once, so that they dial each other."""
     pieces = [np.full(1, node.rank) for _ in range(node.size)]
@@ -147,6 +225,19 @@ def check_nothing(result: SimulationResult) -> None:
     """Whatever is wrong raises."""
 
 
+def check_awake(result: SimulationResult) -> None:
+    """Who was stopped, or out of reach, until it was held for lost commits nothing any more."""
+    check_bits(result)
+    for fault in result.faults:
+        lost_at = fault.at + BEAT_PATIENCE + 2 * BEAT_SECONDS
+        if fault.kind not in ("pause", "isolate") or fault.at + (fault.seconds or 0.0) < lost_at:
+            continue
+        own = [entry for entry in result.notes if entry.node == fault.node and entry.content[0] == "committed"]
+        first = min((entry.incarnation for entry in own if entry.at < fault.at), default=None)
+        late = [entry for entry in own if entry.incarnation == first and entry.at > lost_at]
+        assert not late, f"{late[0]} after {fault}"
+
+
 def check_prompt_bits(result: SimulationResult) -> None:
     check_bits(result)
     last = max((fault.at + (fault.seconds or 0.0) for fault in result.faults), default=0.0)
@@ -176,6 +267,11 @@ def check_drifting(result: SimulationResult) -> None:
 async def with_ballast() -> tuple[float, tuple[int, ...], bytes]:
     """As ``bits``, with a state that takes longer to fetch than a step."""
     return await bits(1000)
+
+
+async def slowly() -> tuple[float, tuple[int, ...], bytes]:
+    """As ``bits``, with steps of four seconds."""
+    return await bits(seconds=0.5)
 
 
 async def encoded() -> Result:
@@ -230,6 +326,8 @@ QUARRELS = Scenario(
     main=bits, check=check_bits, kinds=("one_way", "silence"), faults=1, elastic=True, settings={"core": 2}
 )
 
+STOPS = Scenario(main=slowly, check=check_awake, kinds=("pause", "isolate"), faults=1, size=1, elastic=True)
+
 ENCODED = Scenario(main=encoded, check=check_encoded, kinds=("kill",), faults=1, elastic=True)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -246,20 +344,30 @@ SCENARIOS: dict[str, Scenario] = {
     "leaving-is-told": Scenario(main=sums, check=check_sums, size=4),
     "one-dial-wins": DIALS,
     "one-dial-goes-on": Scenario(main=in_pairs, check=check_soon),
+    "dials-have-a-deadline": Scenario(main=dials_late, check=check_dials_late, settings={"faults": [STOPPED]}),
+    "fresh-segments": Scenario(
+        main=in_shared_memory,
+        check=check_generations,
+        kinds=("pause", "restart"),
+        faults=3,
+        settings={"expected": (PeerError, StaleGeneration)},
+    ),
     "child-groups-are-revoked": LOSSES,
     "proposals-are-inherited": LOSSES,
     "arrival-is-taken-back": JOINS_AND_LOSSES,
     "newcomers-are-caught-up": JOINS,
+    "history-not-popularity": APART,
+    "commit-lease": STOPS,
     "quarrels-end": QUARRELS,
     "vote-of-all": APART,
     "roll-forward": APART,
-    "forward-if-all-prepared": STEPS,
+    "forward-if-all-prepared": APART,
     "lineage-digest": Scenario(
         main=drifting, check=check_drifting, elastic=True, settings={"expected": (DivergedState, StaleGeneration)}
     ),
     "revoke-interrupts": Scenario(main=bits, check=check_prompt_bits, kinds=PARTIAL, faults=2, elastic=True),
     "abort-restores-values": STEPS,
-    "abort-restores-arrays": STEPS,
+    "abort-restores-arrays": APART,
     "parts-are-mirrored": ENCODED,
     "residuals-are-rekeyed": ENCODED,
     "lent-arrays-stay": JOINS,

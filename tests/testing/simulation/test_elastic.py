@@ -77,6 +77,15 @@ def test_a_silent_member_is_missed_within_ten_seconds_and_the_others_end(kind: s
     assert {0, 1} <= set(result.results)
 
 
+def test_a_process_that_was_stopped_alone_asks_before_it_commits_when_it_wakes() -> None:
+    for at in (0.115, 0.13, 0.145):
+        fault = Fault(at=at, kind="pause", node=0, seconds=10.0)
+        result = simulate(bits, size=1, elastic=True, faults=[fault], check=check_bits)
+        commits = [entry.at for entry in result.notes if entry.content[0] == "committed"]
+        assert commits
+        assert max(commits) < at, "it was held for lost meanwhile"
+
+
 def test_a_process_that_starts_again_joins_and_replays_what_it_missed() -> None:
     fault = Fault(at=0.05, kind="restart", node=1)
     result = simulate(bits, size=3, seed=1, elastic=True, faults=[fault], check=check_bits)

@@ -20,8 +20,21 @@ FIRST = {
     "arrival-is-taken-back": 33,
     "forward-if-all-prepared": 46,
     "abort-restores-arrays": 46,
+    "commit-lease": 3,
 }
 """Seeds that are tried first, because they were found before; any other would do."""
+
+# What others guard against, and has no row of its own here:
+# - A quorum that was not reached is told to those who wait for it.  Nobody waits for the answer of one: hosts that
+#   reach none park by their own clocks ("parking", "lease-margin" in tests/launch/agents/safeguards.py).  The end of a
+#   world is told twice, by the director and by the links of those who leave it; who hears it: "revoke-interrupts".
+# - Heartbeats that do not come are acted on.  Between ranks the network ends links that are silent, here as elsewhere;
+#   between agents it is "silence" in tests/launch/agents/safeguards.py.
+# - A start of a process does not pass for the one before it.  Members are starts, by names that are never used again:
+#   "incarnations" in tests/launch/agents/safeguards.py; ranks of a new world have its number: "generation-check".
+# - A session of an earlier start is dropped.  Messages of agents name both starts, and those of a former one count for
+#   nobody, so a session that goes on only delays the news that its agent is gone; between ranks a session is a lane of
+#   one generation.  A newcomer that begins anew drops what came before: "arrival-is-taken-back".
 
 
 def run(scenario: Scenario, seed: int) -> None:
