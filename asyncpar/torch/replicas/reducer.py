@@ -29,8 +29,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import recorder_of, step_meter
-from asyncpar.core.observe.records import EventKind, EventState
+from asyncpar.core.observe.records import EventKind, EventState, bucket_name
 from asyncpar.errors import UsageError
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook
@@ -350,7 +351,8 @@ class GradientReducer:
 
     def _begin_bucket(self, index: int, bucket: GradientBucket) -> Work:
         recorder = self._recorder
-        ticket = recorder.begin(EventKind.BUCKET, recorder.name(f"bucket {index}"), nbytes=bucket.array.nbytes)
+        name = recorder.name(bucket_name(index, Identity.name))
+        ticket = recorder.begin(EventKind.BUCKET, name, nbytes=bucket.array.nbytes)
         try:
             work = self._begin(bucket.array, "mean", [bucket.flat])
         except BaseException:
