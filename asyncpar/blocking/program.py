@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import TracebackType
+from typing import cast
 
 from asyncpar.core.observe.reporting import Reporter, open_closed_streams, record_failures
-from asyncpar.core.signals import OwnHandler
+from asyncpar.core.signals import AskToLeave, OwnHandler, Termination
 from asyncpar.runner import SIGINT_EXIT, SIGNAL_SECONDS, SIGTERM_EXIT, is_left_behind
 
 _reporter: Reporter | None = None
@@ -41,14 +42,17 @@ def report_failures() -> None:
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def ended_in_order(ask: AskToLeave | None = None) -> Iterator[None]:
     """Turn SIGTERM into an exception for the time being, which leaves all contexts; the process ends with status 143.
 
+    With ``ask`` the first SIGTERM calls that instead, within the signal's handler, where nothing may wait for the loop.
     Under a launcher Ctrl-C ends it with status 130 and shows nothing.  Only in the main thread, and only if the program
     has no handler of its own.
     """
     before = signal.getsignal(signal.SIGTERM)
-    terminate = OwnHandler(_terminate, before)
+    termination = Termination(_exit)
+    termination.ask_first(ask)
+    terminate = OwnHandler(lambda _number, _frame: termination.handle(), before)
     is_ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
     if is_ours:
         signal.signal(signal.SIGTERM, terminate)
@@ -70,5 +74,10 @@ def ended_in_order() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
+def terminate_main_thread() -> None:
+    """Have the main thread handle a SIGTERM, also where it waits: from any thread."""
+    signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
+
+
+def _exit() -> None:
     raise SystemExit(SIGTERM_EXIT)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -35,7 +35,7 @@ from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.core.observe.recorder import Recorder
-from asyncpar.core.observe.records import EventKind
+from asyncpar.core.observe.records import EventKind, bucket_name
 from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.tables import html_table
@@ -756,9 +756,13 @@ def recorder_of(communicator: Communicator) -> Recorder:
     return communicator._engine.table.links.recorder
 
 
-def bucket_span(communicator: Communicator, index: int, nbytes: int) -> EventSpan:
-    """Return what records bucket ``index`` of gradients, of ``nbytes``, while it is reduced over ``communicator``."""
-    return EventSpan(f"bucket {index}", kind=EventKind.BUCKET, recorder=recorder_of(communicator), nbytes=nbytes)
+def bucket_span(communicator: Communicator, index: int, nbytes: int, codec: str) -> EventSpan:
+    """Return what records bucket ``index`` of gradients, of ``nbytes``, while it is reduced over ``communicator``.
+
+    ``codec`` is the name of the one that encodes it, ``"none"`` if none does.
+    """
+    name, recorder = bucket_name(index, codec), recorder_of(communicator)
+    return EventSpan(name, kind=EventKind.BUCKET, recorder=recorder, nbytes=nbytes)
 
 
 def step_meter(communicator: Communicator, name: str) -> StepMeter:
@@ -766,3 +770,20 @@ def step_meter(communicator: Communicator, name: str) -> StepMeter:
     links = communicator._engine.table.links
     is_whole = communicator.size == links.world.size
     return StepMeter(links.recorder, name, group=world_number(links.world.generation) if is_whole else 0)
+
+
+STEP_INSTEAD: Final = (
+    'run the model itself on each of step.portions, then step.add(portion, gradients), step.reduce("mean") and '
+    "step.update(optimizer, gradients); local steps are those of job.rounds"
+)
+"""What a program of an elastic job does in place of what averages gradients."""
+
+
+def refuse_elastic(communicator: Communicator, what: str, instead: str = STEP_INSTEAD) -> None:
+    """Raise ``UsageError`` for ``what``, which keeps its ranks, if those are of a world of an elastic job."""
+    links = communicator._engine.table.links
+    if links.is_elastic:
+        raise UsageError(
+            f"{what}: expected ranks that stay, got those of generation {links.world.generation} of an elastic job, "
+            f"which others follow; {instead}"
+        )

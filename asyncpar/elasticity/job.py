@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from asyncpar.bootstrap import attach_alone, find_world
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.signals import TERMINATION
+from asyncpar.elasticity.arithmetic import ArithmeticComparison, describe_arithmetic
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import ATTEMPTS, Healing
 from asyncpar.elasticity.memory import populate
@@ -73,8 +75,12 @@ class ElasticJob:
             raise UsageError(f"portions: expected at most {MOST_PORTIONS}, got {portions}")
         self.seed = check_count("seed", seed, least=0)
         self._source: WorldSource = _default_source() if source is None else source
+        self.arithmetic = describe_arithmetic() if isinstance(self._source, PipeWorlds | LaunchedWorld) else {}
+        """What the bits of numbers depend on in this process; {} where all members are of one process."""
+        self._comparison = ArithmeticComparison()
         self._state: ElasticState | None = None
         self._node: Node | None = None
+        self._meter: StepMeter | None = None
         self._membership: Membership | None = None
         self._revoked: asyncio.Event = asyncio.Event()
         self._revoked_generation = -1
@@ -337,6 +343,12 @@ class ElasticJob:
         return self._state
 
     @property
+    def meter(self) -> StepMeter:
+        """Records the steps of this rank in the world of now."""
+        assert self._meter is not None, "there is a world"
+        return self._meter
+
+    @property
     def is_revoked(self) -> bool:
         """Is the world of now over?"""
         return self._revoked.is_set()
@@ -510,6 +522,10 @@ class ElasticJob:
     async def _bring_up(self, membership: Membership) -> None:
         """Start the node of a world, its actors, and get the parts of the state that this rank is to have in it."""
         self._node = await start_node(membership.attach)
+        self._node.links.is_elastic = True
+        self._meter = step_meter(self._node.world, "training")
+        if self.arithmetic:
+            await self._comparison.compare(self._node, self.arithmetic)
         if self._actors is not None and self._actors.is_used:
             await self._actors.enter_world(self._node, membership.change)
         state = self.current_state

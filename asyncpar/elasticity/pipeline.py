@@ -50,6 +50,8 @@ class ElasticPipeline:
         self._executor: PipelineExecutor | None = None
         self._running: _PortionStage | None = None
         self._loss: LossFunction | None = None
+        self.seconds_busy = 0.0
+        """The time in which this rank has computed in the last run."""
 
     def _call_loss(self, output: Any, target: Any) -> tuple[Any, Array]:
         assert self._loss is not None, "it is set before each run"
@@ -87,6 +89,7 @@ class ElasticPipeline:
         places, portions = self.places(world.size), Portions(self._portions, self.places(world.size).replicas)
         replica, mine = places.replica_of(world.rank), places.portions_of(world.rank)
         losses, flat = np.zeros(self._portions), np.empty(0, self._optimizer.stored)
+        self.seconds_busy = 0.0
         if replica is not None:
             self._loss = loss
             self._optimizer.show(parts)
@@ -97,6 +100,7 @@ class ElasticPipeline:
                     [inputs(portion) for portion in mine] if executor.has_first_stage else None,
                     [targets(portion) for portion in mine] if executor.has_last_stage else None,
                 )
+            self.seconds_busy = result.seconds_busy
             if executor.has_last_stage:
                 losses[mine.start : mine.stop] = result.losses
             peers = world.subgroup(places.peers_of(world.rank), name="replicas of a stage", key="elastic peers")

@@ -208,6 +208,8 @@ class ElasticRound:
         if found is None and missing and not meeting.done():
             found = UsageError(f"round {self.number}: its block ended without workers of the portions {missing}")
         self._is_computing = False
+        if not self.is_replay:
+            self._job.meter.waits()
         self._news.set()
         if found is None:
             try:
@@ -232,6 +234,8 @@ class ElasticRound:
             try:
                 async with self._step as step:
                     if not step.is_replay:
+                        if not self._is_computing:
+                            self._job.meter.waits()
                         await self._until_enough(step)
                     await self._advance(step)
             except _NoQuorumError:

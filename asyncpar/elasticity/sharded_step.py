@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.portion_codec import StepCodec
@@ -37,6 +38,8 @@ class ShardedStepOwner(Protocol):
 
     @property
     def world(self) -> Communicator: ...
+    @property
+    def meter(self) -> StepMeter: ...
     @property
     def current_state(self) -> ElasticState: ...
     def changed(self, error: BaseException) -> WorldChanged: ...
@@ -153,7 +156,10 @@ class ShardedStep:
         own = await optimizer.update(world, parts, flat, learning_rate=learning_rate, clip_norm=clip_norm)
         if optimizer.stage is ShardStage.PARAMETERS:
             return None
-        return own if world.size == 1 else await world.all_gather_v(own)
+        if world.size == 1:
+            return own
+        with self._job.meter.waiting():
+            return await world.all_gather_v(own)
 
     async def _called(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -168,7 +174,9 @@ class ShardedStep:
     async def gather(self, parameters: Iterable[Parameter] | None) -> None:
         """Let sharded ``parameters`` have their latest values; a newcomer that repeats a step has none."""
         if self._replay is None:
-            await self._called(self._optimizer.gather(self._job.world, self._sharded.parts, self._chosen(parameters)))
+            gathering = self._optimizer.gather(self._job.world, self._sharded.parts, self._chosen(parameters))
+            with self._job.meter.waiting():
+                await self._called(gathering)
 
     def release(self, parameters: Iterable[Parameter] | None) -> None:
         """Free what ``gather`` has brought."""
@@ -196,7 +204,8 @@ class ShardedStep:
         if self._replay is not None:
             parts.replay(self._replay.part_sums)
             return
-        await self._called(parts.exchange(self._job.world))
+        with self._job.meter.waiting():
+            await self._called(parts.exchange(self._job.world))
         if self._update is not None:
             self._job.shelf.keep(
                 replace(

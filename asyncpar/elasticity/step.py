@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.observe.records import EventState
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.interruption import Interruption
@@ -61,6 +64,8 @@ class ElasticStep:
         self._flats: list[Array] = []
         self._vote: Vote | None = None
         self._sharded: ShardedStep | None = None
+        self._meter: StepMeter | None = None
+        """Of the world in which the block was entered; a replay has none."""
 
     # -- what a program asks -------------------------------------------------------------------------------------------
 
@@ -142,7 +147,10 @@ class ElasticStep:
         sharded = self._expect_sharded("run_pipeline")
         assert sharded.pipeline is not None
         self._machine.reduce()
-        flat, self.loss = await sharded.run_pipeline(inputs, targets, loss, is_mean=op == "mean")
+        with self._waiting():
+            flat, self.loss = await sharded.run_pipeline(inputs, targets, loss, is_mean=op == "mean")
+        if self._meter is not None:
+            self._meter.add(sharded.pipeline.seconds_busy)
         if not self.is_replay:
             await self._keep(GradientLayout([]), [])
         self._machine.reduced()
@@ -173,7 +181,8 @@ class ElasticStep:
         assert self._sum is not None
         bounds = None if self._sharded is None else self._sharded.bounds(self._portions)
         try:
-            self._flats, self.loss = await self._sum.total(self._job.world, is_mean=is_mean, bounds=bounds)
+            with self._waiting():
+                self._flats, self.loss = await self._sum.total(self._job.world, is_mean=is_mean, bounds=bounds)
         except (PeerError, StaleGeneration) as error:
             raise self._job.changed(error) from error
         assert self._sum.layout is not None
@@ -220,6 +229,10 @@ class ElasticStep:
         """Free what ``gather`` has brought; the end of the block does, too."""
         self._expect_sharded("release").release(parameters)
 
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Return a block in which this rank waits for others."""
+        return nullcontext() if self._meter is None else self._meter.waiting()
+
     def _expect_sharded(self, call: str) -> ShardedStep:
         if self._sharded is None:
             raise UsageError(f"step {self.number}: {call} is for job.state(..., zero=3) or pipeline=")
@@ -246,6 +259,10 @@ class ElasticStep:
             self.began_in = self._job.generation
         self._job.begun(self)
         self._interruption.begin()
+        if not self.is_replay:
+            self._meter = self._job.meter
+            self._meter.begin(self.number)
+            self._meter.works()
         return self
 
     def check_used(self) -> None:
@@ -271,11 +288,14 @@ class ElasticStep:
                     found = failure
             was_interrupted = self._interruption.end(found)
             if found is None:
+                self._record(EventState.COMPLETED)
                 await self._finish()
                 return False
             if was_interrupted or self._job.is_world_over(found):
+                self._record(EventState.CANCELLED)
                 await self._job.reform(self, found)
                 return True
+            self._record(EventState.FAILED if isinstance(found, Exception) else EventState.CANCELLED)
             self._job.failed = self.number, f"{type(found).__name__}: {found}"
             self._machine.abort()
             await self._job.current_state.abort()
@@ -286,6 +306,10 @@ class ElasticStep:
             self._job.ended(self)
             if self._sum is not None:
                 self._sum.release()
+
+    def _record(self, state: EventState) -> None:
+        if self._meter is not None:
+            self._meter.end(state)
 
     async def _prepare_and_vote(self) -> None:
         if self._sharded is not None:
@@ -304,7 +328,8 @@ class ElasticStep:
         word = np.array([encode_vote(lineage, is_pending=is_pending)], np.uint64)
         if self._job.size > 1:
             try:
-                await self._job.world.all_reduce(word, "band")
+                with self._waiting():
+                    await self._job.world.all_reduce(word, "band")
             except (PeerError, StaleGeneration) as error:
                 raise self._job.changed(error) from error
         vote = decode_vote(int(word[0]))

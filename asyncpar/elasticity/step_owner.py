@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.reduction import FlatPool, GradientLayout
 from asyncpar.elasticity.state import ElasticState
@@ -23,6 +24,8 @@ class StepOwner(Protocol):
 
     @property
     def world(self) -> Communicator: ...
+    @property
+    def meter(self) -> StepMeter: ...
     @property
     def generation(self) -> int: ...
     @property

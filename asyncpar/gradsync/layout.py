@@ -184,6 +184,12 @@ class SchemeMaker:
 
     def make(self, bucket: Bucket) -> Scheme:
         """Return the scheme of a bucket."""
+        scheme = self._make(bucket)
+        if not isinstance(scheme, Alone | DeviceMean):
+            scheme.codec_name = self.codec.name
+        return scheme
+
+    def _make(self, bucket: Bucket) -> Scheme:
         if self.place is not None:
             return self._on_device(bucket, self.place)
         memory = SchemeMemory(empty=self.groups.replicas.empty, keeps_input=self.as_views)

@@ -479,7 +479,8 @@ class BucketFlow:
 
         Afterwards ``scheme.result`` holds the reduced bucket, unless ``outcome`` says that there is none.
         """
-        with bucket_span(self._settings.groups.replicas, self.scheme.bucket.index, self.scheme.flat.nbytes):
+        scheme = self.scheme
+        with bucket_span(self._settings.groups.replicas, scheme.bucket.index, scheme.flat.nbytes, scheme.codec_name):
             await self._run.take(self._steps, before=self._pack)
             if not self.scheme.is_finite:
                 await self._explain()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
 from asyncpar.collectives.call import cancel_reason
-from asyncpar.collectives.communicator import Communicator, step_meter
+from asyncpar.collectives.communicator import Communicator, refuse_elastic, step_meter
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.core.observe.records import EventState
@@ -122,6 +122,7 @@ class GradientSynchronizer:
         self._strategy = config.comm_strategy
         self._tuning = self._make_tuning(tuning)
         self._meter = step_meter(communicator, name)
+        refuse_elastic(communicator, type(self).__name__)
         communicator.claim(name, self)
 
     @classmethod

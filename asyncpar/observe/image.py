@@ -51,9 +51,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a rank; ``ticket`` numbers them in the order in which they began.
 
     ``created`` and ``ended`` are seconds by the rank's clock, ``ended`` None while it is under way.  ``text`` is an
-    operation as it was called (``all_reduce(float32[8], sum)``) or the fields of a span; ``group`` and ``sequence`` are
-    the same on all ranks of an operation, and on both ends of a message or a call; ``peer`` is a rank of the world.
-    ``own`` are the seconds of a step, and since the one before, that were the rank's own.
+    operation as it was called (``all_reduce(float32[8], sum)``) or the fields of a span; ``algorithm`` is that of an
+    operation, or the codec of a bucket.  ``group`` and ``sequence`` are the same on all ranks of an operation, and on
+    both ends of a message or a call; ``peer`` is a rank of the world.  ``own`` are the seconds of a step, and since the
+    one before, that were the rank's own.
     """
 
     ticket: int

@@ -52,10 +52,10 @@ class EventSlice:
     @property
     def facts(self) -> dict[str, str | int]:
         """More about it, by name."""
-        event = self.event
+        event, is_bucket = self.event, self.event.kind is EventKind.BUCKET
         facts: dict[str, str | int | None] = {
-            "call": event.text or None,
-            "algorithm": event.algorithm or None,
+            "call": None if is_bucket else event.text or None,
+            "codec" if is_bucket else "algorithm": event.algorithm or None,
             "bytes": event.nbytes or None,
             "own time": f"{event.own * 1e3:.1f} ms" if event.own else None,
             "peer": event.peer,

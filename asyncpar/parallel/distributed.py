@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from asyncpar.backends import CommunicationRuntime
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, refuse_elastic
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import (
@@ -109,6 +109,7 @@ class DistributedDataParallel:
         self.config = config
         self._model = CheckedModel(model)
         self._group = runtime.get_group(process_group)
+        refuse_elastic(self._group.communicator, type(self).__name__)
         self._name = name
         self._is_training = True
         self._is_local = False

@@ -4,14 +4,17 @@ Theory of operation.  Each step of the job is the block of a task on the loop th
 When the world changes, the task is cancelled where it waits, but the block is left only once the program has come to
 its next call: so nothing is restored while the program computes.  That call raises ``WorldChanged``, which ends the
 program's own block, and ``with step`` swallows it.
+
+SIGTERM is handled in the main thread, which must not wait there: the loop asks the agent, and where this process may
+not leave in good order it has the main thread handle a second one, which raises ``SystemExit``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -19,8 +22,10 @@ import numpy as np
 import torch
 
 from asyncpar.blocking.pending import Pending
+from asyncpar.blocking.program import ended_in_order, report_failures, terminate_main_thread
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.elasticity.arithmetic import TORCH_KERNEL
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.elasticity.step import ElasticStep
@@ -53,6 +58,7 @@ class ElasticTraining:
             for number, optimizer in enumerate(checked_optimizers(optimizers))
         ]
         self._thread = background()
+        self._ending = ExitStack()
         if codecs["codec"] is not None and self._model.has_running_statistics:
             raise UsageError(
                 "codec: the running statistics of the model's normalizations are averaged with the gradients, and must "
@@ -66,28 +72,52 @@ class ElasticTraining:
             if name in values or name in self._model.trained or name in inspect.signature(ElasticJob.state).parameters:
                 raise UsageError(f"{name}: the state has this name already; choose another")
         self._job = self._thread.do(lambda: ElasticJob(portions=portions, seed=seed, source=source))
+        if self._job.arithmetic:
+            self._job.arithmetic[TORCH_KERNEL] = torch.backends.cpu.get_cpu_capability()
         self.state: ElasticState = self._thread.do(
             lambda: self._job.state(self._model.trained, **codecs, **values, **extra)
         )
         """What is committed: ``state["name"]`` reads a value that was given by name."""
 
     def __enter__(self) -> Self:
-        self._call(self._job.__aenter__)
+        report_failures()
+        with ExitStack() as stack:
+            stack.enter_context(ended_in_order(self._ask_to_leave))
+            self._call(self._job.__aenter__)
+            stack.push(self._leave)
+            self._ending = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._ending.__exit__(kind, error, traceback)
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._call(lambda: self._job.__aexit__(kind, error, traceback))
+
+    def _ask_to_leave(self, _: Callable[[], None]) -> bool:
+        """Ask, in the handler of a signal: the loop does it, and ends this process if that is refused."""
+
+        def ask() -> None:
+            if not self._job.ask_to_leave(terminate_main_thread):
+                terminate_main_thread()
+
+        self._thread.loop.call_soon_threadsafe(ask)
+        return True
 
     def steps(self, *, until: int) -> Iterator[TorchStep]:
         """Yield the steps from here to ``until``; after a fault the same number comes again.
 
-        Each is used as ``with step``, once, before the next is asked for.
+        Each is used as ``with step``, once, before the next is asked for.  Ends early when this process is to leave:
+        under an agent SIGTERM lets it finish its step, the second one ends it (``SystemExit``), and so does the first
+        one where no other rank would go on.
         """
         steps = self._job.steps(self.state, until=until)
         try:
-            while (step := self._call(lambda: anext(steps, None))) is not None:
+            while (step := self._next(steps)) is not None:
                 yield TorchStep(self._thread, step, self._job, self._model, self._optimizers)
         finally:
             if (
@@ -96,6 +126,19 @@ class ElasticTraining:
                 self._thread.start(steps.aclose)
             else:
                 self._call(steps.aclose)
+
+    def _next(self, steps: AsyncIterator[ElasticStep]) -> ElasticStep | None:
+        """Return the next step.  An exception that ends the wait, such as that of a signal, ends ``steps`` first."""
+
+        async def following() -> ElasticStep | None:
+            return await anext(steps, None)
+
+        pending = self._thread.start(following)
+        try:
+            return pending.wait()
+        except BaseException:
+            _await_end(pending)
+            raise
 
     @property
     def is_drained(self) -> bool:
@@ -219,7 +262,11 @@ class TorchStep:
         self._random = torch.get_rng_state()
         self._block = self._thread.do(lambda: StepBlock(self._step))
         self._pending = self._thread.start(self._block.run)
-        self._thread.call(self._block.entered)
+        try:
+            self._thread.call(self._block.entered)
+        except BaseException as error:
+            self._abandon(error)
+            raise
         self._model.begin_step()
         return self
 
@@ -233,13 +280,25 @@ class TorchStep:
         torch.set_rng_state(self._random)
         self._model.drop_gradients()
         is_swallowed = isinstance(error, WorldChanged)
+        if error is not None and not is_swallowed:
+            self._abandon(error)
+            return False
         self._thread.do(lambda: block.leave(error))
-        if error is None or is_swallowed:
+        try:
             pending.wait()
-        else:
-            with suppress(Exception):  # the program's own error is raised, and what came of it is not worth more
-                pending.wait()
+        except BaseException:
+            _await_end(pending)
+            raise
         return is_swallowed
+
+    def _abandon(self, error: BaseException) -> None:
+        """End the block with ``error``, which is raised: what else comes of it is not worth more."""
+        assert self._block is not None
+        assert self._pending is not None
+        block, pending = self._block, self._pending
+        self._thread.do(lambda: block.leave(error))
+        with suppress(Exception):
+            pending.wait()
 
     def _run(self, make: Callable[[], Awaitable[T]]) -> T:
         block = self._expect_block()
@@ -263,6 +322,7 @@ class StepBlock:
         self.is_interrupted = False
         """Was the block ended from outside?"""
         self._step = step
+        self._task: asyncio.Task[Any] | None = None
         self._is_over = False
         self._results: set[asyncio.Future[Any]] = set()
         self._calls: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
@@ -271,6 +331,7 @@ class StepBlock:
 
     async def run(self) -> None:
         """Enter the step, do what is asked for, leave it."""
+        self._task = asyncio.current_task()
         try:
             async with self._step:
                 self._entered.set_result(None)
@@ -278,6 +339,7 @@ class StepBlock:
         except BaseException as error:
             if not self._entered.done():
                 self._entered.set_exception(error)
+                self._entered.exception()  # the program may wait for it no more
             raise
         finally:
             self._is_over = True
@@ -342,26 +404,43 @@ class StepBlock:
                 value = await make()
             except asyncio.CancelledError:
                 self.is_interrupted = True
-                result.set_exception(self._changed())
+                _fail(result, self._changed())
                 raise
             except WorldChanged as error:
                 self.is_interrupted = True
-                result.set_exception(error)
+                _fail(result, error)
             except BaseException as error:  # noqa: BLE001  # raised by the program's call
-                result.set_exception(error)
+                _fail(result, error)
             else:
-                result.set_result(value)
+                if not result.done():
+                    result.set_result(value)
 
         self._calls.put_nowait(run)
         return await result
 
     def leave(self, error: BaseException | None) -> None:
-        """Handle the end of the program's block, with ``error``."""
+        """Handle the end of the program's block, with ``error``; that of a signal cancels what is under way."""
 
         async def run() -> None:
             raise _Left(error)
 
         self._calls.put_nowait(run)
+        if error is not None and not isinstance(error, Exception) and self._task is not None:
+            self._task.cancel()
+
+
+def _fail(result: asyncio.Future[Any], error: BaseException) -> None:
+    """Let a call raise ``error``, if the program still waits for it."""
+    if not result.done():
+        result.set_exception(error)
+
+
+def _await_end(pending: Pending[Any]) -> None:
+    """Cancel what the program does not wait for any more, and return when it has ended."""
+    if not pending.is_done:
+        pending.cancel()
+        with suppress(Exception):
+            pending.wait()
 
 
 class _Left(Exception):  # noqa: N818

@@ -23,6 +23,7 @@ from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.instrumentation import NAME, is_profiled, recorded
+from asyncpar.torch.optimizer_steps import OptimizerSteps
 from asyncpar.torch.work import Work, is_inflight_on
 
 T = TypeVar("T")
@@ -59,17 +60,26 @@ remains: weakref.WeakSet[Node] = weakref.WeakSet()
 class GroupBase(dist.ProcessGroup):
     """One group of ranks; ``communicator`` is asyncpar's over the same ranks, ``thread`` that of its event loop.
 
-    ``node`` is the node of this rank; the group that ``owns_node``, a default group, stops it at its end.
+    ``node`` is the node of this rank; the group that ``owns_node``, a default group, stops it at its end.  ``steps``
+    are those of the default group.
     """
 
     def __init__(
-        self, communicator: Communicator, thread: LoopThread, node: Node, *, store: dist.Store, owns_node: bool
+        self,
+        communicator: Communicator,
+        thread: LoopThread,
+        node: Node,
+        *,
+        store: dist.Store,
+        owns_node: bool,
+        steps: OptimizerSteps,
     ) -> None:
         super().__init__(communicator.rank, communicator.size)
         self.communicator = communicator
         self.thread = thread
         self.node = node
         self.is_ended = False
+        self.steps = steps
         self.barriers = 0
         """The number of monitored barriers so far."""
         self.paths: dict[str, Any] = {}
@@ -179,6 +189,7 @@ class GroupBase(dist.ProcessGroup):
             check_may_wait=self.thread.check_may_wait,
             describe_waits=self._describe_waits,
             follow=follow,
+            waited=self.steps.waited,
         )
         if is_inflight_on():
             work.enter()
@@ -293,6 +304,7 @@ class GroupBase(dist.ProcessGroup):
         if not self._owns_node:
             self._tell_end()
         else:
+            self.steps.close()
             remains.add(self.node)
             self.thread.forget(self)
             if not self.thread.is_closed:

@@ -22,6 +22,7 @@ from asyncpar.torch.exchanges import ExchangeOperations
 from asyncpar.torch.gathers import GatherOperations
 from asyncpar.torch.group_base import remains
 from asyncpar.torch.instrumentation import uncompiled
+from asyncpar.torch.optimizer_steps import OptimizerSteps
 from asyncpar.torch.reductions import ReductionOperations
 from asyncpar.torch.rendezvous.attach import attach_store
 from asyncpar.torch.shared_tensors import SharedTensors
@@ -235,7 +236,7 @@ def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
     else:
         attach = in_process.attach
     node = thread.call(lambda: start_node(attach))
-    group = _group(node, node.world, thread, options, owns_node=True)
+    group = _group(node, node.world, thread, options, owns_node=True, steps=OptimizerSteps(node.world))
     thread.at_close(group, group.leave_at_exit)
     return group
 
@@ -251,9 +252,11 @@ def _part(parent: ProcessGroup, options: Any) -> ProcessGroup:
     communicator = thread.call(divide)
     if communicator is None:
         raise UsageError(f"ranks: expected this rank, {parent.rank()}, among those of group {name}, got {ranks}")
-    return _group(node, communicator, thread, options, owns_node=False)
+    return _group(node, communicator, thread, options, owns_node=False, steps=parent.steps)
 
 
-def _group(node: Node, communicator: Any, thread: LoopThread, options: Any, *, owns_node: bool) -> ProcessGroup:
+def _group(
+    node: Node, communicator: Any, thread: LoopThread, options: Any, *, owns_node: bool, steps: OptimizerSteps
+) -> ProcessGroup:
     communicator.timeout = options.timeout.total_seconds()
-    return ProcessGroup(communicator, thread, node, store=options.store, owns_node=owns_node)
+    return ProcessGroup(communicator, thread, node, store=options.store, owns_node=owns_node, steps=steps)

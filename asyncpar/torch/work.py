@@ -21,6 +21,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -197,7 +198,8 @@ class Work(dist.Work):
     """An operation that is under way, whose results will be in ``tensors``.
 
     ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it;
-    ``describe_waits`` returns which ranks its group waits for; ``follow`` is called when a wait has ended well.
+    ``describe_waits`` returns which ranks its group waits for; ``follow`` is called when a wait has ended well, and
+    ``waited`` after each wait, with its seconds.
     """
 
     def __init__(
@@ -209,6 +211,7 @@ class Work(dist.Work):
         check_may_wait: Callable[[], None],
         describe_waits: Callable[[], str],
         follow: Callable[[], None] | None,
+        waited: Callable[[float], None],
     ) -> None:
         super().__init__()
         self._pending = pending
@@ -217,6 +220,7 @@ class Work(dist.Work):
         self._check_may_wait = check_may_wait
         self._describe_waits = describe_waits
         self._follow = follow
+        self._waited = waited
         self._future: Future[Any] | None = None
         self._entered: list[Any] = []
         self._entered_by = 0
@@ -238,6 +242,7 @@ class Work(dist.Work):
         if not pending.is_done:
             self._check_may_wait()
         seconds = timeout.total_seconds() if timeout else None
+        began = time.perf_counter()
         try:
             pending.wait(None if seconds is None or seconds <= 0 else seconds)
         except AsyncparError as error:
@@ -247,6 +252,7 @@ class Work(dist.Work):
             told = f"{self._operation}: not over after the {seconds} s that wait was given; it goes on"
             raise as_torch(PeerTimeout(f"{told}: {self._describe_waits()}")) from None
         finally:
+            self._waited(time.perf_counter() - began)
             if self._entered and pending.is_done and self._entered_by == threading.get_ident():
                 entered, self._entered = self._entered, []
                 forget_inflight(self, entered)

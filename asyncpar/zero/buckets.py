@@ -146,7 +146,7 @@ class BucketReduction:
         is_over = False
         nbytes = self._means.partition.bucket_nbytes(self._bucket)
         try:
-            with bucket_span(self._means.communicator, self._bucket.index, nbytes):
+            with bucket_span(self._means.communicator, self._bucket.index, nbytes, self._means.row_sums.codec_name):
                 self._opened()
                 await off_loop(self._pack, nbytes=nbytes)
                 await self.owed[0].run()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import compare
 from asyncpar.codecs import Values
-from asyncpar.collectives.communicator import Communicator, step_meter
+from asyncpar.collectives.communicator import Communicator, refuse_elastic, step_meter
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import PeerError, UsageError
@@ -65,6 +65,7 @@ class ZeroEngine:
         name: str = "zero",
         row_sums: RowSums | None = None,
     ) -> None:
+        refuse_elastic(communicator, "ZeRO", "use job.state(parameters, optimizer, zero=1), or 2, or 3")
         self.parameters = distinct(parameters)
         for parameter in self.parameters:
             if not getattr(parameter, "is_released", False):  # those of other modules never are

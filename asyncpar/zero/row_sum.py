@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs import Values
+from asyncpar.codecs import Identity, Values
 from asyncpar.codecs.int8 import Int8
 from asyncpar.codecs.rows import RowFormat, are_finite
 from asyncpar.collectives.arrays import reduction_for
@@ -56,6 +56,11 @@ class RowSums(ABC):
     """Do sums only read ``rows``, so that these may be the gradient itself?"""
     is_lossy: bool
     """Do rows lose values that error feedback can send later?"""
+
+    @property
+    def codec_name(self) -> str:
+        """The name of the codec that encodes rows."""
+        return _CODEC.name if self.is_lossy else Identity.name
 
     @abstractmethod
     def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:

@@ -11,13 +11,15 @@ import pytest
 
 from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerLost
-from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import Parameter, TransformerConfig
 from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
+from asyncpar.observe.figures import figures_of
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.pipeline_runs import draw_run, summarize_pipeline
+from asyncpar.observe.timeline import make_timeline
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
@@ -36,11 +38,13 @@ class Gradient:
         self.grad = np.ones(1000, np.float32)
 
 
-async def test_a_bucket_of_gradients_is_recorded() -> None:
+@pytest.mark.parametrize("codec", ["none", "int8", "topk:0.1", "powersgd:2"])
+async def test_a_bucket_of_gradients_is_recorded_with_its_codec(codec: str) -> None:
+    compression = GradientCompressionConfig(codec=codec)
     async with local_world(2) as nodes:
 
         async def step(node: Node) -> None:
-            synchronizer = GradientSynchronizer.data_parallel(node.world)
+            synchronizer = GradientSynchronizer.data_parallel(node.world, compression=compression)
             async with synchronizer.step([Gradient()]):
                 pass
 
@@ -48,14 +52,23 @@ async def test_a_bucket_of_gradients_is_recorded() -> None:
         for node in nodes:
             (bucket,) = events(node, EventKind.BUCKET)
             assert (bucket.name, bucket.state, bucket.nbytes) == ("bucket 0", EventState.COMPLETED, 4000)
+            assert bucket.algorithm == codec
+            timeline = make_timeline({0: read_image(node.links.recorder.snapshot())})
+            (shown,) = [one for one in timeline.slices if one.track == "gradients"]
+            assert shown.name == "bucket 0"
+            assert shown.facts == {"codec": codec, "bytes": 4000, "at": shown.facts["at"]}
+            (figure,) = [one for one in figures_of([bucket]) if one.what == "bucket"]
+            assert (figure.name, figure.algorithm) == ("bucket 0", codec)
 
 
+@pytest.mark.parametrize("is_compressed", [False, True])
 @pytest.mark.parametrize("stage", [stage for stage in ZeROStage if stage is not ZeROStage.NONE])
-async def test_buckets_of_an_optimizer_with_shards_are_recorded(stage: ZeROStage) -> None:
+async def test_buckets_of_an_optimizer_with_shards_are_recorded(stage: ZeROStage, is_compressed: bool) -> None:
+    config = ZeROConfig(stage=stage, gradient_compression=is_compressed)
     async with local_world(2) as nodes:
 
         async def step(node: Node) -> None:
-            optimizer = ZeROOptimizer(SGD(), ZeROConfig(stage=stage), node.world)
+            optimizer = ZeROOptimizer(SGD(), config, node.world)
             await optimizer.register_parameters([Parameter("w", np.ones(1000, np.float32))])
             optimizer.update_gradients({"w": np.ones(1000, np.float32)})
             await optimizer.optimizer_step()
@@ -64,6 +77,7 @@ async def test_buckets_of_an_optimizer_with_shards_are_recorded(stage: ZeROStage
         for node in nodes:
             (bucket,) = events(node, EventKind.BUCKET)
             assert (bucket.name, bucket.state, bucket.nbytes) == ("bucket 0", EventState.COMPLETED, 4000)
+            assert bucket.algorithm == ("int8" if is_compressed else "none")
 
 
 async def test_actions_of_a_pipeline_are_recorded() -> None:

@@ -21,6 +21,9 @@ SAMPLES = 96
 HURRY = "hurry"
 """When there is a file of this name beside the results, steps take no longer than they must."""
 
+HELD = ".held"
+"""While there is a file with this ending beside a rank's result, it does not end its step, and says so in the file."""
+
 
 def make_model(*, normalizes: bool = True) -> torch.nn.Module:
     """Return a model with everything that a step may change besides parameters: statistics and random numbers."""
@@ -67,20 +70,29 @@ def train(
         losses = [loss.hex() for loss in job.state["losses"]]
         rate = scheduler.get_last_lr()
     assert used == sorted(set(used))
-    return {"state": state, "losses": losses, "rate": rate}
+    return {"state": state, "losses": losses, "rate": rate, "is_drained": job.is_drained}
 
 
 def main() -> None:
     """Train, and write what comes out."""
     _, until, path = sys.argv[1:]
-    progress, hurry = Path(f"{path}.progress"), Path(path).parent / HURRY
+    progress, hurry, held = Path(f"{path}.progress"), Path(path).parent / HURRY, Path(path + HELD)
+    begun: list[int] = []
 
     def on_step(_: ElasticTraining, step: TorchStep) -> None:
+        if not step.is_replay:
+            begun.append(step.number)
         progress.write_text(str(step.number))
+        if held.exists():
+            held.write_text(str(step.number))
+        while held.exists():
+            time.sleep(0.02)
         if not hurry.exists():
             time.sleep(0.1 if step.number < 10 else 0.6)
 
-    Path(path).write_text(json.dumps(train(until=int(until), on_step=on_step)))
+    result = train(until=int(until), on_step=on_step)
+    Path(f"{path}.begun").write_text(json.dumps(begun))
+    Path(path).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from asyncpar.errors import UsageError
 from asyncpar.testing.elastic_processes import ProcessWorlds
 from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
 from asyncpar.torch.elastic_state import Arithmetic
-from tests.torch.elastic_rank import HURRY, make_model, train
+from tests.torch.elastic_rank import HELD, HURRY, make_model, train
 
 UNTIL = 100
 PATIENCE = 120.0
@@ -28,36 +29,162 @@ PATIENCE = 120.0
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+class Ranks:
+    """Ranks of ``tests.torch.elastic_rank``, whose results are in ``folder``."""
+
+    def __init__(self, worlds: ProcessWorlds, folder: Path) -> None:
+        self._worlds = worlds
+        self._folder = folder
+        self.drained: list[str] = []
+        """Those that are to leave, by their own wish."""
+        director: Any = worlds.director
+        drain = director.drain
+
+        def note(name: str) -> Any:
+            self.drained.append(name)
+            return drain(name)
+
+        director.drain = note
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            program = ["-m", "tests.torch.elastic_rank", name, str(UNTIL), str(self._folder / name)]
+            await self._worlds.start(name, program)
+
+    async def hold(self, name: str) -> int:
+        """Keep a rank from ending its step; return the step's number."""
+        path = self._folder / f"{name}{HELD}"
+        path.touch()
+        async with asyncio.timeout(PATIENCE):
+            while not (number := path.read_text()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return int(number)
+
+    def hurry(self) -> None:
+        (self._folder / HURRY).touch()
+
+    def step(self, name: str) -> int:
+        path = self._folder / f"{name}.progress"
+        return int((path.read_text() if path.exists() else "") or -1)
+
+    async def reaches(self, name: str, step: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self.step(name) < step:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def asks_to_leave(self, name: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while name not in self.drained:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def code(self, name: str) -> int:
+        async with asyncio.timeout(PATIENCE):
+            return await self._worlds.wait(name)
+
+    def result(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / name).read_text())
+        return found
+
+    def begun(self, name: str) -> list[int]:
+        """Return the numbers of the steps that a rank has begun, replays excepted."""
+        found: list[int] = json.loads((self._folder / f"{name}.begun").read_text())
+        return found
+
+
+@asynccontextmanager
+async def elastic_ranks(folder: Path, size: int) -> AsyncIterator[tuple[ProcessWorlds, Ranks]]:
+    async with ProcessWorlds(size, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
+        yield worlds, Ranks(worlds, folder)
+
+
+async def undisturbed() -> dict[str, Any]:
+    """Return the result of a run of this process alone, as the file of a rank has it."""
+    result: dict[str, Any] = json.loads(await asyncio.to_thread(lambda: json.dumps(train(until=UNTIL))))
+    return result
+
+
 @pytest.mark.process
 @pytest.mark.timeout(300)
 async def test_a_killed_and_a_new_rank_change_no_bit(tmp_path: Path) -> None:
-    def position(name: str) -> int:
-        path = tmp_path / f"{name}.progress"
-        return int((path.read_text() if path.exists() else "") or -1)
-
-    async def reaches(name: str, step: int) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while position(name) < step:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    async def start(worlds: ProcessWorlds, name: str) -> None:
-        await worlds.start(name, ["-m", "tests.torch.elastic_rank", name, str(UNTIL), str(tmp_path / name)])
-
-    async with ProcessWorlds(3, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
-        for name in ("m0", "m1", "m2"):
-            await start(worlds, name)
-        await reaches("m0", 2)
+    async with elastic_ranks(tmp_path, 3) as (worlds, ranks):
+        await ranks.start("m0", "m1", "m2")
+        await ranks.reaches("m0", 2)
         worlds.signal("m1", signal.SIGKILL)
-        await start(worlds, "m3")
-        await reaches("m3", 0)
-        (tmp_path / HURRY).touch()
-        async with asyncio.timeout(PATIENCE):
-            assert [await worlds.wait(name) for name in ("m0", "m2", "m3")] == [0, 0, 0]
+        await ranks.start("m3")
+        await ranks.reaches("m3", 0)
+        ranks.hurry()
+        assert [await ranks.code(name) for name in ("m0", "m2", "m3")] == [0, 0, 0]
         changes = [formed.change for _, formed in worlds.worlds]
-    wanted = await asyncio.to_thread(lambda: json.dumps(train(until=UNTIL)))
-    assert [(tmp_path / name).read_text() == wanted for name in ("m0", "m2", "m3")] == [True] * 3
+    wanted = await undisturbed()
+    assert [ranks.result(name) == wanted for name in ("m0", "m2", "m3")] == [True] * 3
     assert [change.left for change in changes if "m1" in change.left] == [("m1",)]
     assert [change.joined for change in changes if "m3" in change.joined] == [("m3",)]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+async def test_a_rank_that_gets_sigterm_ends_its_step_and_leaves(tmp_path: Path) -> None:
+    async with elastic_ranks(tmp_path, 3) as (worlds, ranks):
+        await ranks.start("m0", "m1", "m2")
+        for name in ("m0", "m1", "m2"):
+            await ranks.reaches(name, 2)
+        worlds.signal("m1", signal.SIGTERM)
+        assert await ranks.code("m1") == 0
+        ranks.hurry()
+        assert [await ranks.code(name) for name in ("m0", "m2")] == [0, 0]
+        changes = {name: formed.change for _, formed in worlds.worlds for name in formed.change.left}
+    assert ranks.result("m1")["is_drained"]
+    assert not changes["m1"].is_by_loss
+    wanted = await undisturbed()
+    assert [ranks.result(name) == wanted for name in ("m0", "m2")] == [True, True]
+    left_after = len(ranks.result("m1")["losses"])
+    assert ranks.begun("m1") == list(range(left_after)), "it has ended the step that it was in"
+    assert [ranks.begun(name) for name in ("m0", "m2")] == [list(range(UNTIL))] * 2, "no step was done again"
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_the_second_sigterm_ends_a_rank_where_it_is(tmp_path: Path, is_waiting: bool) -> None:
+    """In its own code, and in a call that waits for the other rank."""
+    async with elastic_ranks(tmp_path, 2) as (worlds, ranks):
+        await ranks.start("m0", "m1")
+        for name in ("m0", "m1"):
+            await ranks.reaches(name, 2)
+        held, ended = ("m0", "m1") if is_waiting else ("m1", "m1")
+        number = await ranks.hold(held)
+        ranks.hurry()
+        await ranks.reaches(ended, number)
+        worlds.signal(ended, signal.SIGTERM)
+        await ranks.asks_to_leave(ended)
+        worlds.signal(ended, signal.SIGTERM)
+        assert await ranks.code(ended) == 128 + signal.SIGTERM
+        if is_waiting:
+            return  # the other one is in its step still
+        assert await ranks.code("m0") == 0
+    assert ranks.result("m0") == await undisturbed()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+async def test_the_only_rank_ends_at_once_when_it_gets_sigterm(tmp_path: Path) -> None:
+    async with elastic_ranks(tmp_path, 1) as (worlds, ranks):
+        await ranks.start("m0")
+        await ranks.reaches("m0", 1)
+        await ranks.hold("m0")
+        worlds.signal("m0", signal.SIGTERM)
+        assert await ranks.code("m0") == 128 + signal.SIGTERM
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+async def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends(tmp_path: Path) -> None:
+    async with elastic_ranks(tmp_path, 2) as (worlds, ranks):
+        await ranks.start("m0", "m1")
+        await ranks.reaches("m0", 2)
+        for name in ("m0", "m1"):
+            worlds.signal(name, signal.SIGTERM)
+        assert sorted([await ranks.code(name) for name in ("m0", "m1")]) == [0, 128 + signal.SIGTERM]
 
 
 def test_gradients_may_be_encoded_but_not_running_statistics() -> None:

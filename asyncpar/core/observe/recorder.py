@@ -34,6 +34,8 @@ from asyncpar.core.observe.records import (
     CALLS,
     CAPACITY,
     COUNTS_OFFSET,
+    CREATED,
+    CREATED_OFFSET,
     ENDING,
     MESSAGE,
     MESSAGE_OFFSET,
@@ -188,6 +190,12 @@ class Recorder:
         place = ticket & self.mask
         if self.owners[place] == ticket + 1:
             SIZE.pack_into(self._memory, RECORDS_OFFSET + place * RECORD_BYTES + SIZE_OFFSET, nbytes)
+
+    def backdate(self, ticket: int, created: float) -> None:
+        """Record when the event of ``ticket`` began, where that is known later."""
+        place = ticket & self.mask
+        if self.owners[place] == ticket + 1:
+            CREATED.pack_into(self._memory, RECORDS_OFFSET + place * RECORD_BYTES + CREATED_OFFSET, created)
 
     def before(self, ticket: int, *, most: int, since: float) -> Iterator[tuple[int, float, float]]:
         """Yield kind, begin and end (0.0: not over) of the events before that of ``ticket``, the last one first.

@@ -52,6 +52,10 @@ SIZE: Final = struct.Struct("<Q")
 
 SIZE_OFFSET: Final = 48
 KIND_OFFSET: Final = 6
+CREATED: Final = struct.Struct("<d")
+"""The time of the begin, at ``CREATED_OFFSET`` of a record."""
+
+CREATED_OFFSET: Final = 16
 
 HEADER: Final = struct.Struct("<8sIII")
 """Magic, capacity in records, where entries begin, and where the image ends."""
@@ -117,7 +121,7 @@ class EntryKind(IntEnum):
     """What an entry of the table names."""
 
     NAME = 1
-    """``name``, or ``text@algorithm`` of an operation, or ``name\\nfields`` of a span."""
+    """``name``, ``text@algorithm`` of an operation, ``name@codec`` of a bucket, or ``name\\nfields`` of a span."""
     SITE = 2
     """``file:line function``."""
     GROUP = 3
@@ -193,6 +197,11 @@ def head_of(peer: int, kind: int, state: int) -> int:
 def word_of(name: int, fingerprint: int = 0) -> int:
     """Return fingerprint and name of a record in one number."""
     return fingerprint | name << 32
+
+
+def bucket_name(index: int, codec: str) -> str:
+    """Return what the events of bucket ``index`` have for a name, which is encoded by ``codec`` (``"none"``: not)."""
+    return f"bucket {index}@{codec}"
 
 
 CALLS: Final = 0xCA11 << 48

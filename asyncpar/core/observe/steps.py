@@ -12,6 +12,8 @@ Steps nest: a trainer's step has that of its synchronizer in it.  The outer one 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from asyncpar.core.observe.recorder import NO_TICKET, Recorder
@@ -60,6 +62,15 @@ class StepMeter:
         if since is not None:
             self.add(self._recorder.clock() - since)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for others in a block; after it time is the rank's own."""
+        self.waits()
+        try:
+            yield
+        finally:
+            self.works()
+
     def add(self, seconds: float) -> None:
         """Count ``seconds`` as the rank's own."""
         self._own += max(0.0, seconds)
@@ -76,6 +87,18 @@ class StepMeter:
         if ticket != NO_TICKET:
             recorder.measure(ticket, round(self._own * 1e6))
             recorder.end(ticket, state)
+
+    def record(self, number: int, *, own: float, since: float) -> None:
+        """Record step ``number``, which is over now, began at ``since`` and had ``own`` seconds of the rank's own."""
+        recorder = self._recorder
+        if recorder.is_closed or (recorder.step is not None and recorder.step() is not None):
+            return
+        nbytes = round(max(0.0, own) * 1e6)
+        word = recorder.name(self._name)
+        ticket = recorder.begin(EventKind.STEP, word, group=self._group, sequence=number, nbytes=nbytes)
+        recorder.backdate(ticket, since)
+        recorder.end(ticket)
+        recorder.stepped_at = recorder.clock()
 
     def _between(self, start: float | None, stop: float) -> float:
         """Return the own time between two steps: all but the collectives, and receives, that began in it."""

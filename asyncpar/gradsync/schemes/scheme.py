@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import OwedCollective
-from asyncpar.codecs import Bytes, Codec, Values
+from asyncpar.codecs import Bytes, Codec, Identity, Values
 from asyncpar.codecs.rows import RowFormat, ShardedSum, are_finite
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ArenaFull, UsageError
@@ -89,6 +89,8 @@ class Scheme(ABC):
 
     is_finite = True
     divisor = 1
+    codec_name = Identity.name
+    """The name of the codec that encodes the bucket, by which its events are recorded."""
 
     def __init__(self, bucket: Bucket, *, size: int, keeps_input: bool = False) -> None:
         self.bucket = bucket

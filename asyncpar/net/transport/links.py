@@ -148,6 +148,8 @@ class Links:
         """Memory for large messages to ranks of this host; set before the first link is made."""
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for operations that need them."""
+        self.is_elastic = False
+        """Is the world one of an elastic job, which another one follows when ranks go or come?"""
         member = world.members[rank]
         self.observer = RankObserver(rank)
         self.recorder = open_recorder(

@@ -218,7 +218,7 @@ class HookReducer:
                 step.is_good = False
                 _close(steps, given.refusal)
                 return
-            with bucket_span(self._over, given.index, given.nbytes):
+            with bucket_span(self._over, given.index, given.nbytes, scheme.codec_name):
                 times = await self._run_scheme(groups, state, scheme, steps, given)
         except BaseException:
             step.is_good = False

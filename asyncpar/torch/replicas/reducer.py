@@ -30,8 +30,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import recorder_of, step_meter
-from asyncpar.core.observe.records import EventKind, EventState
+from asyncpar.core.observe.records import EventKind, EventState, bucket_name
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.tuning import TuningConfig
 from asyncpar.torch.hook.bucket import HookBucket
@@ -406,7 +407,8 @@ class GradientReducer:
 
     def _begin_bucket(self, index: int, bucket: GradientBucket) -> Work:
         recorder = self._recorder
-        ticket = recorder.begin(EventKind.BUCKET, recorder.name(f"bucket {index}"), nbytes=bucket.array.nbytes)
+        name = recorder.name(bucket_name(index, Identity.name))
+        ticket = recorder.begin(EventKind.BUCKET, name, nbytes=bucket.array.nbytes)
         try:
             algorithm = None if self.tuning is None else self.tuning.algorithm
             work = self._begin(bucket.array, "mean", [bucket.flat], algorithm=algorithm)

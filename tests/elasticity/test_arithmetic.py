@@ -1,0 +1,189 @@
+"""Ranks that compute otherwise than the others are named, in one warning on each host that says what to set."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncpar.elasticity.arithmetic import (
+    ArithmeticComparison,
+    ArithmeticDifference,
+    describe_arithmetic,
+    find_differences,
+)
+from asyncpar.testing.elastic_processes import ProcessWorlds
+from asyncpar.testing.world import local_world
+from tests.elasticity.rank import HURRY
+
+PATIENCE = 60.0
+UNLIKE = "do not compute alike"
+ALIKE = {"processor": "A", "numpy": "2.4", "BLAS kernel": "SkylakeX", "BLAS threads": "2"}
+
+HAS_OPENBLAS = "openblas" in np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {}).get("name", "")
+with_kernels = pytest.mark.skipif(
+    not HAS_OPENBLAS or platform.machine() != "x86_64" or sys.platform != "linux",
+    reason="kernels by name are those of OpenBLAS on x86-64",
+)
+
+
+def test_ranks_that_have_the_same_do_not_differ() -> None:
+    assert find_differences([ALIKE] * 3) == []
+
+
+def test_what_most_ranks_have_is_usual_and_of_equally_many_that_of_the_lowest_rank() -> None:
+    other = {**ALIKE, "BLAS threads": "8"}
+    assert find_differences([other, ALIKE, ALIKE]) == [
+        ArithmeticDifference(name="BLAS threads", value="8", usual="2", ranks=(0,))
+    ]
+    assert find_differences([other, ALIKE]) == [
+        ArithmeticDifference(name="BLAS threads", value="2", usual="8", ranks=(1,))
+    ]
+
+
+def test_what_is_not_known_of_a_rank_is_a_difference() -> None:
+    (found,) = find_differences([ALIKE, {name: value for name, value in ALIKE.items() if name != "BLAS kernel"}])
+    assert (found.name, found.value, found.ranks) == ("BLAS kernel", "unknown", (1,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "usual", "said"),
+    [
+        (
+            "BLAS kernel",
+            "Haswell",
+            "SkylakeX",
+            "ranks 1, 2 on b, c have BLAS kernel Haswell, not SkylakeX (set OPENBLAS_CORETYPE on all hosts to one that "
+            "all have)",
+        ),
+        (
+            "BLAS threads",
+            "8",
+            "2",
+            "ranks 1, 2 on b, c have BLAS threads 8, not 2 (set OPENBLAS_NUM_THREADS=2, or MKL_NUM_THREADS, on all "
+            "hosts)",
+        ),
+        (
+            "instructions of numpy",
+            "AVX2 AVX512F",
+            "AVX2 FMA3",
+            "ranks 1, 2 on b, c have instructions of numpy with AVX512F, without FMA3 (set "
+            'NPY_DISABLE_CPU_FEATURES="AVX512F FMA3" on the hosts that have them)',
+        ),
+        (
+            "processor",
+            "EPYC {7B12}",
+            "Xeon",
+            "ranks 1, 2 on b, c have processor EPYC {7B12}, not Xeon (use hosts of one kind where bits matter)",
+        ),
+        ("numpy", "2.3", "2.4", "ranks 1, 2 on b, c have numpy 2.3, not 2.4 (install the same on all hosts)"),
+    ],
+)
+def test_a_difference_says_who_differs_in_what_and_what_to_set(name: str, value: str, usual: str, said: str) -> None:
+    found = ArithmeticDifference(name=name, value=value, usual=usual, ranks=(1, 2))
+    assert found.describe(["a", "b", "c"]) == said
+
+
+def test_one_rank_is_spoken_of_as_one() -> None:
+    found = ArithmeticDifference(name="numpy", value="2.3", usual="2.4", ranks=(1,))
+    assert found.describe(["a", "b"]).startswith("rank 1 on b has numpy 2.3")
+
+
+async def test_ranks_warn_once_of_what_differs(caplog: pytest.LogCaptureFixture) -> None:
+    other = {**ALIKE, "BLAS threads": "8"}
+    comparisons = [ArithmeticComparison() for _ in range(3)]
+
+    async def compare(*described: dict[str, str]) -> list[str]:
+        caplog.clear()
+        async with local_world(len(described), hosts=["a", "a", "b"][: len(described)]) as nodes:
+            places = zip(comparisons, nodes, described, strict=False)
+            await asyncio.gather(*(comparison.compare(node, mine) for comparison, node, mine in places))
+            hosts = sum(node.world.local_rank == 0 for node in nodes)
+        assert len(caplog.messages) in (0, hosts)
+        return sorted(set(caplog.messages))
+
+    with caplog.at_level(logging.WARNING, "asyncpar.elasticity.arithmetic"):
+        assert await compare(ALIKE, ALIKE, ALIKE) == []
+        (said,) = await compare(ALIKE, ALIKE, other)
+        assert UNLIKE in said
+        assert "has BLAS threads 8, not 2" in said
+        assert await compare(ALIKE, ALIKE, other) == []
+        (said,) = await compare(ALIKE, {**ALIKE, "processor": "B"}, other)
+        assert "has processor B, not A" in said
+        assert "has BLAS threads 8, not 2" in said
+        assert await compare(ALIKE) == []
+
+
+def described_with(**environment: str) -> dict[str, str]:
+    """Return what a process says of itself that has these variables."""
+    code = "import json, asyncpar.elasticity.arithmetic as a; print(json.dumps(a.describe_arithmetic()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.process
+def test_a_process_knows_its_processor_and_its_libraries() -> None:
+    found = describe_arithmetic()
+    assert found["processor"]
+    assert found["numpy"] == np.__version__
+    assert found["BLAS"]
+
+
+@with_kernels
+@pytest.mark.process
+def test_the_variables_that_a_warning_names_make_processes_alike() -> None:
+    wanted = {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"}
+    found = described_with(**wanted)
+    assert (found["BLAS threads"], found["BLAS kernel"]) == ("1", "Nehalem")
+    names = describe_arithmetic()["instructions of numpy"].split()
+    without = described_with(NPY_DISABLE_CPU_FEATURES=" ".join(names[-1:]))
+    assert without["instructions of numpy"].split() == names[:-1]
+
+
+OTHER_KERNEL = """
+import os, runpy, sys
+os.environ["OPENBLAS_CORETYPE"] = "Nehalem"
+runpy.run_module("tests.elasticity.rank", run_name="__main__", alter_sys=True)
+"""
+
+
+@with_kernels
+@pytest.mark.process
+@pytest.mark.timeout(120)
+async def test_a_joiner_with_another_kernel_is_let_in_and_named_on_all_hosts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OPENBLAS_CORETYPE": "Prescott"}
+    until = 300
+    async with ProcessWorlds(2, environment=environment) as worlds:
+        for number in range(2):
+            name = f"m{number}"
+            await worlds.start(
+                name, ["-m", "tests.elasticity.rank", name, str(until), str(tmp_path / name)], host=f"host-{number}"
+            )
+        async with asyncio.timeout(PATIENCE):
+            while len(worlds.worlds) < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await worlds.start("m2", ["-c", OTHER_KERNEL, "m2", str(until), str(tmp_path / "m2")], host="host-2")
+        async with asyncio.timeout(PATIENCE):
+            while len(worlds.present) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        (tmp_path / HURRY).touch()
+        async with asyncio.timeout(PATIENCE):
+            assert [await worlds.wait(f"m{number}") for number in range(3)] == [0, 0, 0]
+    said = [line for line in capfd.readouterr().err.splitlines() if UNLIKE in line]
+    assert len(said) == 3, "one on each host"
+    assert len(set(said)) == 1
+    assert re.search(r"on host-2 has BLAS kernel Nehalem, not \w+ \(set OPENBLAS_CORETYPE on all hosts", said[0])
