@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 import asyncpar as ap
+from asyncpar.engines.blocking_run import run_in_thread
 from asyncpar.launch.job_directory import list_jobs
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import (
@@ -156,6 +159,23 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
 
 async def test_a_blocking_run_works_where_a_loop_runs_as_in_a_notebook() -> None:
     assert ap.cluster.run(programs.add, 1, 2, ranks=1, console=RecordingConsole()) == [3]
+
+
+def test_a_blocking_run_has_the_context_of_its_caller() -> None:
+    cell = contextvars.ContextVar[str]("cell")
+    cell.set("the caller's")
+
+    async def look() -> str:
+        return cell.get()
+
+    assert run_in_thread(look) == "the caller's"
+
+
+@pytest.mark.parametrize("engine", [ap.cluster, ap.dask, ap.mpi, ap.ray, ap.slurm])
+def test_the_blocking_run_of_an_engine_has_the_parameters_of_its_launch(engine: Any) -> None:
+    assert inspect.signature(engine.run) == inspect.signature(engine.launch)
+    assert not inspect.iscoroutinefunction(engine.run)
+    assert "and wait" in engine.run.__doc__
 
 
 def test_a_script_runs_functions_of_its_own(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ async def test_more_than_the_cluster_has_is_told_at_once() -> None:
         await ap.ray.launch(programs.add, 1, 2, ranks=1, placement="WIDE")
 
 
+async def test_bounds_for_an_elastic_job_are_refused_with_what_takes_them() -> None:
+    elastic: Any = (1, 2)
+    with pytest.raises(ap.UsageError, match=r"got \(1, 2\); elastic jobs run with ap.cluster .*, with ap.dask"):
+        await ap.ray.launch(programs.add, 1, 2, ranks=elastic)
+
+
 async def test_the_death_of_an_actor_reaches_the_caller_soon(tmp_path: Path) -> None:
     launching = asyncio.ensure_future(
         ap.ray.launch(programs.linger, str(tmp_path), ranks=1, console=RecordingConsole())
