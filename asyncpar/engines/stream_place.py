@@ -99,7 +99,7 @@ class StreamPlace:
 
 
 async def serve_caller(described: Mapping[str, str], *, asked_to_end: str) -> None:
-    """Be the place that the caller at the other end of the standard streams orders, to its end.
+    """Run the place that the caller at the other end of the standard streams orders.
 
     ``described`` is what the caller has to know before (``describe_process``); ``asked_to_end`` see ``StreamPlace``.
     """

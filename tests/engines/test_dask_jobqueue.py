@@ -16,7 +16,13 @@ from tests.engines.consoles import RecordingConsole
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 jobqueue = pytest.importorskip("dask_jobqueue.local", reason="dask-jobqueue (extra test) is not installed")
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(240),
+    # of the processes that are jobs, which dask-jobqueue kills and does not wait for
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture

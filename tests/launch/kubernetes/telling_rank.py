@@ -15,7 +15,8 @@ def main(what: str) -> None:
     if what == "fail":
         ap.run(programs.fail(1))
     elif what == "fail_once":
-        seen: dict[str, Any] = {"attempt": programs.fail_once()}
+        attempt = programs.fail_once()
+        seen: dict[str, Any] = {"attempt": attempt}
     else:
         seen = {**ap.run(programs.describe()), "secret": programs.look_for_secret()}
         programs.speak()
