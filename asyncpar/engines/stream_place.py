@@ -4,6 +4,9 @@ It says what it is, gets the caller's ``sys.path`` and the order, and then comma
 writes events in lines on its standard output, and an empty message now and then, so that the caller knows that it
 lives.  The end of its input is that of the caller, and of its ranks.  A SIGTERM comes from what has started the
 program: the ranks have their grace.
+
+A message is as many lines as it needs, since Open MPI takes minutes for long ones.  MPICH loses input that is not read
+yet, so the place asks for each further line of a message with an empty one.
 """
 
 from __future__ import annotations
@@ -31,22 +34,27 @@ from asyncpar.engines.interface import (
 )
 from asyncpar.engines.polled_place import POLL_SECONDS
 
-LINE_BYTES: Final = 1 << 28
-"""Most that a line may have: the function, or results of the ranks of a place, in base64."""
+LINE_BYTES: Final = 1 << 20
+"""Most that a line may have: some of a message, or words of what has started the program."""
+PIECE_BYTES: Final = 1 << 13
+"""Bytes of a message that are in one line, in base64."""
 MARK: Final = b"asyncpar "
-"""Beginning of the lines that are messages: what has started the program may print others."""
+MORE: Final = b"asyncpar+"
+"""Beginnings of the last line of a message and of the ones before; other lines are words."""
 ANY_PORT: Final = 9
 """Where nothing is sent: the way to a host is asked for."""
 
 
-def to_line(message: bytes) -> bytes:
-    """Return a line with ``message``."""
-    return MARK + base64.b64encode(message) + b"\n"
+def to_lines(message: bytes) -> list[bytes]:
+    """Return the lines of ``message``."""
+    pieces = [message[start : start + PIECE_BYTES] for start in range(0, len(message), PIECE_BYTES)] or [b""]
+    lines = [base64.b64encode(piece) + b"\n" for piece in pieces]
+    return [*(MORE + line for line in lines[:-1]), MARK + lines[-1]]
 
 
 def from_line(line: bytes) -> bytes:
-    """Return the message of a line."""
-    return base64.b64decode(line.removeprefix(MARK))
+    """Return the part of a message that is in a line."""
+    return base64.b64decode(line[len(MARK) :])
 
 
 class StreamPlace:
@@ -86,7 +94,7 @@ class StreamPlace:
     async def _tell_that_it_lives(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            self._writer.write(to_line(b""))
+            self._writer.writelines(to_lines(b""))
 
     def _ask_to_end(self) -> None:
         self._is_asked_to_end = True
@@ -95,7 +103,7 @@ class StreamPlace:
     def _take(self, event: PlaceEvent) -> None:
         if self._is_asked_to_end and isinstance(event, PlaceReport) and event.exit_code:
             event = PlaceLost(self._number, self._asked_to_end)
-        self._writer.write(to_line(encode(event)))
+        self._writer.writelines(to_lines(encode(event)))
 
 
 async def serve_caller(described: Mapping[str, str], *, asked_to_end: str) -> None:
@@ -104,13 +112,24 @@ async def serve_caller(described: Mapping[str, str], *, asked_to_end: str) -> No
     ``described`` is what the caller has to know before (``describe_process``); ``asked_to_end`` see ``StreamPlace``.
     """
     reader, writer = await _open_streams()
-    writer.write(to_line(json.dumps(described).encode()))
-    paths, order = await reader.readline(), await reader.readline()
-    if order:
+    writer.writelines(to_lines(json.dumps(described).encode()))
+    paths, order = await _receive(reader, writer), await _receive(reader, writer)
+    if paths and order:  # else the caller is gone
         sys.path += [path for path in json.loads(paths) if path not in sys.path]
-        await StreamPlace(decode_order(from_line(order)), writer, asked_to_end=asked_to_end).run(reader)
+        await StreamPlace(decode_order(order), writer, asked_to_end=asked_to_end).run(reader)
     await writer.drain()
     await close_stream(writer)
+
+
+async def _receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Return a message, asking for each further line; empty if it does not come to its end."""
+    received = bytearray()
+    while line := await reader.readline():
+        received += from_line(line)
+        if line.startswith(MARK):
+            return bytes(received)
+        writer.writelines(to_lines(b""))
+    return b""
 
 
 async def _open_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

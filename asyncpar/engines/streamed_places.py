@@ -29,7 +29,7 @@ from asyncpar.engines.interface import (
     encode,
 )
 from asyncpar.engines.polled_place import ANSWER_SECONDS, LEASE_SECONDS, check_process
-from asyncpar.engines.stream_place import LINE_BYTES, MARK, from_line, to_line
+from asyncpar.engines.stream_place import LINE_BYTES, MARK, MORE, from_line, to_lines
 from asyncpar.errors import LaunchError
 
 _END_SECONDS: Final = 10.0
@@ -69,10 +69,14 @@ class StreamedProgram:
 
     async def read_message(self) -> bytes | None:
         """Return the next message of the agent, empty for a sign of life; None: there is none any more."""
+        message = bytearray()
         while line := await self.read_line():
+            if line.startswith((MARK, MORE)):
+                message += from_line(line)
+            else:
+                self._hear(line)
             if line.startswith(MARK):
-                return from_line(line)
-            self._hear(line)
+                return bytes(message)
         return None
 
     async def write(self, lines: bytes) -> None:
@@ -81,6 +85,16 @@ class StreamedProgram:
         async with asyncio.timeout(ANSWER_SECONDS):
             self._process.stdin.write(lines)
             await self._process.stdin.drain()
+
+    async def send(self, message: bytes) -> None:
+        """Send a message before the agent runs, which asks for each further line.  Raises ``OSError``."""
+        first, *others = to_lines(message)
+        await self.write(first)
+        for line in others:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if await self.read_message() is None:
+                    raise BrokenPipeError(await self.cause())
+            await self.write(line)
 
     async def end(self, kill: Callable[[], Awaitable[None]] | None = None) -> None:
         """End it by the end of its input; ``kill`` what it has started elsewhere, and itself, if that is not enough."""
@@ -148,9 +162,9 @@ class StreamedPlaces:
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
         """Do as ``PlacementEngine.start``."""
         program = self._programs[order.number]
-        paths = json.dumps([path or os.getcwd() for path in sys.path]).encode() + b"\n"
         try:
-            await program.write(paths + to_line(encode(order)))
+            await program.send(json.dumps([path or os.getcwd() for path in sys.path]).encode())
+            await program.send(encode(order))
         except OSError as error:
             raise LaunchError(f"{place.name} is not reached: {error}") from error
         reading = asyncio.create_task(self._read(order.number, program, take), name=f"asyncpar events of {place.name}")
@@ -200,4 +214,4 @@ class StreamHandle(Handle):
         self._program = program
 
     async def tell(self, command: PlaceCommand) -> None:
-        await self._program.write(to_line(encode(command)))
+        await self._program.write(b"".join(to_lines(encode(command))))

@@ -71,4 +71,4 @@ async def test_ranks_run_on_jobs_of_slurm_and_one_that_is_cancelled_is_a_lost_ra
         with pytest.raises(ExceptionGroup) as failed:
             await launching
     assert isinstance(failed.value.exceptions[0], ap.PeerLost), failed.value
-    assert "died, or left the cluster" in str(failed.value)
+    assert "is lost: Dask's worker tcp://" in str(failed.value)
