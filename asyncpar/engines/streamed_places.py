@@ -47,7 +47,13 @@ class StreamedProgram:
     async def begin(cls, command: Sequence[str], environment: Mapping[str, str]) -> StreamedProgram:
         """Start ``command``, out of reach of the terminal's signals."""
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True, limit=LINE_BYTES
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=dict(environment),  # uvloop takes nothing else
+            start_new_session=True,
+            limit=LINE_BYTES,
         )
         return cls(process, command[0])
 
