@@ -23,7 +23,7 @@ ray = pytest.importorskip("ray", reason="ray (extra ray) is not installed; scrip
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),  # Ray Train starts six processes, each of which imports for seconds
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
