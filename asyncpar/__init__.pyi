@@ -43,6 +43,7 @@ from .elasticity.elastic_actor import ElasticActor as ElasticActor
 from .elasticity.job import ElasticJob as ElasticJob
 from .elasticity.job import elastic as elastic
 from .engines import dask as dask
+from .engines import mpi as mpi
 from .engines import ray as ray
 from .engines import slurm as slurm
 from .engines.cluster import cluster as cluster

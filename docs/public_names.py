@@ -31,6 +31,8 @@ PACKAGES = {
     "engines": (
         "asyncpar.engines.dask",
         "asyncpar.engines.ray",
+        "asyncpar.engines.slurm",
+        "asyncpar.engines.mpi",
         "asyncpar.engines.mesh",
         "asyncpar.engines.interface",
         "asyncpar.engines.job",

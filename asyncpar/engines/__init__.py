@@ -6,4 +6,4 @@ decides, ``job.py`` acts, and the result is the same for all: values by rank, or
 
 import lazy_loader
 
-__getattr__, __dir__, _ = lazy_loader.attach(__name__, submodules=["dask", "ray", "slurm"])
+__getattr__, __dir__, _ = lazy_loader.attach(__name__, submodules=["dask", "mpi", "ray", "slurm"])

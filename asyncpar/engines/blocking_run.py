@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asyncpar.launch.run import new_loop
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _LOOK_SECONDS = 0.2
 """Seconds that the main thread sleeps at a stretch: signals that come as it goes to sleep are seen after that."""
+
+
+def make_run(
+    launch: Callable[P, Coroutine[Any, Any, T]], *, check: Callable[P, object] | None = None
+) -> Callable[P, T]:
+    """Return the ``run`` of an engine, which has the parameters of its ``launch`` and waits for it.
+
+    ``check`` gets the arguments before, in the caller's thread.
+    """
+
+    @functools.wraps(launch, assigned=("__module__",))
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        """Do as ``launch`` does, with the same parameters, and wait; Ctrl-C ends all ranks.
+
+        It works also where an event loop runs, as in a notebook.
+        """
+        if check is not None:
+            check(*args, **kwargs)
+        return run_in_thread(lambda: launch(*args, **kwargs))
+
+    run.__qualname__ = launch.__qualname__.removesuffix("launch") + "run"
+    return run
 
 
 def run_in_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -46,7 +71,8 @@ class _JobThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
-        self.thread = threading.Thread(target=self._run, name="asyncpar job", daemon=True)
+        context = contextvars.copy_context()  # by which kernels of notebooks know which cell prints
+        self.thread = threading.Thread(target=context.run, args=(self._run,), name="asyncpar job", daemon=True)
         self.thread.start()
 
     def cancel(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.local import LOOPBACK, LocalEngine
@@ -88,21 +88,7 @@ class Cluster:
         spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
         return await run_job(LocalEngine(), spec, console)
 
-    @staticmethod
-    def run(
-        function: Callable[..., Any],
-        *arguments: Any,
-        ranks: int | tuple[int, int],
-        pickle: bool = False,
-        console: Console | None = None,
-        **options: Unpack[JobOptions],
-    ) -> list[Any]:
-        """Do as ``launch`` does, and wait; also where an event loop runs, as in a notebook.  Ctrl-C ends all ranks.
-
-        ``ranks``, ``pickle`` and ``console`` are those of ``launch``.
-        """
-        spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
-        return run_in_thread(lambda: run_job(LocalEngine(), spec, console))
+    run = staticmethod(make_run(launch))
 
 
 cluster = Cluster

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from asyncpar import __version__
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines import dask_scheduler, dask_worker
-from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.interface import (
     GrowingEngine,
@@ -330,34 +330,12 @@ async def launch(
     return await _on_loop_of(client, lambda: run_job(DaskEngine(client, workers=workers), spec, console))
 
 
-def run(
-    client: Client,
-    function: Callable[..., Any],
-    *arguments: Any,
-    ranks: int | tuple[int, int] | None = None,
-    per_worker: int = 1,
-    workers: Sequence[str] | None = None,
-    console: Console | None = None,
-    **options: Unpack[JobOptions],
-) -> list[Any]:
-    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks.  For blocking clients.
-
-    ``ranks``, ``per_worker``, ``workers`` and ``console`` are those of ``launch``.
-    """
+def _refuse_asynchronous(client: Client, *_: Any, **__: Any) -> None:
     if client.asynchronous:
         raise UsageError("client: expected a blocking one; await ap.dask.launch(client, ...) with an asynchronous one")
-    return run_in_thread(
-        lambda: launch(
-            client,
-            function,
-            *arguments,
-            ranks=ranks,
-            per_worker=per_worker,
-            workers=workers,
-            console=console,
-            **options,
-        )
-    )
+
+
+run = make_run(launch, check=_refuse_asynchronous)
 
 
 class DaskWorld(AbstractAsyncContextManager["ClusterMesh"]):

@@ -97,7 +97,7 @@ def _make_job(engine: PlacementEngine, spec: JobSpec, console: Console) -> _Engi
     if not isinstance(engine, GrowingEngine):
         raise UsageError(
             f"ranks: expected a number, as this engine's places are fixed, got ({spec.least}, {spec.ranks}); elastic "
-            "jobs run on this machine, on Dask, and on agents"
+            "jobs run with ap.cluster on this machine, with ap.dask, and with `asyncpar launch --elastic ranks`"
         )
     from asyncpar.engines.elastic_job import ElasticEngineJob  # it imports what agents need: half as much again
 

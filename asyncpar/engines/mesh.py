@@ -27,7 +27,7 @@ from asyncpar.node import Node
 
 A = TypeVar("A", bound=Actor)
 
-_END_SECONDS = 5.0
+_END_SECONDS = 15.0
 """Seconds that the ranks of a job that fails may take to end, and to say why."""
 _CLASSES = "asyncpar-classes"
 """The name of the actor that learns classes, on each rank."""

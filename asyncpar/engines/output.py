@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from abc import ABC, abstractmethod
 from typing import TextIO
 
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
+from asyncpar.observe.progress import is_notebook
 from asyncpar.observe.progress_line import plain_line
 
 
@@ -27,19 +29,44 @@ class Console(ABC):
 
 
 class StreamConsole(Console):
-    """Writes to ``sys.stdout`` and ``sys.stderr`` as they are at each moment; one thread at a time."""
+    """Writes to ``sys.stdout`` and ``sys.stderr`` as they are at each moment; one thread at a time.
+
+    On a terminal and in a notebook progress is one line, which the next one replaces; elsewhere each is a line.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._shown = ""
 
     def output(self, output: PlaceOutput) -> None:
-        self._write(sys.stderr if output.is_error else sys.stdout, output.text.decode(errors="replace"))
+        with self._lock:
+            self._end_line()
+            _write(sys.stderr if output.is_error else sys.stdout, output.text.decode(errors="replace"))
 
     def progress(self, progress: PlaceProgress) -> None:
-        self._write(sys.stderr, f"{progress.prefix}{plain_line(progress.record)}\n")
+        line = f"{progress.prefix}{plain_line(progress.record)}"
+        with self._lock:
+            is_terminal = sys.stderr is not None and sys.stderr.isatty()
+            if is_terminal:
+                line = line[: shutil.get_terminal_size().columns - 1]
+            if is_terminal or is_notebook():
+                _write(sys.stderr, f"\r{line.ljust(len(self._shown))}")
+                self._shown = line
+            else:
+                _write(sys.stderr, f"{line}\n")
 
-    def _write(self, stream: TextIO | None, text: str) -> None:
-        if stream is not None:  # as in programs without a console
-            with self._lock:
-                stream.write(text)
-                stream.flush()
+    def close(self) -> None:
+        with self._lock:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        """Keep the progress that is shown, and go on below it."""
+        if self._shown:
+            self._shown = ""
+            _write(sys.stderr, "\n")
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is not None:  # as in programs without a console
+        stream.write(text)
+        stream.flush()

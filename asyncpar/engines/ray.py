@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.output import Console
 from asyncpar.errors import UsageError
@@ -38,22 +38,7 @@ async def launch(
     return await run_job(engine, spec, console)
 
 
-def run(
-    function: Callable[..., Any],
-    *arguments: Any,
-    ranks: int,
-    placement: str = "PACK",
-    resources: Mapping[str, float] | None = None,
-    console: Console | None = None,
-    **options: Unpack[JobOptions],
-) -> list[Any]:
-    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks.
-
-    ``placement``, ``resources`` and ``console`` are those of ``launch``.
-    """
-    engine = _engine(placement, resources)
-    spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
-    return run_in_thread(lambda: run_job(engine, spec, console))
+run = make_run(launch)
 
 
 def register_collective_backend() -> None:

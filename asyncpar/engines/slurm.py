@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from asyncpar.engines.blocking_run import run_in_thread
+from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.output import Console
 from asyncpar.engines.slurm_engine import SlurmEngine
@@ -42,18 +42,4 @@ async def launch(
     return await run_job(SlurmEngine(allocation=salloc, python=python), spec, console)
 
 
-def run(
-    function: Callable[..., Any],
-    *arguments: Any,
-    ranks: int,
-    per_node: int = 1,
-    salloc: Sequence[str] = (),
-    python: str = sys.executable,
-    pickle: bool = False,
-    console: Console | None = None,
-    **options: Unpack[JobOptions],
-) -> list[Any]:
-    """Do as ``launch`` does, and wait; Ctrl-C ends all ranks."""
-    options.setdefault("per_place", per_node)
-    spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
-    return run_in_thread(lambda: run_job(SlurmEngine(allocation=salloc, python=python), spec, console))
+run = make_run(launch)

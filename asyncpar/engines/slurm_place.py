@@ -1,128 +1,27 @@
-"""The program of a place in Slurm, which one ``srun`` per node starts: ``python -m asyncpar.engines.slurm_place``.
-
-It says what it is, gets the caller's ``sys.path`` and the order, and then commands, in lines on its standard input; it
-writes events in lines on its standard output, and an empty one now and then, so that the caller knows that it lives.
-The end of its input is that of the caller, and of its ranks.  A SIGTERM is Slurm's: the ranks have their grace.
-"""
+"""The program of a place in Slurm, which one ``srun`` per node starts: ``python -m asyncpar.engines.slurm_place``."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
-import signal
-import sys
 from collections.abc import Mapping
 from typing import Final
 
-from asyncpar.core.concurrency.streams import close_stream
-from asyncpar.engines.elastic_place import make_agent
-from asyncpar.engines.interface import (
-    Interrupt,
-    PlaceEvent,
-    PlaceLost,
-    PlaceOrder,
-    PlaceReport,
-    decode_command,
-    decode_order,
-    encode,
-)
-from asyncpar.engines.polled_place import POLL_SECONDS, describe_process
+from asyncpar.engines.polled_place import describe_process
+from asyncpar.engines.stream_place import ANY_PORT, serve_caller
 from asyncpar.net.membership.host import resolve, route_to
 
-LINE_BYTES: Final = 1 << 28
-"""Most that a line may have: the function, or results of the ranks of a node, in base64."""
-_ANY_PORT: Final = 9
-_SLURM_ENDS: Final = "was asked to end by Slurm: scancel, preemption, or the time limit"
-
-
-def to_line(message: bytes) -> bytes:
-    """Return a line with ``message``."""
-    return base64.b64encode(message) + b"\n"
-
-
-def from_line(line: bytes) -> bytes:
-    """Return the message of a line."""
-    return base64.b64decode(line)
+_ASKED_TO_END: Final = "was asked to end by Slurm: scancel, preemption, or the time limit"
 
 
 def describe_place(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what the caller has to know: the address is the one by which this host reaches ``srun``'s."""
     address = environment.get("ASYNCPAR_BIND")
     if not address:
-        address = route_to(resolve(environment.get("SRUN_COMM_HOST") or "127.0.0.1"), _ANY_PORT)
+        address = route_to(resolve(environment.get("SRUN_COMM_HOST") or "127.0.0.1"), ANY_PORT)
     step = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return {**describe_process(address), "host": environment.get("SLURMD_NODENAME") or "localhost", "step": step}
 
 
-class SlurmPlace:
-    """An agent, and the lines between it and the caller."""
-
-    def __init__(self, order: PlaceOrder, writer: asyncio.StreamWriter) -> None:
-        self._number = order.number
-        self._writer = writer
-        self._is_asked_to_end = False
-        self._agent = make_agent(order, self._take)
-
-    async def run(self, reader: asyncio.StreamReader) -> None:
-        """Run the ranks to their end, or to that of ``reader``."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._ask_to_end)
-        running = asyncio.create_task(self._agent.run(), name="asyncpar place of Slurm")
-        others = (
-            asyncio.create_task(self._obey(reader, running), name="asyncpar commands"),
-            asyncio.create_task(self._tell_that_it_lives(), name="asyncpar signs of life"),
-        )
-        try:
-            await asyncio.wait({running})
-        finally:
-            for task in others:
-                task.cancel()
-            await asyncio.wait(others)
-
-    async def _obey(self, reader: asyncio.StreamReader, running: asyncio.Task[None]) -> None:
-        while line := await reader.readline():
-            self._agent.obey(decode_command(from_line(line)))
-        running.cancel()
-
-    async def _tell_that_it_lives(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            self._writer.write(b"\n")
-
-    def _ask_to_end(self) -> None:
-        self._is_asked_to_end = True
-        self._agent.obey(Interrupt())
-
-    def _take(self, event: PlaceEvent) -> None:
-        if self._is_asked_to_end and isinstance(event, PlaceReport) and event.exit_code:
-            event = PlaceLost(self._number, _SLURM_ENDS)
-        self._writer.write(to_line(encode(event)))
-
-
-async def main() -> None:
-    """Serve the caller at the other end of the standard streams."""
-    reader, writer = await _open_streams()
-    writer.write(json.dumps(describe_place(os.environ)).encode() + b"\n")
-    paths, order = await reader.readline(), await reader.readline()
-    if order:
-        sys.path += [path for path in json.loads(paths) if path not in sys.path]
-        await SlurmPlace(decode_order(from_line(order)), writer).run(reader)
-    await writer.drain()
-    await close_stream(writer)
-
-
-async def _open_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the standard streams; what anything else prints goes to the standard error."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(loop), output)
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
-
-
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(serve_caller(describe_place(os.environ), asked_to_end=_ASKED_TO_END))

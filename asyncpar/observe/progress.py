@@ -192,7 +192,7 @@ def _display(
         stream = _stderr()
     if stream is None or not _is_first_rank():
         return _Nowhere()
-    return _Bar(stream, record) if stream.isatty() or _is_notebook() else _Lines(stream, clock)
+    return _Bar(stream, record) if stream.isatty() or is_notebook() else _Lines(stream, clock)
 
 
 def _stderr() -> TextIO | None:  # programs without a console have none
@@ -205,7 +205,8 @@ def _is_first_rank() -> bool:
     return rank == "0"
 
 
-def _is_notebook() -> bool:
+def is_notebook() -> bool:
+    """Does this process run the cells of a notebook?"""
     shell = sys.modules.get("IPython")
     return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
 

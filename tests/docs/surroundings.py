@@ -253,6 +253,7 @@ assert loaded == [2.0, 4.0], loaded
         {'"host:4711"': "address", "rank=3": "rank=0"},
     ),
     ("docs/engines.md", "import asyncpar as ap\n\nlosses = ap.slurm"): Surroundings("BLOCK", needs="a cluster"),
+    ("docs/engines.md", "import asyncpar as ap\n\nlosses = ap.mpi"): Surroundings("BLOCK", needs="a cluster"),
     ("docs/engines.md", "import asyncpar as ap\nimport ray"): Surroundings("BLOCK", needs="a cluster"),
     ("docs/engines.md", "import asyncpar as ap\nfrom my_training import train"): Surroundings(
         """

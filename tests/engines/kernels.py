@@ -21,28 +21,53 @@ from asyncpar.testing import engine_programs as programs
 
 
 @dataclass
+class Cell:
+    """A cell that was begun: what it has shown so far on both streams, and whether it has ended.
+
+    ``raised`` is the name of the exception that ended it ("": none).
+    """
+
+    message: str
+    printed: str = ""
+    errors: str = ""
+    raised: str = ""
+    has_ended: bool = False
+
+
+@dataclass
 class Kernel:
     """A kernel that runs, and its client."""
 
     manager: Any
     client: Any
 
-    def run(self, cell: str) -> tuple[str, str]:
-        """Run a cell; return what it printed, and the name of the exception that ended it ("": none)."""
-        return self.wait(self.client.execute(cell))
+    def begin(self, code: str) -> Cell:
+        """Begin a cell."""
+        return Cell(self.client.execute(code))
 
-    def wait(self, message: str) -> tuple[str, str]:
-        """Return what a cell that was begun has printed, and what ended it."""
-        deadline, printed = time.monotonic() + SECONDS, ""
-        while True:
-            said = _next_of(message, self.client.get_iopub_msg, deadline)
+    def run(self, code: str) -> Cell:
+        """Run a cell to its end."""
+        return self.finish(self.begin(code))
+
+    def finish(self, cell: Cell) -> Cell:
+        """Wait for the end of a cell."""
+        self.wait(cell, lambda: cell.has_ended)
+        return cell
+
+    def wait(self, cell: Cell, is_so: Callable[[], bool]) -> None:
+        """Take what belongs to ``cell`` until ``is_so``."""
+        deadline = time.monotonic() + SECONDS
+        while not is_so():
+            assert not cell.has_ended, cell
+            said = _next_of(cell.message, self.client.get_iopub_msg, deadline)
             content = said["content"]
             if said["msg_type"] == "stream" and content["name"] == "stdout":
-                printed += content["text"]
+                cell.printed += content["text"]
+            elif said["msg_type"] == "stream":
+                cell.errors += content["text"]
             elif said["msg_type"] == "status" and content["execution_state"] == "idle":
-                break
-        reply = _next_of(message, self.client.get_shell_msg, deadline)
-        return printed, reply["content"].get("ename", "")
+                reply = _next_of(cell.message, self.client.get_shell_msg, deadline)
+                cell.raised, cell.has_ended = reply["content"].get("ename", ""), True
 
 
 def _next_of(message: str, take: Callable[..., dict[str, Any]], deadline: float) -> dict[str, Any]:
@@ -65,8 +90,8 @@ def start_kernel() -> Iterator[Kernel]:
     try:
         client.wait_for_ready(timeout=SECONDS)
         kernel = Kernel(manager, client)
-        _, error = kernel.run(_IMPORTS)
-        assert not error, error
+        imported = kernel.run(_IMPORTS)
+        assert not imported.raised, imported
         yield kernel
     finally:
         client.stop_channels()
@@ -76,15 +101,15 @@ def start_kernel() -> Iterator[Kernel]:
 def interrupt_a_cell(kernel: Kernel) -> None:
     """Launch two ranks in a cell, interrupt it while they run, see that they are gone, and launch again."""
     with tempfile.TemporaryDirectory() as folder:
-        cell = kernel.client.execute(f"ap.cluster.run(programs.linger, {folder!r}, ranks=2, grace=10.0)")
+        cell = kernel.begin(f"ap.cluster.run(programs.linger, {folder!r}, ranks=2, grace=10.0)")
         deadline = time.monotonic() + SECONDS
         while len(pids := os.listdir(folder)) < 2:
             assert time.monotonic() < deadline, "the ranks have not started"
             time.sleep(0.02)
         kernel.manager.interrupt_kernel()
-        _, error = kernel.wait(cell)
-        assert error == "KeyboardInterrupt", f"the cell ended with {error or 'no exception'}"
+        kernel.finish(cell)
+        assert cell.raised == "KeyboardInterrupt", cell
         left = [pid for pid in pids if Path("/proc", pid).exists()]
         assert not left, f"ranks are left: {left}"
-    printed, error = kernel.run("print(ap.cluster.run(programs.add, 1, 2, ranks=2))")
-    assert (printed.strip(), error) == ("[3, 1003]", ""), (printed, error)
+    again = kernel.run("print(ap.cluster.run(programs.add, 1, 2, ranks=2))")
+    assert (again.printed.strip(), again.raised) == ("[3, 1003]", ""), again

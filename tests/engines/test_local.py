@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 import asyncpar as ap
+from asyncpar.engines.blocking_run import run_in_thread
 from asyncpar.launch.job_directory import list_jobs
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import (
@@ -30,7 +33,7 @@ from asyncpar.testing.engines import (
 from tests.engines.consoles import RecordingConsole
 from tests.engines.kernels import interrupt_a_cell, start_kernel
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 class TestLocal(EngineConformance):
@@ -108,7 +111,7 @@ async def test_actors_run_on_a_cluster_and_the_caller_is_one_more_node() -> None
 
 
 async def test_a_cluster_whose_rank_dies_says_so() -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         with pytest.raises(ap.PeerLost) as failed:
             await _fall()
     assert "rank 0 on" in failed.value.__notes__[0]
@@ -158,6 +161,23 @@ async def test_a_blocking_run_works_where_a_loop_runs_as_in_a_notebook() -> None
     assert ap.cluster.run(programs.add, 1, 2, ranks=1, console=RecordingConsole()) == [3]
 
 
+def test_a_blocking_run_has_the_context_of_its_caller() -> None:
+    cell = contextvars.ContextVar[str]("cell")
+    cell.set("the caller's")
+
+    async def look() -> str:
+        return cell.get()
+
+    assert run_in_thread(look) == "the caller's"
+
+
+@pytest.mark.parametrize("engine", [ap.cluster, ap.dask, ap.mpi, ap.ray, ap.slurm])
+def test_the_blocking_run_of_an_engine_has_the_parameters_of_its_launch(engine: Any) -> None:
+    assert inspect.signature(engine.run) == inspect.signature(engine.launch)
+    assert not inspect.iscoroutinefunction(engine.run)
+    assert "and wait" in engine.run.__doc__
+
+
 def test_a_script_runs_functions_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -172,7 +192,7 @@ def test_a_script_runs_functions_of_its_own(tmp_path: Path) -> None:
                 print(ap.cluster.run(rank, ranks=2))
         """)
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.strip() == "[0, 1]"
 
 
@@ -194,7 +214,7 @@ def interrupt():
 async def cell():  # a cell runs while the kernel's loop runs
     threading.Thread(target=interrupt).start()
     try:
-        ap.cluster.run(function, folder, ranks=1, grace=30.0)
+        ap.cluster.run(function, folder, ranks=1, grace=900.0)
     except KeyboardInterrupt:
         print("interrupted")
     print([os.path.exists(f"/proc/{pid}") for pid in os.listdir(folder)])
@@ -205,19 +225,18 @@ loop.run_until_complete(cell())
 """
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("times", "function"), [(1, "linger"), (2, "ignore_interrupts")])
 def test_an_interrupted_cell_leaves_nothing_and_can_be_run_again(tmp_path: Path, times: int, function: str) -> None:
     """The second interrupt kills ranks that ignore the first, long before their grace is over."""
-    begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", NOTEBOOK, str(tmp_path), str(times), function],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=200,
         check=True,
     )
     assert done.stdout.split("\n")[:3] == ["interrupted", "[False]", "[3]"], done
-    assert time.monotonic() - begun < 25.0
 
 
 @pytest.mark.timeout(240)

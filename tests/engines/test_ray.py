@@ -23,7 +23,7 @@ ray = pytest.importorskip("ray", reason="ray (extra ray) is not installed; scrip
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),  # Ray Train starts six processes, each of which imports for seconds
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -68,6 +68,12 @@ async def test_more_than_the_cluster_has_is_told_at_once() -> None:
         await ap.ray.launch(programs.add, 1, 2, ranks=99)
     with pytest.raises(ap.UsageError, match="placement: expected one of"):
         await ap.ray.launch(programs.add, 1, 2, ranks=1, placement="WIDE")
+
+
+async def test_bounds_for_an_elastic_job_are_refused_with_what_takes_them() -> None:
+    elastic: Any = (1, 2)
+    with pytest.raises(ap.UsageError, match=r"got \(1, 2\); elastic jobs run with ap.cluster .*, with ap.dask"):
+        await ap.ray.launch(programs.add, 1, 2, ranks=elastic)
 
 
 async def test_the_death_of_an_actor_reaches_the_caller_soon(tmp_path: Path) -> None:

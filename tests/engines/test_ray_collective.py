@@ -19,7 +19,7 @@ from tests.engines.ray_members import OPERATIONS, Member  # noqa: E402
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

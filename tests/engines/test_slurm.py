@@ -70,6 +70,10 @@ class TestSlurm(EngineConformance):
         )
 
 
+def test_a_blocking_run_asks_for_nodes_as_well() -> None:
+    assert ap.slurm.run(programs.add, 1, 2, ranks=2, console=RecordingConsole()) == [3, 1003]
+
+
 async def test_what_slurm_can_never_give_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODE", "1")
     monkeypatch.setenv("SAYS", "srun: error: no such nodes")

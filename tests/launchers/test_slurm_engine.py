@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import asyncpar as ap
-from asyncpar.engines import slurm_engine as engine
+from asyncpar.engines import streamed_places
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines.consoles import RecordingConsole
@@ -98,8 +98,8 @@ async def test_a_node_whose_agent_is_killed_is_lost_and_all_nodes_are_given_back
 async def test_a_node_that_gives_no_sign_of_life_is_lost(
     cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "LEASE_SECONDS", 10.0)
-    monkeypatch.setattr(engine, "_END_SECONDS", 8.0)
+    monkeypatch.setattr(streamed_places, "LEASE_SECONDS", 10.0)
+    monkeypatch.setattr(streamed_places, "_END_SECONDS", 8.0)
     launching = asyncio.ensure_future(launch(programs.linger, str(tmp_path), ranks=1))
     rank = await rank_in(tmp_path, launching)
     agent_of(rank).send_signal(signal.SIGSTOP)

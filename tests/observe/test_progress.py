@@ -130,8 +130,8 @@ class ZMQInteractiveShell:
     pass
 
 sys.modules["IPython"] = types.SimpleNamespace(get_ipython=ZMQInteractiveShell)
-from asyncpar.observe.progress import _is_notebook
-assert _is_notebook()
+from asyncpar.observe.progress import is_notebook
+assert is_notebook()
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -31,15 +31,23 @@ pytestmark = [
 
 
 @contextmanager
-def pods_of(*arguments: str, is_jobset: bool = True, names_after: float) -> Iterator[list[RunningPod]]:
-    """Run two pods of two ranks each of ``ranks.py``."""
+def pods_of(
+    *arguments: str,
+    program: Path = ROOT / "tests" / "launchers" / "ranks.py",
+    name: str = "train",
+    is_jobset: bool = True,
+    max_restarts: int = 0,
+    names_after: float,
+) -> Iterator[list[RunningPod]]:
+    """Run two pods of two ranks each of ``program``."""
     job = KubernetesJob(
         image="none",
-        program=str(ROOT / "tests" / "launchers" / "ranks.py"),
+        program=str(program),
         arguments=arguments,
-        name="train",
+        name=name,
         nodes=2,
         tasks_per_node=2,
+        max_restarts=max_restarts,
         secret=os.urandom(32),
         python=sys.executable,
         is_jobset=is_jobset,

@@ -1,0 +1,31 @@
+"""The program of a place that ``mpiexec`` starts: ``python -m asyncpar.engines.mpi_place ADDRESS``.
+
+``ADDRESS`` is that of the caller's host for this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Final
+
+from asyncpar.engines.polled_place import describe_process
+from asyncpar.engines.stream_place import ANY_PORT, serve_caller
+from asyncpar.net.membership.host import route_to
+
+MPI_VARIABLES: Final = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
+"""Beginnings of the names by which ``mpiexec`` tells a process which rank of an MPI world it is."""
+_ASKED_TO_END: Final = "was asked to end by mpiexec, which got a signal or lost its host"
+
+
+def main(caller: str) -> None:
+    """Serve the caller.  The ranks are those of asyncpar's world, and none of the MPI world of this one process."""
+    for name in [name for name in os.environ if name.startswith(MPI_VARIABLES)]:
+        del os.environ[name]
+    address = os.environ.get("ASYNCPAR_BIND") or route_to(caller, ANY_PORT)
+    asyncio.run(serve_caller(describe_process(address), asked_to_end=_ASKED_TO_END))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

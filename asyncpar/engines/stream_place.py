@@ -1,0 +1,143 @@
+"""A place at the other end of standard streams, in a program that an engine starts there (``streamed_places.py``).
+
+It says what it is, gets the caller's ``sys.path`` and the order, and then commands, in lines on its standard input; it
+writes events in lines on its standard output, and an empty message now and then, so that the caller knows that it
+lives.  The end of its input is that of the caller, and of its ranks.  A SIGTERM comes from what has started the
+program: the ranks have their grace.
+
+A message is as many lines as it needs, since Open MPI takes minutes for long ones.  MPICH loses input that is not read
+yet, so the place asks for each further line of a message with an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from asyncpar.core.concurrency.streams import close_stream
+from asyncpar.engines.elastic_place import make_agent
+from asyncpar.engines.interface import (
+    Interrupt,
+    PlaceEvent,
+    PlaceLost,
+    PlaceOrder,
+    PlaceReport,
+    decode_command,
+    decode_order,
+    encode,
+)
+from asyncpar.engines.polled_place import POLL_SECONDS
+
+LINE_BYTES: Final = 1 << 20
+"""Most that a line may have: some of a message, or words of what has started the program."""
+PIECE_BYTES: Final = 1 << 13
+"""Bytes of a message that are in one line, in base64."""
+MARK: Final = b"asyncpar "
+MORE: Final = b"asyncpar+"
+"""Beginnings of the last line of a message and of the ones before; other lines are words."""
+ANY_PORT: Final = 9
+"""Where nothing is sent: the way to a host is asked for."""
+
+
+def to_lines(message: bytes) -> list[bytes]:
+    """Return the lines of ``message``."""
+    pieces = [message[start : start + PIECE_BYTES] for start in range(0, len(message), PIECE_BYTES)] or [b""]
+    lines = [base64.b64encode(piece) + b"\n" for piece in pieces]
+    return [*(MORE + line for line in lines[:-1]), MARK + lines[-1]]
+
+
+def from_line(line: bytes) -> bytes:
+    """Return the part of a message that is in a line."""
+    return base64.b64decode(line[len(MARK) :])
+
+
+class StreamPlace:
+    """An agent, and the lines between it and the caller.
+
+    ``asked_to_end`` is the cause of its end after a SIGTERM: it completes the sentence "Slurm's node X ...".
+    """
+
+    def __init__(self, order: PlaceOrder, writer: asyncio.StreamWriter, *, asked_to_end: str) -> None:
+        self._number = order.number
+        self._writer = writer
+        self._asked_to_end = asked_to_end
+        self._is_asked_to_end = False
+        self._agent = make_agent(order, self._take)
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        """Run the ranks to their end, or to that of ``reader``."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._ask_to_end)
+        running = asyncio.create_task(self._agent.run(), name="asyncpar place behind streams")
+        others = (
+            asyncio.create_task(self._obey(reader, running), name="asyncpar commands"),
+            asyncio.create_task(self._tell_that_it_lives(), name="asyncpar signs of life"),
+        )
+        try:
+            await asyncio.wait({running})
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+
+    async def _obey(self, reader: asyncio.StreamReader, running: asyncio.Task[None]) -> None:
+        while line := await reader.readline():
+            self._agent.obey(decode_command(from_line(line)))
+        running.cancel()
+
+    async def _tell_that_it_lives(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            self._writer.writelines(to_lines(b""))
+
+    def _ask_to_end(self) -> None:
+        self._is_asked_to_end = True
+        self._agent.obey(Interrupt())
+
+    def _take(self, event: PlaceEvent) -> None:
+        if self._is_asked_to_end and isinstance(event, PlaceReport) and event.exit_code:
+            event = PlaceLost(self._number, self._asked_to_end)
+        self._writer.writelines(to_lines(encode(event)))
+
+
+async def serve_caller(described: Mapping[str, str], *, asked_to_end: str) -> None:
+    """Run the place that the caller at the other end of the standard streams orders.
+
+    ``described`` is what the caller has to know before (``describe_process``); ``asked_to_end`` see ``StreamPlace``.
+    """
+    reader, writer = await _open_streams()
+    writer.writelines(to_lines(json.dumps(described).encode()))
+    paths, order = await _receive(reader, writer), await _receive(reader, writer)
+    if paths and order:  # else the caller is gone
+        sys.path += [path for path in json.loads(paths) if path not in sys.path]
+        await StreamPlace(decode_order(order), writer, asked_to_end=asked_to_end).run(reader)
+    await writer.drain()
+    await close_stream(writer)
+
+
+async def _receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Return a message, asking for each further line; empty if it does not come to its end."""
+    received = bytearray()
+    while line := await reader.readline():
+        received += from_line(line)
+        if line.startswith(MARK):
+            return bytes(received)
+        writer.writelines(to_lines(b""))
+    return b""
+
+
+async def _open_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return the standard streams; what anything else prints goes to the standard error."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(loop), output)
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
