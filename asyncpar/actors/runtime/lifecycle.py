@@ -104,7 +104,7 @@ class Lifecycle:
         self._on_spawn()
         started = cell.started
         assert started is not None, "it has not begun"
-        cell.task = self._tasks.create_task(cell.run(), name=f"actor {own_name} of rank {rank}")
+        cell.task = self._tasks.create_task(cell.run(), name=own_name)  # a name of its own takes 80 bytes
         try:
             await started
         except asyncio.CancelledError:
