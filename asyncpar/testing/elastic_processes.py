@@ -37,8 +37,9 @@ from asyncpar.net.membership.world_director import (
 )
 
 _LOOK_SECONDS = 0.2
-_LEASE_SECONDS = STOPPED_PATIENCE
-"""Who is stopped for so long may be held for lost."""
+_LEASE_SECONDS = 2.0
+"""For how long after a question a member may commit: longer than an answer takes on a busy machine.  A member that is
+stopped for less than that is held for lost, too; only one that is alone in its world could commit a step then."""
 
 
 @dataclass
