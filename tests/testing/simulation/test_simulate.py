@@ -22,7 +22,7 @@ from asyncpar.testing.simulation import (
     SimulationResult,
     explore,
 )
-from tests.testing.simulation.programs import check_sums, sums
+from tests.testing.simulation.programs import check_named, check_sums, sums
 
 SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "150"))
 """How many seeds; all that was promised: 10000."""
@@ -59,7 +59,12 @@ def test_hours_pass_at_once() -> None:
 @pytest.mark.parametrize("kinds", [FAULTS, ("kill", "crash"), ("silence", "one_way", "isolate"), ("replay", "damage")])
 def test_survivors_end_with_right_sums_or_a_peer_error(kinds: tuple[str, ...]) -> None:
     ends: dict[str, int] = {}
-    for result in explore(sums, size=4, seeds=range(SEEDS // 4), faults=3, kinds=kinds, check=check_sums):
+
+    def check(result: SimulationResult) -> None:
+        check_sums(result)
+        check_named(result)
+
+    for result in explore(sums, size=4, seeds=range(SEEDS // 4), faults=3, kinds=kinds, check=check):
         for error in result.errors.values():
             ends[type(error).__name__] = ends.get(type(error).__name__, 0) + 1
     assert ends.get("PeerLost", 0) + ends.get("LinkDamaged", 0) > 0
