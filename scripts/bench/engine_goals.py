@@ -137,6 +137,7 @@ GOALS = (
             ("Dask", "python -m pytest -q tests/engines/test_dask.py -k TestDask"),
             ("Ray", "scripts/test-ray -q -k TestRay"),
             ("Slurm", "scripts/test-slurm -q -k TestSlurm"),
+            ("MPI", "scripts/test-backends -q -k TestMpi"),
         )
     ),
 )
