@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 import asyncpar as ap
 from asyncpar.testing import engine_programs as programs
 from tests.engines.consoles import RecordingConsole
+from tests.engines.jobqueue import import_jobqueue
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
-jobqueue = pytest.importorskip("dask_jobqueue.local", reason="dask-jobqueue (extra test) is not installed")
+jobqueue = import_jobqueue("dask_jobqueue.local")
 
 pytestmark = [
     pytest.mark.process,
@@ -46,3 +48,7 @@ def test_a_job_waits_for_workers_that_are_asked_for_and_more_of_them_take_more_r
         cluster.scale(jobs=2)
         seen = ap.dask.run(client, programs.describe, ranks=2, wait=120.0, console=RecordingConsole())
         assert [(one["rank"], one["GROUP_RANK"], one["sum"]) for one in seen] == [(0, 0, 1), (1, 1, 1)]
+
+
+def test_its_import_leaves_ctrl_c_alone() -> None:
+    assert getattr(signal.getsignal(signal.SIGINT), "__module__", None) != "dask_jobqueue.runner"

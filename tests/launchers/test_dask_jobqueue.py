@@ -13,10 +13,12 @@ import pytest
 import asyncpar as ap
 from asyncpar.testing import engine_programs as programs
 from tests.engines.consoles import RecordingConsole
+from tests.engines.jobqueue import import_jobqueue
+from tests.engines.jobqueue import import_jobqueue
 from tests.launchers.slurm_cluster import SlurmCluster, is_unpacked
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
-jobqueue = pytest.importorskip("dask_jobqueue", reason="dask-jobqueue (extra test) is not installed")
+jobqueue = import_jobqueue("dask_jobqueue")
 
 pytestmark = [
     pytest.mark.process,
