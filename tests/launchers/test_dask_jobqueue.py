@@ -14,7 +14,6 @@ import asyncpar as ap
 from asyncpar.testing import engine_programs as programs
 from tests.engines.consoles import RecordingConsole
 from tests.engines.jobqueue import import_jobqueue
-from tests.engines.jobqueue import import_jobqueue
 from tests.launchers.slurm_cluster import SlurmCluster, is_unpacked
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
