@@ -18,6 +18,8 @@ from asyncpar.launch.rank_channel import RankChannel
 @pytest.fixture
 def _frequent_collections() -> Iterator[None]:
     before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()  # hundreds of collections need not look through what earlier tests and modules keep; see conftest.py
     yield
     gc.set_threshold(*before)
 
