@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
@@ -20,7 +21,7 @@ _LOOK_SECONDS = 0.2
 def make_run(
     launch: Callable[P, Coroutine[Any, Any, T]], *, check: Callable[P, object] | None = None
 ) -> Callable[P, T]:
-    """Return the ``run`` of an engine, which has the parameters of its ``launch`` and waits for it.
+    """Return the ``run`` of an engine, which has the parameters of its ``launch``, and their documentation, and waits.
 
     ``check`` gets the arguments before, in the caller's thread.
     """
@@ -36,6 +37,7 @@ def make_run(
         return run_in_thread(lambda: launch(*args, **kwargs))
 
     run.__qualname__ = launch.__qualname__.removesuffix("launch") + "run"
+    run.__doc__ = f"{inspect.getdoc(run)}\n\n{inspect.getdoc(launch)}"
     return run
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
+
 PLACE = "ASYNCPAR_TEST_SLURM"
 """The variable with the directory where Slurm's packages are unpacked; see `scripts/test-slurm`."""
 
@@ -56,6 +58,14 @@ PreemptMode=REQUEUE
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace}
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
+
+
+def has_ended(pid: int) -> bool:
+    """Has a process ended, whether or not its new parent has seen that?"""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class SlurmCluster:

@@ -18,7 +18,7 @@ import asyncpar as ap
 from asyncpar.core.config.hostlist import expand_hosts
 from asyncpar.errors import LaunchError
 from tests.core.config.test_hostlist import LISTS
-from tests.launchers.slurm_cluster import NODES, SlurmCluster, is_unpacked
+from tests.launchers.slurm_cluster import NODES, SlurmCluster, has_ended, is_unpacked
 
 PROGRAM = str(Path(__file__).with_name("ranks.py"))
 ELASTIC = str(Path(__file__).with_name("elastic_ranks.py"))
@@ -163,6 +163,8 @@ def test_an_elastic_job_outlives_a_node(cluster: SlurmCluster) -> None:
     rank = psutil.Process(int((folder / "127.0.0.3.step").read_text().split()[1]))
     agents = [parent for parent in rank.parents() if "asyncpar" in parent.cmdline()]
     agents[0].kill()
+    # a rank may write once more until its agent's end has ended it
+    cluster.until(lambda: has_ended(rank.pid), "the end of the third rank")
     (folder / "127.0.0.3.step").unlink()
     cluster.until(lambda: worlds() == ["2", "2"], "training on two nodes")
     cluster.finish(job)

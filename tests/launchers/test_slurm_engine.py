@@ -19,7 +19,7 @@ from asyncpar.engines import streamed_places
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines.consoles import RecordingConsole
-from tests.launchers.slurm_cluster import SlurmCluster, is_unpacked
+from tests.launchers.slurm_cluster import SlurmCluster, has_ended, is_unpacked
 
 pytestmark = [
     pytest.mark.process,
@@ -70,14 +70,6 @@ async def rank_in(folder: Path, launching: asyncio.Future[Any]) -> int:
 
 def agent_of(rank: int) -> psutil.Process:
     return next(one for one in psutil.Process(rank).parents() if "asyncpar.engines.slurm_place" in one.cmdline())
-
-
-def has_ended(pid: int) -> bool:
-    """Has a process ended, whether or not its new parent has seen that?"""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def test_a_node_whose_agent_is_killed_is_lost_and_all_nodes_are_given_back(
