@@ -9,7 +9,7 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any, TypeVar
 
-from asyncpar.core.concurrency.worker import until_done
+from asyncpar.core.concurrency.worker import Once, until_done
 from asyncpar.errors import UsageError
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ async def off_loop(work: Callable[[], T], *, nbytes: int, inline: int | None = N
     """
     if nbytes <= (INLINE_BYTES if inline is None else inline):
         return work()
-    return await until_done(asyncio.get_running_loop().run_in_executor(None, work))
+    return await until_done(asyncio.get_running_loop().run_in_executor(None, Once(work)))
 
 
 class CleanTaskGroup(asyncio.TaskGroup):

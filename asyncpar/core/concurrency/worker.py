@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from asyncpar.core.concurrency.bridge import LoopBridge
 
@@ -23,6 +23,24 @@ Args = TypeVarTuple("Args")
 
 ENDS_PROGRAM: Final = (KeyboardInterrupt, GeneratorExit)
 """Exceptions that end the program or its tasks; they are no failure of the function that they pass through."""
+
+
+class Once(Generic[T]):
+    """``work`` for a thread, which lets go of it before anybody hears that it is done.
+
+    The thread of an executor keeps what it has run until some time after that; so objects that the work refers to, a
+    synchronizer, say, would seem to be in use still when their last user is gone.
+    """
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+
+    def __call__(self) -> T:
+        work, self._work = self._work, None
+        assert work is not None, "it has run"
+        return work()
 
 
 class WorkerThread:
@@ -49,7 +67,7 @@ class WorkerThread:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
         running = asyncio.get_running_loop().run_in_executor(
-            self._executor, copy_context().run, _outcome, partial(function, *args)
+            self._executor, copy_context().run, _outcome, Once(partial(function, *args))
         )
         interrupt = None if self._bridge is None else self._bridge.interrupt
         value, failure = await until_done(running, on_cancel=interrupt)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
@@ -123,3 +125,33 @@ async def test_daemon_threads_run_calls_in_order_and_raise_their_errors() -> Non
         await thread.run(lambda: 1 // 0)
     thread.close(patience=10.0)
     assert "daemon" not in [other.name for other in threading.enumerate()]
+
+
+@pytest.mark.parametrize("in_worker", [True, False])
+async def test_a_thread_holds_nothing_of_work_whose_caller_goes_on(
+    in_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is held up between telling of the result and its next look for work."""
+    settle, may_go_on = concurrent.futures.Future.set_result, threading.Event()
+
+    def settle_and_wait(future: concurrent.futures.Future[Any], result: Any) -> None:
+        settle(future, result)
+        if threading.current_thread() is not threading.main_thread():
+            may_go_on.wait(30)
+
+    class Owner:
+        def work(self) -> int:
+            return 7
+
+    worker, owner = WorkerThread("cpu:0"), Owner()
+    owned = weakref.ref(owner)
+    with monkeypatch.context() as patched:
+        patched.setattr(concurrent.futures.Future, "set_result", settle_and_wait)
+        if in_worker:
+            assert await worker.run(owner.work) == 7
+        else:
+            assert await off_loop(owner.work, nbytes=INLINE_BYTES + 1) == 7
+        del owner
+        assert owned() is None
+        may_go_on.set()
+    worker.close()
