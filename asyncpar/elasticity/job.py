@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from asyncpar.actors.supervision.policy import Backoff
 from asyncpar.bootstrap import attach_alone, find_world
 from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.concurrency.broadcast import Broadcast
@@ -56,6 +57,9 @@ from asyncpar.parallel.local.outer import OuterConfig
 
 if TYPE_CHECKING:
     from asyncpar.elasticity.actors import ElasticActors
+
+_HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
+"""Before donors are asked for again: it takes the director a while to notice that they are lost, or all are done."""
 
 MOST_FUTILE = 3
 """A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
@@ -278,6 +282,7 @@ class ElasticJob:
                     raise
                 self.shelf.detach()
                 await self._source.withdraw()
+                await asyncio.sleep(_HEAL_AGAIN.delay(attempt + 1, draw=0.0))
                 donors = await self._source.donors()
                 self.is_drained = donors is None
                 if donors is None:

@@ -97,7 +97,7 @@ class WorldSource(Protocol):
 class LoneWorld:
     """See ``WorldSource``: the world of one process without a launcher.  It never changes."""
 
-    async def donors(self) -> Sequence[Donor]:
+    async def donors(self) -> Sequence[Donor] | None:
         return ()
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002

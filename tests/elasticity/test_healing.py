@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +11,11 @@ import pytest
 from asyncpar.elasticity import donors
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import Healing
+from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.lineage import BLOCK_BYTES
 from asyncpar.elasticity.reduction import GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
+from asyncpar.elasticity.worlds import LoneWorld
 from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
@@ -100,6 +102,51 @@ def test_without_any_donor_left_healing_says_so() -> None:
             await asyncio.gather(healing.fetch(), step_soon(state, shelf))
 
     run_virtual(main())
+
+
+class LateWorlds(LoneWorld):
+    """Names a donor for ``seconds`` after it is gone; then it knows that the job is complete."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._asked_at: float | None = None
+
+    async def donors(self) -> Sequence[LocalDonor] | None:
+        now = asyncio.get_running_loop().time()
+        self._asked_at = now if self._asked_at is None else self._asked_at
+        return [GoneDonor()] if now < self._asked_at + self._seconds else None
+
+
+class GoneDonor(LocalDonor):
+    """Its process has ended, and connections to it are refused."""
+
+    def __init__(self) -> None:
+        self.name = "gone"
+
+    async def pin(self, step: int) -> SnapshotDescription:
+        raise PeerLost(f"donor gone: no snapshot of step {step}: connection refused")
+
+    async def unpin(self, pin: int) -> None:
+        raise PeerLost(f"donor gone: pin {pin}: connection refused")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.3, 1.0, 3.0])
+def test_a_newcomer_whose_donors_are_all_done_waits_until_it_is_known_that_the_job_is_complete(seconds: float) -> None:
+    async def main() -> list[int]:
+        async with ElasticJob(portions=1, source=LateWorlds(seconds)) as job:
+            return [step.number async for step in job.steps(state_of(0.0), until=5)]
+
+    assert run_virtual(main()) == []
+
+
+def test_a_newcomer_whose_donors_stay_lost_says_so() -> None:
+    async def main() -> None:
+        async with ElasticJob(portions=1, source=LateWorlds(60.0)) as job:
+            async for _ in job.steps(state_of(0.0), until=5):
+                pass
+
+    with pytest.raises(PeerLost, match="healing: no donor is left"):
+        run_virtual(main())
 
 
 def test_a_digest_that_fails_is_raised_in_the_newcomer_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
