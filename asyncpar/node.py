@@ -31,6 +31,7 @@ from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.transport import parse_calibrate
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.blocked_events import BlockedEvents
@@ -119,7 +120,7 @@ class Node:
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         found = find_world(os.environ) if environment is None else environment
         try:
-            return await start_node(attach_world(found, transport, serving, check_blocked_after(blocked_after)))
+            return await start_rank(attach_world(found, transport, serving, check_blocked_after(blocked_after)))
         except OSError as error:
             note_limit(error)
             raise
@@ -286,6 +287,22 @@ class Node:
 
     async def _serve(self) -> None:
         await self._is_stopping.wait()
+
+
+async def start_rank(attach: Attach) -> Node:
+    """Return the node of a rank whose lanes are known, where ``ASYNCPAR_CALIBRATE`` says so: see ``start_node``.
+
+    They are those of an earlier job of the last week, or measured.
+    """
+    calibrates = parse_calibrate(os.environ.get("ASYNCPAR_CALIBRATE"))
+    node = await start_node(attach)
+    if calibrates and node.size > 1:
+        try:
+            await node.world.calibrate(cache=True)
+        except BaseException:
+            await node.stop()
+            raise
+    return node
 
 
 async def start_node(attach: Attach) -> Node:

@@ -66,7 +66,8 @@ def make_engine(
     """Return the engine of a new group, which is revoked when the one of ``engine`` is if it ``ends_with_it``."""
     model = engine.policy.model
     hosts = hosts_of(engine.table.links.world.hosts, world_ranks)
-    policy = replace(engine.policy, model=replace(model, size=len(world_ranks), hosts=hosts))
+    lane = model.local if len(hosts) == 1 < len(model.hosts) else model.lane  # its lanes are those inside of a host
+    policy = replace(engine.policy, model=replace(model, size=len(world_ranks), hosts=hosts, lane=lane))
     return Engine(
         table=engine.table,
         number=number,

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from typing import Final
 
-from asyncpar.core.config.transport import parse_checksums, parse_connections, parse_link_timeout
+from asyncpar.core.config.transport import parse_calibrate, parse_checksums, parse_connections, parse_link_timeout
 from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.settings import ArenaSettings
@@ -20,6 +20,7 @@ def check_settings(environment: Mapping[str, str]) -> None:
     Not for ``ASYNCPAR_ALGORITHM``: it may name an algorithm that the program registers.
     """
     ArenaSettings.from_mapping(environment, machine=platform.machine())
+    parse_calibrate(environment.get("ASYNCPAR_CALIBRATE"))
     parse_checksums(environment.get("ASYNCPAR_CHECKSUMS"))
     parse_connections(environment.get("ASYNCPAR_CONNECTIONS"))
     parse_link_timeout(environment.get("ASYNCPAR_LINK_TIMEOUT"))

@@ -16,7 +16,7 @@ from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
-from asyncpar.node import Node, start_node
+from asyncpar.node import Node, start_rank
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.exchanges import ExchangeOperations
 from asyncpar.torch.gathers import GatherOperations
@@ -235,7 +235,7 @@ def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
         attach = attach_store(options.store, rank=rank, size=size, timeout=seconds)
     else:
         attach = in_process.attach
-    node = thread.call(lambda: start_node(attach))
+    node = thread.call(lambda: start_rank(attach))
     group = _group(node, node.world, thread, options, owns_node=True, steps=OptimizerSteps(node.world))
     thread.at_close(group, group.leave_at_exit)
     return group

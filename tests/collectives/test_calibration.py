@@ -141,6 +141,20 @@ async def test_groups_made_later_choose_by_the_figures(open_ranks: OpenRanks) ->
         assert part.measured_lane is None, "another group has other links"
 
 
+async def test_a_group_inside_of_a_host_chooses_by_the_figures_of_lanes_there(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3, hosts=("a", "a", "b")) as ranks:
+        world = ranks.communicators[0]
+        before = world.subgroup([0, 1])
+        pretend(ranks)
+        await on_all(ranks, lambda c: c.calibrate(from_operations=True))
+        inside, between = world.subgroup([0, 1], key="inside"), world.subgroup([0, 2])
+        assert before is not None
+        assert inside is not None
+        assert between is not None
+        assert inside.algorithm_table().splitlines()[-1] == before.algorithm_table().splitlines()[-1], "not measured"
+        assert between.algorithm_table().splitlines()[-1] == "lanes: between hosts 0.12 GB/s, 300 us, measured"
+
+
 @pytest.mark.parametrize("first", [True, False])
 async def test_ranks_that_calibrate_in_different_ways_are_told(open_ranks: OpenRanks, first: bool) -> None:
     async with open_ranks(2) as ranks:

@@ -74,6 +74,7 @@ def test_every_variable_that_the_documentation_tells_people_to_set_reaches_the_r
     [
         ("ASYNCPAR_ARENA_BYTES", "16"),
         ("ASYNCPAR_ARENA_WAIT", "sleep"),
+        ("ASYNCPAR_CALIBRATE", "yes"),
         ("ASYNCPAR_CHECKSUMS", "maybe"),
         ("ASYNCPAR_CONNECTIONS", "17"),
         ("ASYNCPAR_LINK_TIMEOUT", "1"),

@@ -206,6 +206,7 @@ def test_every_exception_is_of_an_option_that_there_is() -> None:
         ("ASYNCPAR_ARENA_BYTES", "x", ""),
         ("ASYNCPAR_ARENA_BYTES", "1", ""),
         ("ASYNCPAR_ARENA_WAIT", "x", ""),
+        ("ASYNCPAR_CALIBRATE", "x", ""),
         ("ASYNCPAR_CHECKSUMS", "x", ""),
         ("ASYNCPAR_CONNECTIONS", "99", ""),
         ("ASYNCPAR_LINK_TIMEOUT", "-1", ""),

@@ -84,6 +84,18 @@ def parse_checksums(text: str | None) -> bool:
 
     Raises ``UsageError`` for anything but ``on`` and ``off``.
     """
+    return _parse_switch("ASYNCPAR_CHECKSUMS", text, default=True)
+
+
+def parse_calibrate(text: str | None) -> bool:
+    """Return whether lanes are measured as ranks meet: if the setting says ``on``.
+
+    Raises ``UsageError`` for anything but ``on`` and ``off``.
+    """
+    return _parse_switch("ASYNCPAR_CALIBRATE", text, default=False)
+
+
+def _parse_switch(name: str, text: str | None, *, default: bool) -> bool:
     if text not in {None, "", "on", "off"}:
-        raise UsageError(f"ASYNCPAR_CHECKSUMS: expected on or off, got {text!r}")
-    return text != "off"
+        raise UsageError(f"{name}: expected on or off, got {text!r}")
+    return text == "on" if text else default

@@ -4,6 +4,7 @@ import pytest
 
 from asyncpar.core.config.transport import (
     MOST_CONNECTIONS,
+    parse_calibrate,
     parse_checksums,
     parse_connections,
     parse_link_timeout,
@@ -32,6 +33,11 @@ def test_checksums_are_on_unless_they_are_switched_off(text: str | None, expecte
 def test_another_word_for_checksums_is_refused() -> None:
     with pytest.raises(UsageError, match="ASYNCPAR_CHECKSUMS: expected on or off, got 'no'"):
         parse_checksums("no")
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, False), ("", False), ("on", True), ("off", False)])
+def test_lanes_are_measured_as_ranks_meet_if_that_is_switched_on(text: str | None, expected: bool) -> None:
+    assert parse_calibrate(text) is expected
 
 
 def test_the_link_timeout_is_five_seconds_or_what_the_setting_says() -> None:
