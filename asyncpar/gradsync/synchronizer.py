@@ -210,27 +210,8 @@ class GradientSynchronizer:
                 drawn_before=self._drawn_before,
             )
             run = self._make_run(layout, by_name, feed, terms)
-            with cancel_reason() as why:
-                try:
-                    with first_error():
-                        async with CleanTaskGroup() as tasks:
-                            run.begin(step, tasks)
-                            self._meter.works()
-                            try:
-                                yield step
-                            except BaseException as error:
-                                why.take(error)  # before the group cancels what is under way
-                                raise
-                            run.finish(step)
-                    await run.end(step)
-                except BaseException as error:
-                    step.close()
-                    if run.is_refused:
-                        self._start_over()
-                    else:
-                        why.take(error)
-                        run.close()
-                    raise
+            async with self._running(run, step):
+                yield step
             if not self._skips(step.outcome):
                 if feed is not None:
                     feed.commit()
@@ -248,6 +229,31 @@ class GradientSynchronizer:
             self._meter.end()
             if feed is not None:
                 await feed.undo()
+
+    @asynccontextmanager
+    async def _running(self, run: StepRun, step: SyncStep) -> AsyncIterator[None]:
+        """Run the buckets of ``step`` during the block and after it; if that fails here, abort it on all ranks."""
+        with cancel_reason() as why:
+            try:
+                with first_error():
+                    async with CleanTaskGroup() as tasks:
+                        run.begin(step, tasks)
+                        self._meter.works()
+                        try:
+                            yield
+                        except BaseException as error:
+                            why.take(error)  # before the group cancels what is under way
+                            raise
+                        run.finish(step)
+                await run.end(step)
+            except BaseException as error:
+                step.close()
+                if run.is_refused:
+                    self._start_over()
+                else:
+                    why.take(error)
+                    run.close()
+                raise
 
     async def reserve(self, parameters: Gradients) -> None:
         """Make the buffers for ``parameters`` before the first step, so that their memory is known.  Nothing is sent.
