@@ -4,13 +4,14 @@
     python scripts/bench/calibration.py --kinds shm,tcp --sizes 65536,1048576 --steps 50 --rounds 7
 
 Kinds: ``shm`` four ranks that share memory, ``tcp`` four ranks over loopback TCP, ``1000`` and ``100`` two network
-namespaces with a rank each on a wire of so many Mbit/s, ``hosts`` two namespaces with two ranks each on 1 Gbit/s.  For
-each size of gradients ranks take ``--steps`` tuned steps, with ``--compute`` seconds of nothing before each.  Then the
-choice that was found and every pinned one take turns, ``--rounds`` times, and then the choice and the three
-quickest pins, three times as often: those times count, as the least of dozens of medians is one that was lucky.  Shown
-are the medians on the slowest rank, and the part of the time of the tuned steps that trials have cost.  Pins that are
-expected to be three times slower than the best are left out.  The last line is one JSON object with the verdict over
-all cases.  Needs root, ip and tc for the last three kinds; says so where namespaces are not allowed.
+namespaces with a rank each on a wire of so many Mbit/s, ``hosts`` two namespaces with two ranks each on 1 Gbit/s.
+Ranks measure their lanes as they meet (``ASYNCPAR_CALIBRATE=on``).  For each size of gradients they take ``--steps``
+tuned steps, with ``--compute`` seconds of nothing before each.  Then the choice that was found and every pinned one
+take turns, ``--rounds`` times, and then the choice and the three quickest pins, three times as often: those times
+count, as the least of dozens of medians is one that was lucky.  Shown are the medians on the slowest rank, and the part
+of the time of the tuned steps that trials have cost.  Pins that are expected to be three times slower than the best are
+left out.  The last line is one JSON object with the verdict over all cases.  Needs root, ip and tc for the last three
+kinds; says so where namespaces are not allowed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,8 +81,9 @@ def measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the figures of rank 0, one record for each size."""
     program = [str(_RANK), "--sizes", arguments.sizes, "--steps", str(arguments.steps)]
     program += ["--rounds", str(arguments.rounds), "--compute", str(arguments.compute)]
-    with _commands(kind, program) as commands:
-        return records_of(run_together(commands, [SURROUNDINGS] * len(commands), limit=_LIMIT))
+    with _commands(kind, program) as commands, tempfile.TemporaryDirectory() as cache:  # other lanes, the same names
+        own = SURROUNDINGS | {"ASYNCPAR_CALIBRATE": "on", "XDG_CACHE_HOME": cache}
+        return records_of(run_together(commands, [own] * len(commands), limit=_LIMIT))
 
 
 def show(kind: str, record: dict[str, Any]) -> float:
