@@ -69,18 +69,22 @@ async def compress(**settings: Any) -> Any:
     return (await asyncio.gather(main(0), main(1)))[0]
 
 
-async def open_backend(*, backend: str = "thread", silent: bool = False, **settings: Any) -> Any:
-    """Open a backend on one rank of two, or alone; return the outcome."""
-    runtime = CommunicationRuntime()
-    if silent:
-        runtime.register_backend("thread", ThreadBackend(2))
-    async with runtime:
-        try:
-            async with asyncio.timeout(0.3):
-                group = await runtime.initialize(backend, BackendConfig(**settings))
-        except (PeerTimeout, TimeoutError) as error:
-            return type(error).__name__
-        return group.rank, group.size, group.communicator.timeout
+def open_backend(*, backend: str = "thread", silent: bool = False, **settings: Any) -> Any:
+    """Open a backend on one rank of two, or alone, in virtual time; return the outcome."""
+
+    async def main() -> Any:
+        runtime = CommunicationRuntime()
+        if silent:
+            runtime.register_backend("thread", ThreadBackend(2))
+        async with runtime:
+            try:
+                async with asyncio.timeout(0.3):
+                    group = await runtime.initialize(backend, BackendConfig(**settings))
+            except (PeerTimeout, TimeoutError) as error:
+                return type(error).__name__
+            return group.rank, group.size, group.communicator.timeout
+
+    return run_virtual(main())
 
 
 async def take_places(**settings: Any) -> Any:

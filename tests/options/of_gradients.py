@@ -31,7 +31,7 @@ from asyncpar.parallel import (
     SynchronizationMode,
 )
 from asyncpar.parallel.local import DiLoCo
-from asyncpar.testing import local_world
+from asyncpar.testing import local_world, run_virtual
 from tests.options.effects import Refused, With, digest, effects
 from tests.parallel.replicas import Branches, descend, loss_gradient, make_batch, make_model, open_runtime, values_of
 
@@ -232,7 +232,7 @@ async def owned(**settings: Any) -> Any:
         return runtime.groups
 
 
-async def share_out(*, joined: bool = False, runtime: bool = False, timeout: float | None = 300.0) -> Any:
+def share_out(*, joined: bool = False, runtime: bool = False, timeout: float | None = 300.0) -> Any:
     """Average over replicas of two ranks, or wait for one that does not come."""
 
     async def main(node: Node) -> Any:
@@ -260,8 +260,11 @@ async def share_out(*, joined: bool = False, runtime: bool = False, timeout: flo
                 return "told"
         return "waits"
 
-    async with local_world(2) as nodes:
-        return await on_all(nodes, main)
+    async def world() -> Any:
+        async with local_world(2) as nodes:
+            return await on_all(nodes, main)
+
+    return run_virtual(world()) if joined else asyncio.run(world())
 
 
 async def rounds(**settings: Any) -> Any:

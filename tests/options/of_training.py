@@ -72,13 +72,13 @@ async def coordinate(
             dp, mapping = parallelism.dp_size, coordinator.groups.mapping
             for step in range(steps):
                 if node.rank == absent:
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(3.0)
                     return None
                 tokens, targets = draw_batch(SMALL, step, rows=ROWS)
                 own = slice(mapping.dp_rank * ROWS // dp, (mapping.dp_rank + 1) * ROWS // dp)
                 parts = config.micro_batches
                 try:
-                    async with asyncio.timeout(0.8 if absent is not None else 20.0):
+                    async with asyncio.timeout(2.0 if absent is not None else 20.0):
                         result = await coordinator.train_step(
                             np.array_split(tokens[own], parts), np.array_split(targets[own], parts), learning_rate=RATE
                         )
