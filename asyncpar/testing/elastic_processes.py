@@ -52,6 +52,8 @@ class _Member:
     stopped_at: float | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     is_gone: bool = False
+    is_lost: bool = False
+    """Was it stopped for so long that the others go on without it?"""
     has_place: bool = False
 
 
@@ -152,6 +154,11 @@ class ProcessWorlds:
         return [name for name, member in self._members.items() if not member.is_gone]
 
     @property
+    def lost(self) -> list[str]:
+        """All members that were stopped for so long that the others went on without them."""
+        return [name for name, member in self._members.items() if member.is_lost]
+
+    @property
     def spares(self) -> list[str]:
         """Those that wait for a place, the first first."""
         return list(self._asking)
@@ -195,9 +202,16 @@ class ProcessWorlds:
             member.stopped_at = None
             return
         member.stopped_at = member.stopped_at or self._now()
-        if self._now() - member.stopped_at > STOPPED_PATIENCE:
-            member.has_place = False
-            self._obey(self.director.lost(name, "is stopped", self._now()))
+        if not member.is_lost and self._now() - member.stopped_at > STOPPED_PATIENCE:
+            self._lose(name, member)
+
+    def _lose(self, name: str, member: _Member) -> None:
+        """Hold a member for lost that is stopped; when it wakes, it hears so, whatever it waits for."""
+        member.is_lost, member.has_place = True, False
+        if name in self._asking:
+            self._asking.remove(name)
+        self._hand_over(name)
+        self._obey([Evict(name, "it was stopped"), *self.director.lost(name, "is stopped", self._now())])
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -201,6 +201,53 @@ async def test_when_all_but_a_newcomer_are_killed_it_ends_with_an_error(tmp_path
             assert await worlds.wait("m1") == 1
 
 
+WAITS = """
+import json, os, signal, socket, sys
+
+pipe = socket.socket(fileno=int(os.environ["ASYNCPAR_ELASTIC_FD"])).makefile("rw")
+
+
+def say(**message):
+    print(json.dumps(message), file=pipe, flush=True)
+
+
+def hear(kind):
+    for line in pipe:
+        if (message := json.loads(line))["kind"] == kind:
+            return message
+
+
+say(kind="donors")
+if sys.argv[1] != "a place":
+    hear("donors")
+    say(kind="join", lineage=[0, ""], address="nowhere")
+if sys.argv[1] == "the next world":
+    world = hear("world")
+    say(kind="report", generation=world["generation"], lineage=[0, ""], prepared=None, suspects=[])
+os.kill(os.getpid(), signal.SIGSTOP)
+print(hear("evicted")["why"], file=open(sys.argv[2], "w"))
+"""
+"""A member that is stopped while it waits for what is named."""
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("what", "size"), [("a place", 1), ("its first world", 3), ("the next world", 2)])
+async def test_a_rank_that_was_stopped_while_it_waited_hears_that_it_is_lost(
+    what: str, size: int, tmp_path: Path
+) -> None:
+    async with ProcessWorlds(size, spares=True) as worlds, asyncio.timeout(PATIENCE):
+        names = ["m0", "m1"]
+        for name in names:
+            await worlds.start(name, ["-c", WAITS, what, str(tmp_path / name)])
+        while worlds.lost != names:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        for name in names:
+            worlds.signal(name, signal.SIGCONT)
+        assert [await worlds.wait(name) for name in names] == [0, 0]
+        assert [(tmp_path / name).read_text() for name in names] == ["it was stopped\n"] * 2
+
+
 @pytest.mark.parametrize("number", ["", "x", "-1", "999"])
 def test_a_socket_that_is_none_is_named(number: str, tmp_path: Path) -> None:
     create_secret(tmp_path / "secret")
