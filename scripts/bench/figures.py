@@ -66,7 +66,7 @@ of the machine affects all sides. Ratios above 1 say that asyncpar is faster. `s
 installs the peers (Gloo in torch 2.13.0, and mpi4py with MPICH 5.0.2, Open MPI 5.0.11 and Intel MPI 2021.18) into
 environments of their own.
 
-Limits of these figures: below some 100 KB, C libraries that poll without a pause are faster. When other programs use
+Limits of these figures: up to 1 MB, C libraries that poll without a pause are faster. When other programs use
 the same cores, all sides get slower, and asyncpar more than libraries that never sleep (2 ranks, 4 B: 8 us on an idle
 machine, 100 to 200 us on a busy one). `asyncpar bench` measures on your machine.
 """
