@@ -69,15 +69,29 @@ except dist.DistBackendError as error:
 """
 
 
-def start(launcher: Sequence[str], directory: Path, source: str, *arguments: str) -> tuple[int, str]:
-    """Run the program ``source`` and return its exit code and output."""
+LANES = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import asyncpar.torch
+
+dist.init_process_group("asyncpar", init_method="env://", timeout=timedelta(seconds=30))
+group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+open(sys.argv[1] + f"/{dist.get_rank()}", "w").write(group.communicator.algorithm_table().splitlines()[-1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def start(launcher: Sequence[str], directory: Path, source: str, *arguments: str, **settings: str) -> tuple[int, str]:
+    """Run the program ``source``, with ``settings`` in its environment, and return its exit code and output."""
     program = directory / "program.py"
     program.write_text(source)
     dropped = ("ASYNCPAR_", "COV", "PYTEST", "RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     process = subprocess.Popen(
         [sys.executable, "-m", *launcher, str(program), str(directory), *arguments],
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment | {"OMP_NUM_THREADS": "1"} | settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -130,3 +144,12 @@ def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(
     assert status == 137, output
     said = {rank: (tmp_path / str(rank)).read_text() for rank in range(3) if (tmp_path / str(rank)).exists()}
     assert said == {0: "PeerLost of 1", 2: "PeerLost of 1"}, output
+
+
+@pytest.mark.parametrize(("setting", "source"), [("on", "measured"), ("off", "built in")])
+def test_lanes_are_measured_as_ranks_meet_if_that_is_switched_on(setting: str, source: str, tmp_path: Path) -> None:
+    settings = {"ASYNCPAR_CALIBRATE": setting, "XDG_CACHE_HOME": str(tmp_path)}
+    launcher = ("asyncpar", "launch", "--nproc-per-node", "2")
+    status, output = start(launcher, tmp_path, LANES, **settings)
+    assert status == 0, output
+    assert all((tmp_path / str(rank)).read_text().endswith(source) for rank in range(2))
