@@ -5,7 +5,7 @@
     python scripts/bench/chaos.py --faults 20 --mode zero3
     python scripts/bench/chaos.py --faults 0 --megabytes 100
     python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1
-    python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 250 --seed 1
+    python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 150 --seed 1
     python scripts/bench/chaos.py --faults 1 --kinds join --joiners 4 --megabytes 100 --every 16
     python scripts/bench/chaos.py --agents 1 --namespaces --rate 100000000 --kinds join --faults 2 --compute 0.1
     python scripts/bench/chaos.py --faults 8 --every 60 --kinds kill --mode zero3 --victims each

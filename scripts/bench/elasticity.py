@@ -68,7 +68,7 @@ JOINS_BY_WIRE = (
 )
 EACH_RANK = "python scripts/bench/chaos.py --faults 8 --every 60 --seed 1 --kinds kill --victims each --mode"
 HOSTS = "python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1"
-CUTS = "python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 250 --seed 1"
+CUTS = "python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 150 --seed 1"
 WHAT_A_KILL_COSTS = (
     "commits of the others are checked (a vote of 1 ms), a new world forms (0.1 s), lost portions are done again"
 )
