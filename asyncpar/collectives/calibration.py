@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from asyncpar.collectives import reductions
-from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
+from asyncpar.collectives.algorithms.steps import RankSchedule, Recv, Round, Send, one, schedule
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.lane_cache import LaneCache
@@ -22,7 +22,10 @@ from asyncpar.collectives.rooted import from_root, prepare_broadcast
 from asyncpar.core.config.transport import LaneCosts
 
 _Figures: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-"""Latency and bandwidth to each of the peers, then the speed of reductions."""
+"""Latency and bandwidth to each of the peers, what ranks of a host send together, and the speed of reductions.
+
+0: nothing was measured there.
+"""
 
 _Peers: TypeAlias = tuple[int | None, ...]
 MOST_HOSTS = 8
@@ -32,6 +35,7 @@ _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20
 _SMALL_TRIPS = 30
 _LARGE_TRIPS = 6
+_TOGETHER_TRIPS = 4
 _BY_CACHE = describe("calibrate", ("by a cache",), "direct")
 _MOST_LATENCY = 10.0
 """At least a tenth of a large transfer's time is due to its length: the latency was measured at another time."""
@@ -40,7 +44,8 @@ _MOST_LATENCY = 10.0
 def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, Any, None]:
     """Measure between rank 0 and the first other rank of its host, and the first ranks of up to 8 other hosts.
 
-    Rank 0's figures are broadcast, and all ranks choose by them from then on: between hosts by the slowest.
+    Then all ranks of the host of rank 0 send to one another at the same time.  Rank 0's figures are broadcast, and all
+    ranks choose by them from then on: between hosts by the slowest.
     """
     return _await_figures(_measure_lanes(engine, clock))
 
@@ -54,10 +59,12 @@ def _measure_lanes(engine: Engine, clock: Callable[[], float]) -> Coroutine[Any,
     peers = _peers_of(engine)
 
     async def body(operation: Operation) -> _Figures:
-        figures = np.zeros(2 * len(peers) + 1)
+        figures = np.zeros(2 * len(peers) + 2)
         for index, peer in enumerate(peers):
             if peer is not None and engine.rank in (0, peer):
                 figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
+        if peers[0] is not None and engine.rank in engine.hosts[0]:
+            figures[-2] = await _measure_together(engine, operation, 3 * len(peers) + 1, clock)
         figures[-1] = _reduction_speed(clock)
         await _tell(engine, operation, figures, peers)
         _adopt(engine, figures, has_near=peers[0] is not None)
@@ -71,7 +78,7 @@ def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], 
     peers = _peers_of(engine)
 
     async def body(operation: Operation) -> bool:
-        figures = np.full(2 * len(peers) + 1, np.nan)
+        figures = np.full(2 * len(peers) + 2, np.nan)
         for index, peer in enumerate(peers):
             if peer is not None and engine.rank in (0, peer):
                 await _exchange(
@@ -116,6 +123,8 @@ def _look_up(engine: Engine, cache: LaneCache, peers: _Peers, figures: _Figures)
             figures[-1] = known.reduction
         elif peer is None:
             figures[2 * index : 2 * index + 2] = 0.0
+        if index == 0:
+            figures[-2] = 0.0 if known is None else known.together or 0.0
 
 
 def _peers_of(engine: Engine) -> _Peers:
@@ -126,19 +135,27 @@ def _peers_of(engine: Engine) -> _Peers:
 
 
 def _lane_to(engine: Engine, peer: int) -> tuple[str, str, str]:
-    """Return this rank's host, that of ``peer``, and the kind of the lane between them, which is open."""
+    """Return this rank's host, that of ``peer``, and the kind of the lane between them, which is open.
+
+    Inside of a host the number of its ranks belongs to the kind: what they send together depends on it.
+    """
     links, rank = engine.table.links, engine.ranks[peer]
     lane = links.link(rank).lane
     members = links.world.members
-    return members[links.rank].host, members[rank].host, "none" if lane is None else lane.kind
+    here, there, kind = members[links.rank].host, members[rank].host, "none" if lane is None else lane.kind
+    return here, there, f"{kind}*{len(engine.hosts[0])}" if peer in engine.hosts[0] else kind
 
 
 async def _exchange(engine: Engine, operation: Operation, peer: int, *, phase: int, trips: int, length: int) -> None:
     """Pass ``length`` bytes to and fro between rank 0 and ``peer``."""
     rounds = _ping_pong(trips, 0 if engine.rank else peer, is_first=engine.rank == 0)
-    layout = AlongBuffer(count=1, chunks=1, itemsize=1)
-    plan = engine.bind(schedule(1, rounds), layout, phase=phase)
-    memory = np.zeros(1, np.dtype((np.void, length))) if length > 1 else np.zeros(1, np.uint8)
+    await _pass(engine, operation, schedule(1, rounds), phase=phase, length=length)
+
+
+async def _pass(engine: Engine, operation: Operation, rounds: RankSchedule, *, phase: int, length: int) -> None:
+    """Run a schedule over chunks of ``length`` bytes."""
+    plan = engine.bind(rounds, AlongBuffer(count=rounds.chunks, chunks=rounds.chunks, itemsize=1), phase=phase)
+    memory = np.zeros(rounds.chunks, np.dtype((np.void, length)))
     await execute(operation, plan, InPlace(memory))
 
 
@@ -155,6 +172,19 @@ async def _measure(
         times.append(max(clock() - begun, 1e-9) / (2 * trips))
     latency = times[1]
     return latency, _LARGE_BYTES / max(times[2] - latency, times[2] / _MOST_LATENCY, 1e-9)
+
+
+async def _measure_together(engine: Engine, operation: Operation, phase: int, clock: Callable[[], float]) -> float:
+    """Return the bytes/s that all ranks of the host of rank 0 send, each to the next one, at the same time."""
+    ranks = engine.hosts[0]
+    place = ranks.index(engine.rank)
+    onward: Round = (Send(ranks[(place + 1) % len(ranks)], one(0)), Recv(ranks[place - 1], one(1)))
+    seconds = 1e-9
+    for part, trips in enumerate((1, _TOGETHER_TRIPS)):  # the first opens lanes
+        begun = clock()
+        await _pass(engine, operation, schedule(2, [onward] * trips), phase=phase + part, length=_LARGE_BYTES)
+        seconds = max(clock() - begun, 1e-9)
+    return len(ranks) * _TOGETHER_TRIPS * _LARGE_BYTES / seconds
 
 
 def _ping_pong(trips: int, peer: int, *, is_first: bool) -> list[Round]:
@@ -184,20 +214,20 @@ def calibrate_from_operations(engine: Engine) -> Coroutine[Any, Any, None]:
 
 async def _adopt_told(engine: Engine, told: Coroutine[Any, Any, np.ndarray[Any, Any]]) -> None:
     negative_latency, bandwidth = map(float, await told)
-    lane = engine.policy.model.lane
-    if negative_latency > UNKNOWN:
-        lane = replace(lane, latency=-negative_latency, is_measured=True)
-    if bandwidth > UNKNOWN:
-        lane = replace(lane, bandwidth=bandwidth, is_measured=True)
-    if lane is not engine.policy.model.lane:
-        _use(engine, lane, lane if len(engine.hosts) == 1 else engine.policy.model.local)
+    model = engine.policy.model.learn(
+        latency=-negative_latency if negative_latency > UNKNOWN else None,
+        bandwidth=bandwidth if bandwidth > UNKNOWN else None,
+        is_measured=True,
+    )
+    if model is not engine.policy.model:
+        _use(engine, model.lane, model.local)
 
 
 def _adopt(engine: Engine, figures: _Figures, *, has_near: bool) -> None:
     local, lane = engine.policy.model.local, engine.policy.model.lane
     if has_near:
         local = _costs_of(figures, 0)
-    between = [_costs_of(figures, index) for index in range(1, len(figures) // 2)]
+    between = [_costs_of(figures, index) for index in range(1, len(figures) // 2 - 1)]
     if between:
         lane = replace(
             between[0],
@@ -212,7 +242,10 @@ def _adopt(engine: Engine, figures: _Figures, *, has_near: bool) -> None:
 def _costs_of(figures: _Figures, index: int) -> LaneCosts:
     """Return what was found of the lane to one of the peers."""
     latency, bandwidth = map(float, figures[2 * index : 2 * index + 2])
-    return LaneCosts(latency=latency, bandwidth=bandwidth, reduction=float(figures[-1]), is_measured=True)
+    together = float(figures[-2]) or None if index == 0 else None
+    return LaneCosts(
+        latency=latency, bandwidth=bandwidth, reduction=float(figures[-1]), is_measured=True, together=together
+    )
 
 
 def _use(engine: Engine, lane: LaneCosts, local: LaneCosts) -> None:

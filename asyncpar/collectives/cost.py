@@ -2,13 +2,15 @@
 
 Theory of operation.  The alpha-beta-gamma model: an algorithm that takes ``steps`` message times, moves ``moved`` bytes
 one after another over its busiest rank and combines ``combined`` bytes there takes ``steps * latency + moved /
-bandwidth + combined / reduction``.  Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.  Every figure that goes into a
-choice is equal on all ranks, so the choice is too.
+bandwidth + combined / reduction``.  Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.  Where the ranks of one host
+share too few cores, what counts instead of ``moved`` is how long all ranks take for all that they send: then a tree is
+as quick as a ring, which sends as much.  Every figure that goes into a choice is equal on all ranks, so the choice is
+too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asyncpar.collectives.algorithms.catalog import (
     ALGORITHMS,
@@ -48,6 +50,23 @@ class CostModel:
             return arena_seconds(operation, self.size, payload)
         return _seconds(self.lane, work_of(operation, algorithm, self.size, payload))
 
+    def learn(self, *, latency: float | None, bandwidth: float | None, is_measured: bool = False) -> CostModel:
+        """Return the model with what operations of all ranks have shown: seconds, and bytes/s that each rank sent.
+
+        None: what was known stays.  ``is_measured`` says that all ranks have agreed on the figures.
+        """
+        lane = self.lane
+        if latency is not None:
+            lane = replace(lane, latency=latency)
+        if bandwidth is not None and lane.together is not None and lane.together < self.size * lane.bandwidth:
+            lane = replace(lane, together=self.size * bandwidth)  # each had its share of the cores
+        elif bandwidth is not None:
+            lane = replace(lane, bandwidth=bandwidth)
+        if lane is self.lane:
+            return self
+        lane = replace(lane, is_measured=is_measured or lane.is_measured)
+        return replace(self, lane=lane, local=lane if len(self.hosts) == 1 else self.local)
+
     def describe_lanes(self) -> str:
         """Return the figures that the estimates are from, and whether they were measured."""
         if len(self.hosts) == 1:
@@ -65,7 +84,7 @@ class CostModel:
             work = (
                 work_of("all_reduce", "tree", size, payload)
                 if parts == 1
-                else AlgorithmWork(2 * size - 2, 2 * share, share)
+                else AlgorithmWork(2 * size - 2, 2 * share, share, 2 * size * share)
             )
             return across + _seconds(self.local, work)
         pieces = min(max(payload // PIECE_BYTES, 1), OVERLAPPED_PIECES)
@@ -110,7 +129,10 @@ def _described(lane: LaneCosts) -> str:
 
 
 def _seconds(lane: LaneCosts, work: AlgorithmWork) -> float:
-    return work.steps * lane.latency + work.moved / lane.bandwidth + work.combined / lane.reduction
+    moved = work.moved / lane.bandwidth
+    if lane.together is not None:
+        moved = max(moved, work.total / lane.together)
+    return work.steps * lane.latency + moved + work.combined / lane.reduction
 
 
 def choose(operation: str, payload: int, *, size: int, hosts: Hosts | None = None, lane: LaneCosts) -> str:

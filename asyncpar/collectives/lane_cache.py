@@ -32,6 +32,7 @@ class _Entry(msgspec.Struct, frozen=True):
     bandwidth: float
     reduction: float
     measured_at: float
+    together: float | None = None
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -94,7 +95,11 @@ class LaneCache:
             return None
         try:
             return LaneCosts(
-                latency=entry.latency, bandwidth=entry.bandwidth, reduction=entry.reduction, is_measured=True
+                latency=entry.latency,
+                bandwidth=entry.bandwidth,
+                reduction=entry.reduction,
+                is_measured=True,
+                together=entry.together,
             )
         except UsageError:  # figures that cannot be
             return None
@@ -104,7 +109,7 @@ class LaneCache:
         entries = self._read()
         name = _name(host, other, kind)
         entries.pop(name, None)
-        entries[name] = _Entry(costs.latency, costs.bandwidth, costs.reduction, self._clock())
+        entries[name] = _Entry(costs.latency, costs.bandwidth, costs.reduction, self._clock(), costs.together)
         newest = sorted(entries.items(), key=lambda item: item[1].measured_at)[-_MOST_ENTRIES:]
         with suppress(OSError):
             self._write(msgspec.json.encode(_Content(version=_VERSION, lanes=dict(newest))))

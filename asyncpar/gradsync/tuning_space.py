@@ -7,7 +7,6 @@ that nothing else hides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from asyncpar.codecs import AnyCodec, Identity
@@ -41,10 +40,7 @@ class StepModel:
 
     def learn(self, *, latency: float | None, bandwidth: float | None) -> None:
         """Use these figures of lanes from now on, seconds and bytes/s; None: what was known."""
-        lane = self._model.lane
-        lane = replace(lane, latency=latency or lane.latency, bandwidth=bandwidth or lane.bandwidth)
-        local = lane if len(self._model.hosts) == 1 else self._model.local
-        self._model = replace(self._model, lane=lane, local=local)
+        self._model = self._model.learn(latency=latency or None, bandwidth=bandwidth or None)
 
     def predict(self, choice: Choice) -> float:
         """Return the seconds of a step that hides nothing."""

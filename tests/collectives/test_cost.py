@@ -40,6 +40,50 @@ def test_steps_and_bytes_of_the_model_are_those_of_the_schedules(operation: str,
         assert work.moved == pytest.approx(max(report.bytes_sent(1680)))
 
 
+EVERY = [(operation, algorithm) for operation in ALGORITHMS for algorithm in known_algorithms(operation)]
+FLAT = [(operation, algorithm) for operation, algorithm in EVERY if not algorithm.startswith("hierarchical")]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(("operation", "algorithm"), FLAT)
+def test_what_all_ranks_send_is_what_the_schedules_send(operation: str, algorithm: str, size: int) -> None:
+    report = verify(operation, [schedule_of(operation, algorithm, rank=rank, size=size) for rank in range(size)])
+    assert work_of(operation, algorithm, size, 1680).total == pytest.approx(sum(report.bytes_sent(1680)))
+
+
+@pytest.mark.parametrize("size", [3, 6, 7])
+@pytest.mark.parametrize("algorithm", ["ring", "halving", "doubling", "tree"])
+def test_ranks_beyond_a_power_of_two_send_twice_as_much_as_they_have(algorithm: str, size: int) -> None:
+    schedules = [schedule_of("all_reduce", algorithm, rank=rank, size=size) for rank in range(size)]
+    sent = sum(verify("all_reduce", schedules).bytes_sent(1680))
+    assert work_of("all_reduce", algorithm, size, 1680).total == pytest.approx(sent)
+
+
+def test_where_ranks_share_cores_what_counts_is_all_that_is_sent() -> None:
+    def ratio(together: float | None) -> float:
+        lane = LaneCosts(latency=1e-4, bandwidth=2e9, together=together)
+        model = CostModel(size=4, hosts=((0, 1, 2, 3),), lane=lane, local=lane)
+        return model.estimate("all_reduce", "tree", 16 << 20) / model.estimate("all_reduce", "ring", 16 << 20)
+
+    assert ratio(None) == ratio(8e9) > 2.3, "each has a core"
+    assert 1.0 < ratio(2e9) < 1.2, "a tree sends as much as a ring"
+
+
+def test_operations_show_the_share_of_a_rank_where_ranks_share_cores() -> None:
+    crowded = LaneCosts(latency=1e-4, bandwidth=2e9, together=2.5e9, is_measured=True)
+    hosts = ((0, 1, 2, 3),)
+    seen = CostModel(size=4, hosts=hosts, lane=crowded, local=crowded).learn(latency=2e-4, bandwidth=5e8)
+    assert seen.lane == seen.local
+    assert seen.lane == LaneCosts(latency=2e-4, bandwidth=2e9, together=2e9, is_measured=True)
+    roomy = LaneCosts(latency=1e-4, bandwidth=2e9, together=8e9)
+    assert CostModel(size=4, hosts=hosts, lane=roomy, local=roomy).learn(
+        latency=None, bandwidth=1e9, is_measured=True
+    ).lane == LaneCosts(latency=1e-4, bandwidth=1e9, together=8e9, is_measured=True)
+    model = CostModel(size=4, hosts=((0, 1), (2, 3)), lane=TCP, local=crowded)
+    assert model.learn(latency=None, bandwidth=None) is model
+    assert model.learn(latency=None, bandwidth=5e8).local is crowded
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
 def test_every_algorithm_has_a_finite_cost_that_grows_with_the_payload(size: int) -> None:
     model = CostModel(size=size, hosts=(tuple(range(size)),), lane=TCP, local=TCP)
@@ -102,6 +146,8 @@ def test_a_pin_overrides_the_model_and_is_marked_in_the_table() -> None:
 def test_figures_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="bandwidth: expected a positive number, got 0"):
         LaneCosts(latency=1e-5, bandwidth=0)
+    with pytest.raises(UsageError, match="together: expected a positive number, got -1"):
+        LaneCosts(latency=1e-5, bandwidth=1e9, together=-1)
     with pytest.raises(UsageError, match="lane: expected one of shm, tcp, grpc, got 'pigeon'"):
         lane_kind("pigeon")
     with pytest.raises(UsageError, match="operation"):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ def test_what_is_put_is_there_in_either_order_and_by_kind(tmp_path: Path) -> Non
     path = tmp_path / "new" / "lanes.json"
     LaneCache(path).put("a", "b", "tcp", COSTS)
     assert LaneCache(path).get("b", "a", "tcp") == COSTS
+    LaneCache(path).put("a", "a", "tcp*4", replace(COSTS, together=3e8))
+    assert LaneCache(path).get("a", "a", "tcp*4") == replace(COSTS, together=3e8)
     assert LaneCache(path).get("a", "b", "grpc") is None
     assert LaneCache(path).get("a", "c", "tcp") is None
     assert os.listdir(path.parent) == ["lanes.json"], "no temporary file is left"
@@ -127,6 +130,17 @@ def test_lanes_of_a_host_are_the_latest_of_each_pair_and_the_slowest_of_other_ho
     assert (found.within.bandwidth, found.between.bandwidth, found.hosts) == (4e9, 2e8, 2)
     nothing = cache.of_host("nowhere")
     assert (nothing.within, nothing.between, nothing.hosts) == (None, None, 0)
+
+
+async def test_more_ranks_on_a_host_are_measured(open_ranks: OpenRanks, tmp_path: Path) -> None:
+    path = tmp_path / "lanes.json"
+    for count in (2, 4):
+        async with open_ranks(count) as ranks:
+            await calibrate(ranks, path)
+            assert {" together" in c.algorithm_table().splitlines()[-1] for c in ranks.communicators} == {True}
+    lanes = json.loads(path.read_text())["lanes"]
+    assert [name.split()[-1] for name in lanes] == ["inproc*2", "inproc*4"]
+    assert all(entry["together"] > 0.0 for entry in lanes.values())
 
 
 async def test_other_hosts_are_measured(open_ranks: OpenRanks, tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def test_lanes_are_measured_as_ranks_meet_and_kept_for_the_next_job(launcher: La
     path = cache / "asyncpar" / "lanes.json"
     content = json.loads(path.read_text())
     [lane] = content["lanes"].values()
-    lane |= {"latency": 123e-6, "bandwidth": 4.5e9}
+    lane |= {"latency": 123e-6, "bandwidth": 4.5e9, "together": 6e9}
     path.write_text(json.dumps(content))
     [kept] = lanes_of(launcher, "on", cache)
-    assert kept == "4.5 GB/s, 123 us, measured"
+    assert kept == "4.5 GB/s, 123 us, 6 GB/s together, measured"
 
 
 def test_a_rank_alone_has_no_lanes(launcher: Launcher, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The work of an algorithm on its busiest rank: message times, bytes moved in sequence, bytes combined.  Pure."""
+"""The work of an algorithm: of its busiest rank, and the bytes that all ranks send.  Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ PIECE_BYTES = 1 << 20
 
 
 class AlgorithmWork(msgspec.Struct, frozen=True):
-    """What the busiest rank has to do: message times, bytes moved in sequence, bytes combined."""
+    """What the busiest rank has to do: message times, bytes moved in sequence, bytes combined.
+
+    ``total`` is how many bytes all ranks send together, which counts where they share too few cores; 0: not known.
+    """
 
     steps: float
     moved: float
     combined: float = 0.0
+    total: float = 0.0
 
 
 WorkOf = Callable[[int, float], AlgorithmWork]
@@ -24,6 +28,11 @@ WorkOf = Callable[[int, float], AlgorithmWork]
 
 def _share(size: int, payload: float) -> float:
     return payload * (size - 1) / size
+
+
+def _once(size: int, payload: float) -> float:
+    """Return the bytes that all ranks send where each sends its share, or all but one send everything."""
+    return (size - 1) * payload
 
 
 def _log(size: int) -> int:
@@ -36,7 +45,8 @@ def _folded(size: int, work: Callable[[int], AlgorithmWork], payload: float) -> 
     inner = work(power)
     if power == size:
         return inner
-    return AlgorithmWork(inner.steps + 2, inner.moved + 2 * payload, inner.combined + payload)
+    total = inner.total + 2 * (size - power) * payload
+    return AlgorithmWork(inner.steps + 2, inner.moved + 2 * payload, inner.combined + payload, total)
 
 
 # -- all_reduce ------------------------------------------------------------------------------------------------------
@@ -44,93 +54,109 @@ def _folded(size: int, work: Callable[[int], AlgorithmWork], payload: float) -> 
 
 def ring_all_reduce(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return AlgorithmWork(2 * (size - 1), 2 * share, share)
+    return AlgorithmWork(2 * (size - 1), 2 * share, share, 2 * _once(size, payload))
 
 
 def halving_all_reduce(size: int, payload: float) -> AlgorithmWork:
-    return _folded(size, lambda n: AlgorithmWork(2 * _log(n), 2 * _share(n, payload), _share(n, payload)), payload)
+    def of_power(n: int) -> AlgorithmWork:
+        share = _share(n, payload)
+        return AlgorithmWork(2 * _log(n), 2 * share, share, 2 * _once(n, payload))
+
+    return _folded(size, of_power, payload)
 
 
 def doubling_all_reduce(size: int, payload: float) -> AlgorithmWork:
-    return _folded(size, lambda n: AlgorithmWork(_log(n), payload * _log(n), payload * _log(n)), payload)
+    def of_power(n: int) -> AlgorithmWork:
+        moved = payload * _log(n)
+        return AlgorithmWork(_log(n), moved, moved, n * moved)
+
+    return _folded(size, of_power, payload)
 
 
 def tree_all_reduce(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(2 * _log(size), 2 * _log(size) * payload, _log(size) * payload)
+    return AlgorithmWork(2 * _log(size), 2 * _log(size) * payload, _log(size) * payload, 2 * _once(size, payload))
 
 
 # -- a chunk per rank ------------------------------------------------------------------------------------------------
 
 
 def gathering(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(size - 1, _share(size, payload))
+    return AlgorithmWork(size - 1, _share(size, payload), total=_once(size, payload))
 
 
 def bruck_all_gather(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(_log(size), 1.5 * _share(size, payload))  # what wraps is packed and unpacked
+    moved = 1.5 * _share(size, payload)  # what wraps is packed and unpacked
+    return AlgorithmWork(_log(size), moved, total=_once(size, payload))
 
 
 def halving_all_gather(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share), payload)  # packed, too
+    total = _once(size, payload)
+    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, total=total), payload)  # packed, too
 
 
 def ring_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return AlgorithmWork(size - 1, 1.25 * share, share)  # works on a copy of the input
+    return AlgorithmWork(size - 1, 1.25 * share, share, _once(size, payload))  # works on a copy of the input
 
 
 def pairwise_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return AlgorithmWork(size - 1, share, share)
+    return AlgorithmWork(size - 1, share, share, _once(size, payload))
 
 
 def halving_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, share), payload)  # packed, too
+    total = _once(size, payload)
+    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, share, total), payload)  # packed, too
 
 
 # -- a root ----------------------------------------------------------------------------------------------------------
 
 
 def tree_of_chunks(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(_log(size), 2 * _share(size, payload))
+    return AlgorithmWork(_log(size), 2 * _share(size, payload), total=_log(size) * payload / 2)
 
 
 def linear_chunks(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(1 + 0.25 * (size - 2), _share(size, payload))
+    share = _share(size, payload)
+    return AlgorithmWork(1 + 0.25 * (size - 2), share, total=share)
 
 
 def tree_broadcast(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(_log(size), _log(size) * payload)
+    return AlgorithmWork(_log(size), _log(size) * payload, total=_once(size, payload))
 
 
 def chain_broadcast(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(size - 1, payload + min(payload, PIECE_BYTES) * (size - 2))
+    moved = payload + min(payload, PIECE_BYTES) * (size - 2)
+    return AlgorithmWork(size - 1, moved, total=_once(size, payload))
 
 
 def linear_broadcast(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(1 + 0.25 * (size - 2), (size - 1) * payload)
+    moved = _once(size, payload)
+    return AlgorithmWork(1 + 0.25 * (size - 2), moved, total=moved)
 
 
 def tree_reduce(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(_log(size), _log(size) * payload, _log(size) * payload)
+    return AlgorithmWork(_log(size), _log(size) * payload, _log(size) * payload, _once(size, payload))
 
 
 def chain_reduce(size: int, payload: float) -> AlgorithmWork:
     moved = payload + min(payload, PIECE_BYTES) * (size - 2)
-    return AlgorithmWork(size - 1, moved, moved)
+    return AlgorithmWork(size - 1, moved, moved, _once(size, payload))
 
 
 def linear_reduce(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(size - 1, (size - 1) * payload, (size - 1) * payload)
+    moved = _once(size, payload)
+    return AlgorithmWork(size - 1, moved, moved, moved)
 
 
 # -- others ----------------------------------------------------------------------------------------------------------
 
 
 def bruck_all_to_all(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(_log(size), 3 * _log(size) * payload / 2)  # half of the buffer per step, packed and unpacked
+    half = _log(size) * payload / 2  # half of the buffer per step, packed and unpacked
+    return AlgorithmWork(_log(size), 3 * half, total=size * half)
 
 
 def dissemination_barrier(size: int, payload: float) -> AlgorithmWork:  # noqa: ARG001

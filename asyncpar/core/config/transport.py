@@ -25,6 +25,8 @@ def split_lane_reference(text: str) -> tuple[str, str] | None:
 class LaneCosts:
     """Cost of a lane: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
 
+    ``together`` is how many bytes/s all ranks of a host send to one another at the same time; None: not known.  It is
+    less than their number times ``bandwidth`` where they share too few cores.
     ``is_measured`` tells figures of this machine from built-in ones, which were measured on two cores with Python 3.11
     and which ``Communicator.calibrate`` replaces with what is there.
     """
@@ -33,16 +35,18 @@ class LaneCosts:
     bandwidth: float
     reduction: float = 6e9
     is_measured: bool = False
+    together: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("latency", "bandwidth", "reduction"):
+        for name in ("latency", "bandwidth", "reduction", "together"):
             value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
+            if value is not None and not (value > 0 and math.isfinite(value)):
                 raise UsageError(f"{name}: expected a positive number, got {value!r}")
 
     def __str__(self) -> str:
+        together = "" if self.together is None else f", {self.together / 1e9:.3g} GB/s together"
         source = ", measured" if self.is_measured else ""
-        return f"{self.bandwidth / 1e9:.3g} GB/s, {self.latency * 1e6:.3g} us{source}"
+        return f"{self.bandwidth / 1e9:.3g} GB/s, {self.latency * 1e6:.3g} us{together}{source}"
 
 
 INPROC_COSTS = LaneCosts(latency=20e-6, bandwidth=6e9)
