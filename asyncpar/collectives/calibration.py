@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -33,9 +34,13 @@ MOST_HOSTS = 8
 
 _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20
-_SMALL_TRIPS = 30
-_LARGE_TRIPS = 6
-_TOGETHER_TRIPS = 4
+_TRIES = ((1, 2, _SMALL_BYTES), (3, 10, _SMALL_BYTES), (3, 2, _LARGE_BYTES))
+"""How often messages of so many bytes go to and fro so many times, and are timed; the first ones open the lane."""
+
+_TELLING = sum(tries for tries, _, _ in _TRIES)
+"""The phase after those of the tries.  Tags count for each pair of ranks, so all peers have the same phases."""
+
+_TOGETHER_TRIES, _TOGETHER_TRIPS = 3, 2
 _BY_CACHE = describe("calibrate", ("by a cache",), "direct")
 _MOST_LATENCY = 10.0
 """At least a tenth of a large transfer's time is due to its length: the latency was measured at another time."""
@@ -62,11 +67,11 @@ def _measure_lanes(engine: Engine, clock: Callable[[], float]) -> Coroutine[Any,
         figures = np.zeros(2 * len(peers) + 2)
         for index, peer in enumerate(peers):
             if peer is not None and engine.rank in (0, peer):
-                figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
+                figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, clock)
         if peers[0] is not None and engine.rank in engine.hosts[0]:
-            figures[-2] = await _measure_together(engine, operation, 3 * len(peers) + 1, clock)
+            figures[-2] = await _measure_together(engine, operation, clock)
         figures[-1] = _reduction_speed(clock)
-        await _tell(engine, operation, figures, peers)
+        await _tell(engine, operation, figures)
         _adopt(engine, figures, has_near=peers[0] is not None)
         return figures
 
@@ -79,14 +84,12 @@ def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], 
 
     async def body(operation: Operation) -> bool:
         figures = np.full(2 * len(peers) + 2, np.nan)
-        for index, peer in enumerate(peers):
+        for peer in peers:
             if peer is not None and engine.rank in (0, peer):
-                await _exchange(
-                    engine, operation, peer, phase=3 * index, trips=1, length=_SMALL_BYTES
-                )  # opens the lane
+                await _exchange(engine, operation, peer, phase=0, trips=1, length=_SMALL_BYTES)  # opens the lane
         if engine.rank == 0:
             _look_up(engine, cache, peers, figures)
-        await _tell(engine, operation, figures, peers)
+        await _tell(engine, operation, figures)
         if np.isnan(figures).any():
             return False
         _adopt(engine, figures, has_near=peers[0] is not None)
@@ -108,9 +111,9 @@ async def _measured_where_unknown(
             await asyncio.to_thread(cache.put, *_lane_to(engine, peer), _costs_of(figures, index))
 
 
-async def _tell(engine: Engine, operation: Operation, figures: _Figures, peers: _Peers) -> None:
+async def _tell(engine: Engine, operation: Operation, figures: _Figures) -> None:
     """Overwrite ``figures`` with those of rank 0."""
-    plan = prepare_broadcast(engine, figures, 0, "tree", phase=3 * len(peers)).messages
+    plan = prepare_broadcast(engine, figures, 0, "tree", phase=_TELLING).messages
     await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
 
 
@@ -159,31 +162,32 @@ async def _pass(engine: Engine, operation: Operation, rounds: RankSchedule, *, p
     await execute(operation, plan, InPlace(memory))
 
 
-async def _measure(
-    engine: Engine, operation: Operation, peer: int, index: int, clock: Callable[[], float]
-) -> tuple[float, float]:
-    """Return seconds of latency and bytes/s between rank 0 and ``peer``."""
-    times: list[float] = []
-    for phase, (trips, length) in enumerate(
-        ((2, _SMALL_BYTES), (_SMALL_TRIPS, _SMALL_BYTES), (_LARGE_TRIPS, _LARGE_BYTES))
-    ):
-        begun = clock()
-        await _exchange(engine, operation, peer, phase=3 * index + phase, trips=trips, length=length)
-        times.append(max(clock() - begun, 1e-9) / (2 * trips))
-    latency = times[1]
-    return latency, _LARGE_BYTES / max(times[2] - latency, times[2] / _MOST_LATENCY, 1e-9)
+async def _measure(engine: Engine, operation: Operation, peer: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Return seconds of latency and bytes/s between rank 0 and ``peer``: of several tries the quickest counts."""
+    quickest: list[float] = []
+    for kind, (tries, trips, length) in enumerate(_TRIES):
+        seconds = math.inf
+        for attempt in range(tries):
+            begun = clock()
+            phase = sum(tries for tries, _, _ in _TRIES[:kind]) + attempt
+            await _exchange(engine, operation, peer, phase=phase, trips=trips, length=length)
+            seconds = min(seconds, max(clock() - begun, 1e-9) / (2 * trips))
+        quickest.append(seconds)
+    _, latency, large = quickest
+    return latency, _LARGE_BYTES / max(large - latency, large / _MOST_LATENCY, 1e-9)
 
 
-async def _measure_together(engine: Engine, operation: Operation, phase: int, clock: Callable[[], float]) -> float:
+async def _measure_together(engine: Engine, operation: Operation, clock: Callable[[], float]) -> float:
     """Return the bytes/s that all ranks of the host of rank 0 send, each to the next one, at the same time."""
     ranks = engine.hosts[0]
     place = ranks.index(engine.rank)
     onward: Round = (Send(ranks[(place + 1) % len(ranks)], one(0)), Recv(ranks[place - 1], one(1)))
-    seconds = 1e-9
-    for part, trips in enumerate((1, _TOGETHER_TRIPS)):  # the first opens lanes
+    seconds = math.inf
+    for attempt in range(_TOGETHER_TRIES):
         begun = clock()
-        await _pass(engine, operation, schedule(2, [onward] * trips), phase=phase + part, length=_LARGE_BYTES)
-        seconds = max(clock() - begun, 1e-9)
+        phase = _TELLING + 1 + attempt
+        await _pass(engine, operation, schedule(2, [onward] * _TOGETHER_TRIPS), phase=phase, length=_LARGE_BYTES)
+        seconds = min(seconds, max(clock() - begun, 1e-9))
     return len(ranks) * _TOGETHER_TRIPS * _LARGE_BYTES / seconds
 
 

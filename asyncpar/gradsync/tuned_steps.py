@@ -1,8 +1,10 @@
 """Tunes the steps of one synchronizer: makes the tuner, and brings the figures of all ranks to it.
 
-Ranks tell each other what they measured in the collective that ends a step, so nothing more is sent.  Of the waits the
-least counts, that of the rank that came last and waited for nobody; the same of the seconds of whole steps, of
-latencies, and of bandwidths the most.  What changes, changes between two steps, on all ranks alike.
+Ranks tell each other what they measured in the collective that ends a step, so nothing more is sent.  A step is waited
+for from when the last rank of a host has nothing left to do until the last one there has the result, by the clock of
+that host; of hosts the least counts, that of the one that came last and waited for nobody.  Of the seconds of whole
+steps and of latencies the least counts, too, and of bandwidths the most.  What changes, changes between two steps, on
+all ranks alike.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from asyncpar.gradsync.plan import GradientSpec
 from asyncpar.gradsync.tuning import Choice, Tuner, TuningConfig, TuningOutcome
 from asyncpar.gradsync.tuning_space import StepModel, check_pin, make_tuner
 
-FIGURES: Final = 4
-"""Seconds waited for, seconds of the whole step, the negative latency of lanes, and their bandwidth."""
+FIGURES: Final = 5
+"""Seconds waited for, of the whole step, the negative latency of lanes, their bandwidth, and the time at the end."""
 
 BucketBytes = Callable[[Sequence[GradientSpec], float], tuple[int, ...]]
 """Returns the bytes of the buckets of gradients, for a bucket size in MiB."""
@@ -84,7 +86,7 @@ class StepTuning:
         waited = now - self._waits_since
         whole = waited if self._last_end is None else now - self._last_end
         self._last_end = now
-        return np.array([waited, max(whole, waited), *lane_figures_of(self._communicator)])
+        return np.array([waited, max(whole, waited), *lane_figures_of(self._communicator), now])
 
     def observe(self, figures: NDArray[Any], *, steps: int = 1) -> None:
         """Take in the figures of all ranks, in rows, of one of ``steps`` alike that have succeeded."""
@@ -94,7 +96,8 @@ class StepTuning:
         self._model.learn(
             latency=-latency if np.isfinite(latency) else None, bandwidth=bandwidth if np.isfinite(bandwidth) else None
         )
-        self._tuner.observe(float(figures[:, 0].min()), float(figures[:, 1].min()), steps=steps)
+        waited = seconds_waited(figures[:, 0], figures[:, 4], self._communicator.hosts)
+        self._tuner.observe(waited, float(figures[:, 1].min()), steps=steps)
 
     def restart(self) -> None:
         """Forget everything, as ranks may differ."""
@@ -108,3 +111,17 @@ class StepTuning:
     def table(self) -> str:
         """Return what was tried; empty before the first step."""
         return "" if self._tuner is None else self._tuner.table()
+
+
+def seconds_waited(waits: NDArray[Any], ends: NDArray[Any], hosts: Sequence[Sequence[int]]) -> float:
+    """Return how long a step was waited for, from the waits of all ranks in seconds, and the times at their ends.
+
+    The clock is that of the machine, one for all ranks of a host; where some have another one, what comes out is still
+    between the least wait there and the largest.
+    """
+
+    def of_host(ranks: list[int]) -> float:
+        waited, ended = waits[ranks], ends[ranks]
+        return float(np.clip(ended.max() - (ended - waited).max(), waited.min(), waited.max()))
+
+    return min(of_host(list(ranks)) for ranks in hosts)

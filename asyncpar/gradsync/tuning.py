@@ -9,8 +9,9 @@ trials have lost, is within the budget: a part of the time of all steps.  So a c
 and one that turns out so ends trials for a while.  A neighbour that is quicker by more than noise, three times, becomes
 the best; one trial that is not ends it.
 
-A new bucket size makes new buffers, so the first step with it is not counted, but its loss is.  All ranks give the same
-figures to machines in the same state, so that they come to the same choices.
+The first step with a choice makes buffers and plans, and links are opened in it, so it is not counted, but its loss is.
+So a trial takes two steps; algorithms are tried before sizes, as they differ most from what the model says.  All ranks
+give the same figures to machines in the same state, so that they come to the same choices.
 """
 
 from __future__ import annotations
@@ -195,8 +196,8 @@ class Tuner:
         self._records: dict[Choice, _Record] = {}
         self._usual: deque[float] = deque(maxlen=_USUAL_STEPS)
         """Seconds of the latest whole steps with the best choice."""
-        self._is_settling = False
-        """Does the next step have new buffers?"""
+        self._is_settling = self._is_resized = False
+        """Is the next step the first one with its choice?  With other buckets than the last one?"""
         self.best = self.choice = space.first
         self.steps = 0
         self.elapsed = 0.0
@@ -217,7 +218,8 @@ class Tuner:
             excess = max(0.0, whole - median(self._usual)) if self._usual else 0.0
             self.lost += steps * excess
             if self._is_settling:
-                self._switch_seconds, self._is_settling = steps * excess, False
+                self._switch_seconds = steps * excess if self._is_resized else self._switch_seconds
+                self._is_settling = self._is_resized = False
                 return
         else:
             self._usual.append(whole)
@@ -238,7 +240,8 @@ class Tuner:
             self.best = self.choice
 
     def _turn(self, choice: Choice) -> None:
-        self._is_settling |= choice.bucket_size_mb != self.choice.bucket_size_mb
+        self._is_resized |= choice.bucket_size_mb != self.choice.bucket_size_mb
+        self._is_settling |= self._is_resized or choice not in self._records
         self.choice = choice
 
     def _quicker_before(self) -> Choice | None:
@@ -263,13 +266,13 @@ class Tuner:
         if best_seconds < _HIDDEN * median(self._usual) or left < _MARGIN * best_seconds:
             return self.best
         offers = [
-            (loss, expected, choice)
+            (choice.algorithm == self.best.algorithm, loss, expected, choice)
             for choice in self._space.neighbours(self.best)
             if self._may_be_tried(choice)
             and (expected := self._expected(choice, best_seconds)) < _HOPELESS * best_seconds
             and (loss := self._loss(choice, expected, best_seconds)) <= left
         ]
-        return min(offers)[2] if offers else self.best
+        return min(offers)[-1] if offers else self.best
 
     def _may_be_tried(self, choice: Choice) -> bool:
         record = self._records.get(choice)
@@ -283,9 +286,11 @@ class Tuner:
 
     def _loss(self, choice: Choice, expected: float, best_seconds: float) -> float:
         loss = max(0.0, expected - best_seconds) + _MARGIN * best_seconds
-        if choice.bucket_size_mb == self.best.bucket_size_mb:
+        if choice.bucket_size_mb != self.best.bucket_size_mb:
+            return 2 * (loss + self._switch_seconds)  # a step that does not count, one that does, and the way back
+        if choice in self._records:
             return loss
-        return 2 * (loss + self._switch_seconds)  # a step that does not count, one that does, and the way back
+        return 2 * loss + (self._switch_seconds / 2 if choice.segment != self.best.segment else 0.0)
 
     @property
     def outcome(self) -> TuningOutcome:

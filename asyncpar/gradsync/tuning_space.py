@@ -88,6 +88,7 @@ def make_tuner(
 ) -> tuple[Tuner, StepModel]:
     """Return the tuner of the steps of ``communicator``, whose buckets are ``sizes`` long, and what predicts for it.
 
+    It begins with the algorithm of the ``strategy``; where lanes were measured, with the one that they make cheapest.
     Raises ``UsageError`` where the pinned algorithm cannot run.
     """
     check_pin(tuning, communicator)
@@ -100,13 +101,16 @@ def make_tuner(
     has_arena = ARENA in communicator.algorithms("all_reduce")
     pinned_size = tuning.pinned_size
     first = bucket_size_mb if pinned_size is None else pinned_size
+    predicted = StepModel(model, sizes, has_arena=has_arena)
+    algorithms = _algorithms(tuning, communicator, strategy, codec)
+    if model.lane.is_measured and algorithms[0] != ARENA:  # whose cost is built in
+        algorithms = tuple(sorted(algorithms, key=lambda name: predicted.predict(Choice(first, name))))
     space = Space(
         bucket_sizes_mb=tuned_sizes(first, tuning.bucket_sizes_mb if pinned_size is None else (), sizes),
-        algorithms=_algorithms(tuning, communicator, strategy, codec),
+        algorithms=algorithms,
         segments=_segments(tuning, codec),
         with_messages=frozenset(name for name in model.candidates("all_reduce") if name != ARENA),
     )
-    predicted = StepModel(model, sizes, has_arena=has_arena)
     new_buffers = 2 * sum(sizes(first)) / _WORK_BANDWIDTH
     return Tuner(space, predicted.predict, budget=tuning.budget, switch_seconds=new_buffers), predicted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -190,3 +191,14 @@ async def test_one_rank_alone_has_nothing_to_tune() -> None:
         assert synchronizer.tuning_table() == ""
         await synchronizer.synchronize_gradients({"w": np.ones(3, np.float32)})
         assert "0 steps" in synchronizer.tuning_table()
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+async def test_where_lanes_were_measured_steps_begin_with_what_is_cheapest(is_measured: bool) -> None:
+    async with parallel_world(2, hosts=["a", "b"], tuning=TuningConfig()) as ranks:
+        if is_measured:
+            await asyncio.gather(*(rank.node.world.calibrate() for rank in ranks))
+        await draw_and_synchronize(ranks, 0)
+        outcome = ranks[0].synchronizer.tuning_outcome()
+        assert outcome is not None
+        assert outcome.best.endswith(f"@{'doubling' if is_measured else 'halving'}", "gradients are small")

@@ -7,6 +7,7 @@ from itertools import product
 from random import Random
 from statistics import median
 
+import numpy as np
 import pytest
 
 from asyncpar.collectives.algorithms.catalog import ARENA
@@ -14,6 +15,7 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.cost import CostModel
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.tuned_steps import seconds_waited
 from asyncpar.gradsync.tuning import Choice, Space, Tuner, TuningConfig, tuned_sizes
 from asyncpar.gradsync.tuning_space import StepModel
 from asyncpar.net.transport.lane_kinds import SHM, TCP
@@ -111,6 +113,20 @@ def test_trials_cost_no_more_than_the_budget(kind: str) -> None:
         tuner = run(link, steps=1000)
         dearest = max(map(link.seconds, tuner._records)) - link.quickest  # noqa: SLF001  # what the table has rounded
         assert tuner.lost <= 0.01 * tuner.elapsed + 2 * dearest, tuner.table()
+
+
+def test_links_that_are_opened_in_a_trial_do_not_end_it() -> None:
+    tuner = Tuner(SPACE, lambda choice: 0.9 if choice.algorithm == "ring" else 1.0, budget=0.05)
+    taken: list[Choice] = []
+    for _ in range(200):
+        seconds = 0.8 if tuner.choice.algorithm == "tree" else 1.0
+        seconds *= 1.0 if tuner.choice in (SPACE.first, *taken) else 2.0
+        taken.append(tuner.choice)
+        tuner.observe(seconds, seconds)
+    assert tuner.best.algorithm == "tree"
+    assert tuner.lost > 0.5, "what is new was paid for"
+    others = [choice for choice in taken if choice != SPACE.first]
+    assert others[0] in (Choice(25.0, "halving"), Choice(25.0, "tree")), "algorithms come first"
 
 
 def test_ranks_that_hear_the_same_choose_the_same() -> None:
@@ -246,3 +262,26 @@ def test_wrong_settings_are_named(settings: dict[str, object], text: str) -> Non
 def test_a_pin_says_one_of_both_or_both(pin: str, size: float | None, algorithm: str | None) -> None:
     config = TuningConfig(pin=pin)
     assert (config.pinned_size, config.pinned_algorithm) == (size, algorithm)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "offset", "expected"),
+    [
+        (((0, 1, 2, 3),), 0.0, 11.2 - 10.6),
+        (((0, 1), (2, 3)), 4000.0, 10.5 - 10.1),
+        (((0,), (1,), (2,), (3,)), 4000.0, 10.8 - 10.6),
+    ],
+)
+def test_a_step_is_waited_for_until_the_last_rank_of_a_host_has_it(
+    hosts: Hosts, offset: float, expected: float
+) -> None:
+    clocks = np.array([0.0, 0.0, offset, offset])
+    since = clocks + np.array([10.0, 10.1, 10.6, 10.3])
+    ends = clocks + np.array([10.5, 10.4, 10.8, 11.2])
+    assert seconds_waited(ends - since, ends, hosts) == pytest.approx(expected)
+
+
+def test_clocks_that_differ_make_no_absurd_wait() -> None:
+    waits, ends = np.array([0.5, 0.2]), np.array([7e6, 3.0])
+    assert 0.2 <= seconds_waited(waits, ends, ((0, 1),)) <= 0.5
+    assert 0.2 <= seconds_waited(waits, ends[::-1], ((0, 1),)) <= 0.5

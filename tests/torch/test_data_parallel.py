@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 from torch.utils.checkpoint import checkpoint
 
+from asyncpar.gradsync import TuningConfig
 from asyncpar.torch import DistributedDataParallel
 from tests.torch.models import WIDTH, Block, assert_same_everywhere
 from tests.torch.worlds import on_ranks
@@ -238,6 +240,27 @@ def test_four_ranks_and_a_part_of_them_agree() -> None:
         theirs = TorchReplicas(make("plain"), process_group=each)
         for one, other in zip(train(ours), train(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("cores", "bucket_mb", "is_tuned", "buckets"),
+    [
+        (2, None, False, [1, 5]),
+        (4, None, False, [1, 2, 2, 1]),
+        (2, 25, False, [1, 2, 2, 1]),
+        (2, None, True, [1, 2, 2, 1]),
+    ],
+)
+def test_ranks_that_leave_no_core_idle_reduce_in_large_buckets(
+    cores: int, bucket_mb: int | None, is_tuned: bool, buckets: list[int]
+) -> None:
+    large = 10 << 18
+    module = nn.ParameterList(nn.Parameter(torch.zeros(large)) for _ in range(6))
+    with mock.patch("os.cpu_count", return_value=cores):
+        tuning = TuningConfig() if is_tuned else None
+        model = DistributedDataParallel(module, bucket_cap_mb=bucket_mb, tuning=tuning)
+    assert model.bucket_sizes == [count * large * 4 for count in buckets]
 
 
 @on_ranks(2)

@@ -5,6 +5,7 @@ model = asyncpar.torch.DistributedDataParallel(module)      # in place of torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import ALL, find_difference
 from asyncpar.codecs import AnyCodec
+from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
 from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 from asyncpar.torch.errors import as_torch
@@ -34,6 +36,8 @@ _NAME = "DistributedDataParallel"
 _ERROR = "error"
 _MIB = 1 << 20
 _BUCKET_MIB = 25
+_CROWDED_BUCKET_MIB = 256
+"""Of ranks that share memory and leave no core idle: what is reduced during backward takes the core from it."""
 
 
 class DistributedDataParallel(torch.nn.Module, Joinable):
@@ -43,13 +47,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     name.  Gradients are views of buckets in memory that the ranks of a host share: they are reduced in place, and the
     optimizer reads them there.  After ``zero_grad(set_to_none=True)`` the next backward restores the views.
 
-    Parameters and buffers are compared over ranks and then copied from rank 0.  ``bucket_cap_mb`` (MiB, 25 if it is
-    None) bounds a bucket; the first holds 1 MiB, and after the first step buckets follow the order in which gradients
-    became final in it on rank 0.  With ``find_unused_parameters`` each backward may leave parameters out, which then
-    count as zero on this rank; those that no rank has used keep the gradient that they have.  ``static_graph`` says
-    that all backward passes are alike: parameters that the first one leaves out are never waited for, and checkpointing
-    may accumulate gradients several times.  ``broadcast_buffers`` copies buffers from rank 0 before each forward that
-    follows one with reduction.
+    Parameters and buffers are compared over ranks and then copied from rank 0.  ``bucket_cap_mb`` (MiB) bounds a
+    bucket.  If it is None, that is 256 where all ranks share memory and have less than two cores each, as nothing can
+    be reduced beside backward there, and 25 elsewhere and with ``tuning``.  The first bucket holds 1 MiB, and after the
+    first step buckets follow the order in which gradients became final in it on rank 0.  With
+    ``find_unused_parameters`` each backward may leave parameters out, which then count as zero on this rank; those that
+    no rank has used keep the gradient that they have.  ``static_graph`` says that all backward passes are alike:
+    parameters that the first one leaves out are never waited for, and checkpointing may accumulate gradients several
+    times.  ``broadcast_buffers`` copies buffers from rank 0 before each forward that follows one with reduction.
 
     Whether a backward reduces is decided by the last forward before it: inside ``no_sync()`` it does not.  What goes
     wrong on one rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others;
@@ -116,7 +121,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         def settings() -> ReducerSettings:
             check_only_values(given)
             return ReducerSettings(
-                bucket_bytes=_bucket_bytes(bucket_cap_mb),
+                bucket_bytes=_bucket_bytes(bucket_cap_mb, group, tuning),
                 finds_unused=find_unused_parameters,
                 is_static=static_graph,
                 tuning=_checked_tuning(tuning),
@@ -319,11 +324,21 @@ def _agreed_reducer(
     return reducer
 
 
-def _bucket_bytes(bucket_cap_mb: float | None) -> int:
-    size = _BUCKET_MIB if bucket_cap_mb is None else bucket_cap_mb
+def _bucket_bytes(bucket_cap_mb: float | None, group: ProcessGroup, tuning: TuningConfig | None) -> int:
+    size = bucket_cap_mb
+    if size is None:
+        is_crowded = tuning is None and _are_crowded(group)
+        size = _CROWDED_BUCKET_MIB if is_crowded else _BUCKET_MIB
     if not size * _MIB >= 1:
         raise UsageError(f"bucket_cap_mb: expected a positive number of MiB, got {bucket_cap_mb}")
     return int(size * _MIB)
+
+
+def _are_crowded(group: ProcessGroup) -> bool:
+    """Do the ranks share memory, with less than two cores for each?  Ranks of one host find the same."""
+    communicator = group.communicator
+    shares_memory = len(communicator.hosts) == 1 < communicator.size and ARENA in communicator.algorithms("all_reduce")
+    return shares_memory and (os.cpu_count() or 1) < 2 * communicator.size
 
 
 def _checked_tuning(tuning: object) -> TuningConfig | None:
