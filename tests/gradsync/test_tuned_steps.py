@@ -201,4 +201,4 @@ async def test_where_lanes_were_measured_steps_begin_with_what_is_cheapest(is_me
         await draw_and_synchronize(ranks, 0)
         outcome = ranks[0].synchronizer.tuning_outcome()
         assert outcome is not None
-        assert outcome.best.endswith(f"@{'doubling' if is_measured else 'halving'}", "gradients are small")
+        assert outcome.best.endswith("@doubling" if is_measured else "@halving"), "gradients are small"
