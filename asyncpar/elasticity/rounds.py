@@ -107,8 +107,6 @@ class ElasticRound:
         self.contributed = 0
         self.loss = 0.0
         """The sum of the losses of the portions that contributed."""
-        self.added = range(0)
-        """The portions that this rank has added up, of all ranks that have trained some."""
         self.change: WorldChange | None = None
         """The last change of the world in this round; None if there was none."""
         self._job = job
@@ -275,7 +273,6 @@ class ElasticRound:
         assert state.sharded is not None
         if not step.is_replay:
             await self._bring_home(step)
-            self.added = step.portions
             nothing = [np.zeros(workers.size, workers.dtype), np.zeros(1, workers.dtype)]
             one = np.ones(1, workers.dtype)
             for portion in step.portions:

@@ -335,15 +335,11 @@ def judge(
     committed: dict[int, set[int]] = {}
     for line in logs.commits:
         committed.setdefault(line["step"], set()).add(line["generation"])
-    summed: dict[tuple[int, int], list[int]] = {}
-    for _, line in logs.of("summed"):
-        summed.setdefault((line["step"], line["generation"]), []).extend(range(*line["portions"]))
     for step in range(steps):
         generations = sorted(committed.get(step, ()))
         if len(generations) != 1:
             verdict.repeated.append(f"step {step}: committed in the generations {generations}")
-        elif sorted(summed.get((step, generations[0]), [])) != list(range(portions)):
-            verdict.samples.append(f"step {step}: {sorted(summed.get((step, generations[0]), []))}")
+    _judge_samples(logs, verdict, {step: committed[step] for step in range(steps) if step in committed}, portions)
     for name, code in exits.items():
         if code != 0:
             verdict.failed.append(f"{name}: exited with code {code}, and nobody had touched it")
@@ -353,6 +349,25 @@ def judge(
             verdict.repeated.append(f"{name}: committed {own}")
     _judge_drains(logs, verdict, committed, drained)
     return verdict
+
+
+def _judge_samples(logs: Logs, verdict: Verdict, committed: dict[int, set[int]], portions: int) -> None:
+    """Note steps in which not every portion was once."""
+    contributed: dict[int, set[int]] = {}
+    """Of rounds, which tell how many portions were in them, and not which: their lineages are compared."""
+    for line in logs.commits:
+        if "contributed" in line:
+            contributed.setdefault(line["step"], set()).add(line["contributed"])
+    summed: dict[tuple[int, int], list[int]] = {}
+    for _, line in logs.of("summed"):
+        summed.setdefault((line["step"], line["generation"]), []).extend(range(*line["portions"]))
+    for step, generations in committed.items():
+        found = sorted(summed.get((step, min(generations)), []))
+        if step in contributed:
+            if contributed[step] != {portions}:
+                verdict.samples.append(f"round {step}: {sorted(contributed[step])} of {portions} portions")
+        elif len(generations) == 1 and found != list(range(portions)):
+            verdict.samples.append(f"step {step}: {found}")
 
 
 def _judge_drains(logs: Logs, verdict: Verdict, committed: dict[int, set[int]], drained: Collection[int]) -> None:

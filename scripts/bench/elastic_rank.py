@@ -195,12 +195,10 @@ async def begun(number: int, generation: int, is_replay: bool, log: Log) -> Asyn
 
 
 def log_round(log: Log, current: ElasticRound, lineage: dict[str, str]) -> None:
-    """Note a round that is committed, and which portions this rank has added up."""
+    """Note a round that is committed, and how many portions were in it: which, a rank may not live to tell."""
     number, generation, is_replay = current.number, current.generation, current.is_replay
-    if not is_replay:
-        added = [current.added.start, current.added.stop]
-        log.write("summed", step=number, generation=generation, portions=added)
-    log.write("committed", step=number, generation=generation, replay=is_replay, **lineage)
+    contributed = current.contributed
+    log.write("committed", step=number, generation=generation, replay=is_replay, contributed=contributed, **lineage)
 
 
 def log_commit(log: Log, step: ElasticStep, lineage: dict[str, str]) -> None:

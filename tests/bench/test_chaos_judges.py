@@ -95,6 +95,29 @@ def test_a_portion_that_is_missing_or_used_twice_is_found(portions: list[int], f
     assert not verdict.is_equal
 
 
+def rounds(lines: Lines) -> None:
+    """Let the steps be rounds of workers, of which one rank dies as soon as it has committed the last one."""
+    for name in NAMES:
+        lines[name] = [one for one in lines[name] if one["kind"] != "summed"]
+        for line in lines[name]:
+            if line["kind"] == "committed":
+                line["contributed"] = PORTIONS
+    lines["m001"] = [one for one in lines["m001"] if one.get("step") != STEPS - 1 and one["kind"] != "result"]
+
+
+def test_a_rank_that_dies_as_it_has_committed_a_round_leaves_nothing_out() -> None:
+    assert judged(rounds) == Verdict()
+
+
+@pytest.mark.parametrize("contributed", [PORTIONS - 1, PORTIONS + 1, 0])
+def test_a_round_without_some_portions_is_found(contributed: int) -> None:
+    def change(lines: Lines) -> None:
+        rounds(lines)
+        of(lines, "committed", 1).update(contributed=contributed)
+
+    assert judged(change).samples == [f"round 1: {sorted((contributed, PORTIONS))} of {PORTIONS} portions"]
+
+
 def test_what_an_aborted_world_has_summed_does_not_count() -> None:
     aborted = {"kind": "summed", "step": 2, "generation": 0, "time": 1.5, "portions": [0, 4]}
     assert judged(lambda lines: lines["m000"].append(aborted)) == Verdict()
