@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 PIECE_BYTES = 1 << 20
 """Chains work on pieces of this size."""
@@ -33,6 +34,11 @@ def _share(size: int, payload: float) -> float:
 def _once(size: int, payload: float) -> float:
     """Return the bytes that all ranks send where each sends its share, or all but one send everything."""
     return (size - 1) * payload
+
+
+def _hops(size: int) -> int:
+    """Return how often chunks are sent on their way to all distances below ``size``, by powers of two."""
+    return sum(distance.bit_count() for distance in range(size))
 
 
 def _log(size: int) -> int:
@@ -91,8 +97,8 @@ def bruck_all_gather(size: int, payload: float) -> AlgorithmWork:
 
 def halving_all_gather(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    total = _once(size, payload)
-    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, total=total), payload)  # packed, too
+    work = _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share), payload)  # packed, too
+    return replace(work, total=_once(size, payload))
 
 
 def ring_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
@@ -107,15 +113,16 @@ def pairwise_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
 
 def halving_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    total = _once(size, payload)
-    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, share, total), payload)  # packed, too
+    work = _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, share), payload)  # packed, too
+    folded = size - (1 << (size.bit_length() - 1))  # ranks whose chunk comes back to them
+    return replace(work, total=_once(size, payload) + folded * payload / size)
 
 
 # -- a root ----------------------------------------------------------------------------------------------------------
 
 
 def tree_of_chunks(size: int, payload: float) -> AlgorithmWork:
-    return AlgorithmWork(_log(size), 2 * _share(size, payload), total=_log(size) * payload / 2)
+    return AlgorithmWork(_log(size), 2 * _share(size, payload), total=_hops(size) * payload / size)
 
 
 def linear_chunks(size: int, payload: float) -> AlgorithmWork:
@@ -156,7 +163,7 @@ def linear_reduce(size: int, payload: float) -> AlgorithmWork:
 
 def bruck_all_to_all(size: int, payload: float) -> AlgorithmWork:
     half = _log(size) * payload / 2  # half of the buffer per step, packed and unpacked
-    return AlgorithmWork(_log(size), 3 * half, total=size * half)
+    return AlgorithmWork(_log(size), 3 * half, total=_hops(size) * payload)
 
 
 def dissemination_barrier(size: int, payload: float) -> AlgorithmWork:  # noqa: ARG001
