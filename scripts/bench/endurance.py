@@ -32,7 +32,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from asyncpar.testing.elastic_processes import ProcessWorlds
-from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, Logs, Verdict, drain_rows, ended_by_drains, judge, show
+from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, drain_rows, ended_by_drains, show
+from scripts.bench.chaos_judge import Logs, Verdict, judge
 from scripts.bench.elastic_rank import HOLD_SECONDS, MODES
 
 KINDS = ("kill", "stop", "drain", "hold", "hog")

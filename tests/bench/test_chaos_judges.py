@@ -13,8 +13,9 @@ import pytest
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.world_director import FormWorld
 from asyncpar.net.membership.world_messages import WorldChange
-from scripts.bench.chaos import Fault, Logs, Verdict, drain_rows, ended_by_drains, join_rows, judge, victim_rows
+from scripts.bench.chaos import Fault, drain_rows, ended_by_drains, join_rows, victim_rows
 from scripts.bench.chaos_agents import joins
+from scripts.bench.chaos_judge import Logs, Verdict, judge
 from scripts.bench.chaos_wire import line_share, received_bytes
 from scripts.bench.endurance import other_lineages
 
