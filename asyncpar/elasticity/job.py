@@ -190,10 +190,11 @@ class ElasticJob:
         workers = None if state.sharded is None else state.sharded.workers
         if workers is None:
             raise UsageError("rounds: expected a state with workers: job.state(..., outer=OuterConfig())")
-        contents = RoundContents(-1)
+        contents, is_known = RoundContents(-1), False
         async for step in self._all_steps(state, until):
             if contents.number != step.number:
-                contents = RoundContents(step.number)
+                contents = RoundContents(step.number, is_known=is_known)
+            is_known |= not step.is_replay
             yield ElasticRound(self, workers, plan, contents, step)
 
     async def _all_steps(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
@@ -547,6 +548,8 @@ class ElasticJob:
                 await self._actors.leave_world(is_planned=is_planned, is_last=is_last)
             if self._state is not None and self._state.sharded is not None:
                 await self._state.sharded.leave_world()
+            if self.is_revoked and not is_last:
+                node.links.is_revoked = True  # all were told so: nobody waits for one that is stopped or cut off
             await node.stop()
             why = self._why if self.is_revoked else None
             node.world.revoke(why or "this rank went on to another world")  # kept, it raises StaleGeneration

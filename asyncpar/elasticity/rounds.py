@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class RoundContents:
     losses: dict[int, float] = field(default_factory=dict)
     done: frozenset[int] = frozenset()
     """The portions that somebody has."""
+    is_known: bool = True
+    """False for a newcomer, who does not know what the others have done, or are about to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,8 @@ class ElasticRound:
         self._interruption = Interruption()
         self._meeting: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self._taken: asyncio.Future[frozenset[int]] = asyncio.get_running_loop().create_future()
+        """The portions that somebody has, or trains, as the ranks show each other first."""
         self._mine: tuple[int, ...] = ()
 
     # -- what a program asks -------------------------------------------------------------------------------------------
@@ -183,13 +187,26 @@ class ElasticRound:
     # -- the block -----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if not self.is_replay:
-            mine = Portions(self._job.portions, self._job.size).of(self._job.rank)
-            self._mine = tuple(portion for portion in mine if portion not in self._contents.done)
-        self._interruption.begin()
         self._meeting = asyncio.create_task(self._meet(), name=f"asyncpar round {self.number}")
+        if not self.is_replay:
+            taken = self._contents.done if self._contents.is_known else await self._hear_taken(self._meeting)
+            mine = Portions(self._job.portions, self._job.size).of(self._job.rank)
+            self._mine = tuple(portion for portion in mine if portion not in taken)
+        self._interruption.begin()
         self._meeting.add_done_callback(self._end_block)
         return self
+
+    async def _hear_taken(self, meeting: asyncio.Task[None]) -> frozenset[int]:
+        """Return what the others have, or train; nothing if the round is over before they show it."""
+        self._contents.is_known = True
+        try:
+            waited: set[asyncio.Future[Any]] = {meeting, self._taken}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            meeting.cancel()
+            await asyncio.wait({meeting})
+            raise
+        return self._taken.result() if self._taken.done() else frozenset()
 
     def _end_block(self, meeting: asyncio.Task[None]) -> None:
         """End the block: there was an outer step, or there can be none, and what is computed now is of no use."""
@@ -248,17 +265,19 @@ class ElasticRound:
         count, loop = self._job.portions, asyncio.get_running_loop()
         while True:
             is_over = self._quorum_at is not None and loop.time() - self._quorum_at >= self._plan.grace
-            word = np.zeros(count + 2, np.uint8)
-            word[list(self._contents.held)] = 1
-            word[count], word[count + 1] = self._is_computing, is_over
+            word = np.zeros((count + 1, 2), np.uint8)  # of each portion: is it done, is it trained
+            word[list(self._contents.held), 0] = word[list(self._mine), 1] = 1
+            word[count] = self._is_computing, is_over
             if step.world.size > 1:
                 await step.world.all_reduce(word, "bor")
-            done = np.flatnonzero(word[:count])
+            done, (is_computing, is_over) = np.flatnonzero(word[:count, 0]), word[count].tolist()
             self._contents.done = frozenset(done.tolist())
+            if not self._taken.done():
+                self._taken.set_result(frozenset(np.flatnonzero(word[:count].any(axis=1)).tolist()))
             is_enough = self._plan.is_enough(done.size, count)
-            if done.size == count or (is_enough and (word[count + 1] or not word[count])):
+            if done.size == count or (is_enough and (is_over or not is_computing)):
                 return
-            if not word[count]:
+            if not is_computing:
                 raise _NoQuorumError
             if is_enough and self._quorum_at is None:
                 self._quorum_at = loop.time()

@@ -7,7 +7,9 @@ three: a *trial*.  The cost model, with the lanes as they are measured now, says
 ratio to the best choice, whose time is known.  A trial is held only if what it is expected to lose, with what earlier
 trials have lost, is within the budget: a part of the time of all steps.  So a choice that is far slower is not tried,
 and one that turns out so ends trials for a while.  A neighbour that is quicker by more than noise, three times, becomes
-the best; one trial that is not ends it.
+the best; one trial that is not ends it, and the choice is tried again a few steps later, up to three times in all: it
+may have been unlucky.  What disturbs only ever delays, so of the times with a choice the last of the quickest quarter
+counts.
 
 The first step with a choice makes buffers and plans, and links are opened in it, so it is not counted, but its loss is.
 So a trial takes two steps; algorithms are tried before sizes, as they differ most from what the model says.  All ranks
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
+from asyncpar.collectives.lane_estimate import lower_quartile
 from asyncpar.collectives.plan import parse_segment, split_segment
 from asyncpar.core.tables import text_table
 from asyncpar.errors import UsageError
@@ -44,8 +47,11 @@ _HOPELESS: Final = 3.0
 _HIDDEN: Final = 0.01
 """Where less than this part of a step is waited for, nothing is to be gained."""
 
+_SOON: Final = 4
+"""Steps after which a choice of fewer than ``_ENOUGH`` steps may be tried again: it may have been unlucky."""
+
 _AGAIN: Final = 200
-"""Steps after which a choice that was tried may be tried again: links change."""
+"""Steps after which any choice that was tried may be tried again: links change."""
 
 _USUAL_STEPS: Final = 9
 _PIN: Final = re.compile(r"(?:(\d+(?:\.\d+)?)m)?(?:@([a-z][a-z0-9-]*(?:/\S+)?))?", re.ASCII)
@@ -175,7 +181,8 @@ class _Record:
 
     @property
     def seconds(self) -> float:
-        return median(self.times)
+        """The last of the quickest quarter: what disturbs only ever delays."""
+        return lower_quartile(sorted(self.times)) or 0.0
 
 
 Predict = Callable[[Choice], float]
@@ -276,7 +283,9 @@ class Tuner:
 
     def _may_be_tried(self, choice: Choice) -> bool:
         record = self._records.get(choice)
-        return record is None or self.steps - record.last >= _AGAIN
+        if record is None:
+            return True
+        return self.steps - record.last >= (_SOON if len(record.times) < _ENOUGH else _AGAIN)
 
     def _expected(self, choice: Choice, best_seconds: float) -> float:
         record = self._records.get(choice)

@@ -36,7 +36,7 @@ from asyncpar.net.membership.world_director import (
     rotated,
 )
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.1
 _LEASE_SECONDS = 2.0
 """For how long after a question a member may commit: longer than an answer takes on a busy machine.  A member that is
 stopped for less than that is held for lost, too; only one that is alone in its world could commit a step then."""

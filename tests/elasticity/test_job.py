@@ -86,6 +86,35 @@ def test_a_rank_that_is_killed_anywhere_in_a_step_changes_no_bit(place: str, vic
     run_virtual(main())
 
 
+def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over(
+    alone: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, found = ap.Node.stop, list[tuple[int, int, bool]]()
+
+    async def noted_stop(node: ap.Node) -> None:
+        found.append((node.membership.generation, node.rank, node.links.is_revoked))
+        await stop(node)
+
+    monkeypatch.setattr(ap.Node, "stop", noted_stop)
+
+    async def main() -> None:
+        trace = Trace()
+        async with ElasticWorlds(4) as worlds:
+
+            def kill(where: str, step: ElasticStep) -> None:
+                if (where, step.number) == ("computed", 5) and worlds.is_running("m2"):
+                    asyncio.get_running_loop().call_soon(worlds.kill, "m2")
+
+            tasks = [worlds.start(f"m{n}", member(f"m{n}", trace, kill if n == 2 else None)) for n in range(4)]
+            check_run(trace, await asyncio.gather(*(task for n, task in enumerate(tasks) if n != 2)), alone)
+
+    run_virtual(main())
+    assert sorted(one for one in found if one[:2] != (0, 2)) == [
+        *((0, rank, True) for rank in (0, 1, 3)),
+        *((1, rank, False) for rank in (0, 1, 2)),
+    ]
+
+
 def test_ranks_go_one_after_another_until_one_is_left(alone: Result) -> None:
     async def main() -> None:
         trace = Trace()

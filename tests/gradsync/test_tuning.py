@@ -182,6 +182,26 @@ def test_one_lucky_step_does_not_make_a_choice_the_best_one_for_long() -> None:
     assert tuner.best == SPACE.first
 
 
+@pytest.mark.parametrize("unlucky", [1, 2])
+def test_unlucky_steps_do_not_end_the_trial_of_a_better_choice(unlucky: int) -> None:
+    tuner = Tuner(SPACE, lambda choice: 0.9 if choice.algorithm == "tree" else 1.0, budget=0.1)
+    trials = 0
+    for _ in range(60):
+        is_better, is_new = tuner.choice == Choice(25.0, "tree"), trials == 0
+        trials += is_better
+        delayed = is_better and (is_new or trials <= 1 + unlucky)
+        tuner.observe(*[(0.8 if is_better else 1.0) * (1.5 if delayed else 1.0)] * 2)
+    assert tuner.best == Choice(25.0, "tree"), tuner.table()
+
+
+def test_a_slower_choice_is_tried_three_times_at_most() -> None:
+    tuner = Tuner(SPACE, lambda _: 1.0, budget=0.5)
+    taken = feed(tuner, lambda choice: 1.0 if choice == SPACE.first else 1.05, steps=190)
+    counts = {choice: taken.count(choice) for choice in set(taken) - {SPACE.first}}
+    assert counts.pop(Choice(4.0, "ring")) == 6, "one that does not count before each"
+    assert set(counts.values()) == {4}, "one that does not count, and three that do"
+
+
 def test_nothing_is_tried_where_communication_is_hidden() -> None:
     tuner = Tuner(SPACE, lambda _: 1.0, budget=0.5)
     assert set(feed(tuner, lambda _: 0.001, steps=100, whole=1.0)) == {SPACE.first}
