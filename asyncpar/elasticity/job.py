@@ -548,7 +548,7 @@ class ElasticJob:
                 await self._actors.leave_world(is_planned=is_planned, is_last=is_last)
             if self._state is not None and self._state.sharded is not None:
                 await self._state.sharded.leave_world()
-            if self.is_revoked and not is_last:
+            if self.is_revoked and self._why is not None and not is_last:
                 node.links.is_revoked = True  # all were told so: nobody waits for one that is stopped or cut off
             await node.stop()
             why = self._why if self.is_revoked else None

@@ -198,7 +198,7 @@ class PipeWorlds:
             case "members":
                 self._take_members(message["generation"], message["members"])
             case "revoked":
-                why = PeerLost(message["why"], cause=message["why"])
+                why = None if message["planned"] else PeerLost(message["why"], cause=message["why"])
                 for callback in self._callbacks:
                     callback(message["generation"], why)
             case "pending":

@@ -33,7 +33,7 @@ class Membership:
 
 
 OnRevoked: TypeAlias = Callable[[int, BaseException | None], None]
-"""Called with the generation that is over, and why; on the event loop."""
+"""Called with the generation that is over, and why, None for a planned change; on the event loop."""
 
 
 class WorldSource(Protocol):

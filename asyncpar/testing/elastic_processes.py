@@ -299,8 +299,9 @@ class ProcessWorlds:
     def _obey(self, commands: Iterable[DirectorCommand]) -> None:
         for command in commands:
             match command:
-                case RevokeWorld(generation, members, why):
-                    self._write(members, {"kind": "revoked", "generation": generation, "why": why})
+                case RevokeWorld(generation, members, why, is_planned):
+                    revoked = {"kind": "revoked", "generation": generation, "why": why, "planned": is_planned}
+                    self._write(members, revoked)
                 case AnnouncePending(generation, members):
                     self._write(members, {"kind": "pending", "generation": generation})
                 case Evict(member, "drained"):

@@ -129,9 +129,9 @@ class ElasticWorlds:
         """Do what the director says."""
         for command in commands:
             match command:
-                case RevokeWorld(generation, members, why):
+                case RevokeWorld(generation, members, why, is_planned):
                     for source in self._of(members):
-                        source.hear_revoked(generation, PeerLost(why, cause=why))
+                        source.hear_revoked(generation, None if is_planned else PeerLost(why, cause=why))
                 case AnnouncePending(generation, members):
                     for source in self._of(members):
                         source.pending = generation
@@ -212,7 +212,7 @@ class LocalWorldSource:
 
     # -- what happens to it --------------------------------------------------------------------------------------------
 
-    def hear_revoked(self, generation: int, why: BaseException) -> None:
+    def hear_revoked(self, generation: int, why: BaseException | None) -> None:
         """Handle the end of a world."""
         for callback in self._callbacks:
             callback(generation, why)

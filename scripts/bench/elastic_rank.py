@@ -26,6 +26,8 @@ from asyncpar.nn.stage import Stage
 from asyncpar.parallel.local.outer import OuterConfig
 
 HOLD_SECONDS = 4.0
+_DRAWN = 1 << 16
+"""Values of the gradient's pattern that are drawn; then it comes again."""
 
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -60,7 +62,7 @@ class Model:
         count = int(options.megabytes * (1 << 20) / 4)
         rng = np.random.default_rng(1)
         self.weight = Parameter("weight", rng.standard_normal(count, dtype=np.float32))
-        self.pattern = rng.standard_normal(count, dtype=np.float32)
+        self.pattern = np.resize(rng.standard_normal(min(count, _DRAWN), dtype=np.float32), count)
         self.gradient = np.empty_like(self.pattern)
         rule = Adam() if options.adam else SGD(momentum=0.9)
         self.optimizer = Optimizer([self.weight], rule)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
 from asyncpar.net.membership.world_director import (
     JOIN_PATIENCE,
@@ -126,6 +128,35 @@ def test_a_newcomer_that_begins_anew_is_in_no_world_until_it_arrives_again() -> 
     world = formed(report_all(director, {}))
     assert world is not None
     assert world.members == ("m0", "new")
+
+
+@pytest.mark.parametrize(
+    ("lost", "newcomers", "members"),
+    [
+        (["m1"], ["x"], ("m0", "x", "m2", "m3")),
+        (["m0", "m2"], ["x", "y"], ("x", "m1", "y", "m3")),
+        (["m0", "m2"], ["x"], ("x", "m1", "m3")),
+        (["m3"], ["x", "y"], ("m0", "m1", "m2", "x", "y")),
+        ([], ["x"], ("m0", "m1", "m2", "m3", "x")),
+        (["m1", "m2"], [], ("m0", "m3")),
+    ],
+)
+def test_newcomers_take_the_numbers_of_those_who_have_left(
+    lost: list[str], newcomers: list[str], members: tuple[str, ...]
+) -> None:
+    director = begun(4)
+    revoked: list[bool] = []
+    for name in lost:
+        revoked += [one.is_planned for one in director.lost(name, "was killed", 0.0) if isinstance(one, RevokeWorld)]
+    for name in newcomers:
+        director.arrive(name, START, 0.0)
+    for member in [name for name in ("m0", "m1", "m2", "m3") if name not in lost]:
+        commands = director.report(member, MemberReport(generation=0, lineage=START), 0.0)
+        revoked += [one.is_planned for one in commands if isinstance(one, RevokeWorld)]
+    world = formed(commands)
+    assert world is not None
+    assert world.members == members
+    assert revoked == [not lost]
 
 
 def test_a_world_formed_with_a_newcomer_that_begins_anew_meanwhile_is_over() -> None:

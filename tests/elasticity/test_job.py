@@ -86,8 +86,9 @@ def test_a_rank_that_is_killed_anywhere_in_a_step_changes_no_bit(place: str, vic
     run_virtual(main())
 
 
-def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over(
-    alone: Result, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over_by_a_loss(
+    is_killed: bool, alone: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, found = ap.Node.stop, list[tuple[int, int, bool]]()
 
@@ -101,16 +102,18 @@ def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over(
         trace = Trace()
         async with ElasticWorlds(4) as worlds:
 
-            def kill(where: str, step: ElasticStep) -> None:
+            def end(where: str, step: ElasticStep) -> None:
                 if (where, step.number) == ("computed", 5) and worlds.is_running("m2"):
-                    asyncio.get_running_loop().call_soon(worlds.kill, "m2")
+                    asyncio.get_running_loop().call_soon(worlds.kill if is_killed else worlds.drain, "m2")
 
-            tasks = [worlds.start(f"m{n}", member(f"m{n}", trace, kill if n == 2 else None)) for n in range(4)]
-            check_run(trace, await asyncio.gather(*(task for n, task in enumerate(tasks) if n != 2)), alone)
+            tasks = [worlds.start(f"m{n}", member(f"m{n}", trace, end if n == 2 else None)) for n in range(4)]
+            results = await asyncio.gather(*tasks[:2], *tasks[3:])
+            for result in results:
+                check_equal(result, alone)
 
     run_virtual(main())
     assert sorted(one for one in found if one[:2] != (0, 2)) == [
-        *((0, rank, True) for rank in (0, 1, 3)),
+        *((0, rank, is_killed) for rank in (0, 1, 3)),
         *((1, rank, False) for rank in (0, 1, 2)),
     ]
 

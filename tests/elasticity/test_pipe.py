@@ -39,7 +39,7 @@ CANNOT_BE_MEANT: list[list[Any]] = [
     [{"kind": "else"}],
     [{"kind": "donors"}],
     [MEMBERS, MEMBERS],
-    [{"kind": "revoked", "generation": "none", "why": ""}],
+    [{"kind": "revoked", "generation": "none", "why": "", "planned": False}],
     *[[{**WORLD, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
     *[[{**WORLD, key: wrong}] for key, wrong in [("decision", "perhaps"), ("joined", 1), ("hosts", 1)]],
     *[[{name: value for name, value in WORLD.items() if name != key}] for key in WORLD],

@@ -117,7 +117,13 @@ def test_a_rank_lost_amid_inner_steps_stops_nobody(victim: str, quorum: float, a
     run_virtual(main())
 
 
-def test_a_newcomer_that_takes_the_place_of_a_lost_rank_trains_nothing_that_others_have(alone: RoundResult) -> None:
+@pytest.mark.parametrize(
+    ("victims", "members"),
+    [(["m1"], ("m0", "m4", "m2", "m3")), (["m0", "m2"], ("m4", "m1", "m3")), (["m3", "m1"], ("m0", "m4", "m2"))],
+)
+def test_a_newcomer_that_takes_the_place_of_a_lost_rank_trains_nothing_that_others_have(
+    victims: list[str], members: tuple[str, ...], alone: RoundResult
+) -> None:
     async def main() -> None:
         trained: set[tuple[str, int, int]] = set()
         newcomers: list[asyncio.Task[RoundResult]] = []
@@ -125,18 +131,19 @@ def test_a_newcomer_that_takes_the_place_of_a_lost_rank_trains_nothing_that_othe
         def pause(name: str, current: ElasticRound, portion: int) -> float:
             if (name, current.number, newcomers) == ("m0", 2, []):
                 newcomers.append(worlds.start("m4", member("m4", pause=pause)))
-                asyncio.get_running_loop().call_later(0.45, worlds.kill, "m1")
+                for victim in victims:
+                    asyncio.get_running_loop().call_later(0.45, worlds.kill, victim)
             trained.add((name, current.number, portion))
             return 0.1
 
         async with ElasticWorlds(4) as worlds:
             tasks = {f"m{n}": worlds.start(f"m{n}", member(f"m{n}", pause=pause)) for n in range(4)}
-            results = [await task for name, task in tasks.items() if name != "m1"]
+            results = [await task for name, task in tasks.items() if name not in victims]
             check_equal([*results, await newcomers[0]], alone)
-        assert [world.members for world in worlds.worlds] == [("m0", "m1", "m2", "m3"), ("m0", "m2", "m3", "m4")]
+        assert [world.members for world in worlds.worlds] == [("m0", "m1", "m2", "m3"), members]
         assert worlds.worlds[1].change.is_by_loss
-        of_two = sorted((portion, name) for name, number, portion in trained if number == 2)
-        assert of_two == [(0, "m0"), (1, "m1"), (1, "m2"), (2, "m2"), (3, "m3")]
+        by_survivors = sorted(portion for name, number, portion in trained if number == 2 and name not in victims)
+        assert by_survivors == [0, 1, 2, 3], "each once"
 
     run_virtual(main())
 

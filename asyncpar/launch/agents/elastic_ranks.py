@@ -256,8 +256,8 @@ class ElasticRanks:
             case WorldStarted(generation, addresses):
                 content = {"kind": "members", "generation": generation, "members": list(addresses)}
                 return self._write(content, lambda slot: slot.generation == generation)
-            case WorldEnded(generation, why):
-                return self._revoke(generation, why)
+            case WorldEnded(generation, why, is_planned):
+                return self._revoke(generation, why, is_planned=is_planned)
             case HostParked(why):
                 self._parked = why
                 return [] if self._world is None or not why else self._revoke(self._world.generation, why)
@@ -273,8 +273,8 @@ class ElasticRanks:
                 return [said for slot in waiting for said in self._say_waits(slot, why)]
         return []
 
-    def _revoke(self, generation: int, why: str) -> list[SlotCommand]:
-        revoked = {"kind": "revoked", "generation": generation, "why": why}
+    def _revoke(self, generation: int, why: str, *, is_planned: bool = False) -> list[SlotCommand]:
+        revoked = {"kind": "revoked", "generation": generation, "why": why, "planned": is_planned}
         return self._write(revoked, lambda slot: slot.generation == generation)
 
     def _write(self, message: dict[str, object], wanted: Callable[[_RankSlot], bool]) -> list[SlotCommand]:

@@ -51,13 +51,24 @@ def rotated(found: Sequence[T], number: int) -> list[T]:
     return [*found[start:], *found[:start]]
 
 
+def _seated(before: Sequence[str], staying: Sequence[str], ready: Sequence[str]) -> tuple[str, ...]:
+    """Return the members of a world in the order of their ranks: newcomers take the places of those who have left.
+
+    So those who stay have the parts of the state, and the portions, that they had.
+    """
+    coming = iter(ready)
+    seats = (member if member in staying else next(coming, None) for member in before)
+    return (*(member for member in seats if member is not None), *coming)
+
+
 @dataclass(frozen=True, slots=True)
 class RevokeWorld:
-    """Tell ``members`` that ``generation`` is over."""
+    """Tell ``members`` that ``generation`` is over; ``is_planned``: one is ready for a change, and none is lost."""
 
     generation: int
     members: tuple[str, ...]
     why: str
+    is_planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +290,8 @@ class ElasticDirector:
             return [Evict(member, f"generation {report.generation} is over, and it went on without this rank")]
         world.reports[member] = report
         why = why or "; ".join(f"{world.members[rank]}: {cause}" for rank, cause in report.suspects)
-        return [*self._revoke(why or f"{member} is ready for a change", now), *self._complete(now)]
+        planned = f"{member} is ready for a change"
+        return [*self._revoke(why or planned, now, is_planned=not why), *self._complete(now)]
 
     def lost(self, member: str, how: str, now: float) -> list[DirectorCommand]:
         """Handle the loss of ``member``."""
@@ -360,14 +372,14 @@ class ElasticDirector:
         world.is_announced = True
         return [AnnouncePending(world.generation, world.survivors)]
 
-    def _revoke(self, why: str, now: float) -> list[DirectorCommand]:
+    def _revoke(self, why: str, now: float, *, is_planned: bool = False) -> list[DirectorCommand]:
         world = self._world
         assert world is not None
         if world.revoked_at is not None:
             return []
         world.revoked_at, world.why = now, why
         others = tuple(member for member in world.survivors if member not in world.reports)
-        return [RevokeWorld(world.generation, others, why)]
+        return [RevokeWorld(world.generation, others, why, is_planned=is_planned)]
 
     def _complete(self, now: float) -> list[DirectorCommand]:
         """Form the next world if everybody who is to be in it is ready."""
@@ -435,7 +447,7 @@ class ElasticDirector:
             is_by_loss=bool(world.lost) or any(report.suspects for report in reports),
         )
         decision = Decision.ROLL_FORWARD if rolls else Decision.ABORT
-        formed = self._form(staying + ready, lineage, decision, change, now)
+        formed = self._form(_seated(world.members, staying, ready), lineage, decision, change, now)
         return [*commands, formed, *(self._announce() if self._leaving else [])]
 
     def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:

@@ -210,10 +210,11 @@ class WorldStarted(msgspec.Struct, frozen=True):
 
 
 class WorldEnded(msgspec.Struct, frozen=True):
-    """The world of ``generation`` is revoked: its members have to report."""
+    """The world of ``generation`` is revoked: its members have to report; ``is_planned``: none of them is lost."""
 
     generation: int
     why: str
+    is_planned: bool = False
 
 
 class ChangePending(msgspec.Struct, frozen=True):

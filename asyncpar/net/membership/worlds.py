@@ -514,8 +514,8 @@ class WorldMachine:
         assert director is not None, "it has just decided"
         for command in commands:
             match command:
-                case RevokeWorld(generation, _, why):
-                    self._tell(WorldEnded(generation, why))
+                case RevokeWorld(generation, _, why, is_planned):
+                    self._tell(WorldEnded(generation, why, is_planned=is_planned))
                 case AnnouncePending(generation, _):
                     self._tell(ChangePending(generation))
                 case StartWorld(generation, members):

@@ -327,8 +327,8 @@ class SimulatedWorldSource:
             return
         self._taken = number
         match command:
-            case RevokeWorld(generation, _, why):
-                self._revoke(generation, PeerLost(why, cause=why))
+            case RevokeWorld(generation, _, why, is_planned):
+                self._revoke(generation, None if is_planned else PeerLost(why, cause=why))
             case AnnouncePending(generation, _):
                 self._pending = generation
             case Evict(_, why):
@@ -339,7 +339,7 @@ class SimulatedWorldSource:
                 self._started = generation
                 self._news.set()
 
-    def _revoke(self, generation: int, why: BaseException) -> None:
+    def _revoke(self, generation: int, why: BaseException | None) -> None:
         for callback in list(self._callbacks):
             callback(generation, why)
 

@@ -133,8 +133,8 @@ class LocalLeader:
     def _obey(self, commands: Sequence[DirectorCommand]) -> None:
         for command in commands:
             match command:
-                case RevokeWorld(generation, _, why):
-                    self.tell(WorldEnded(generation + self._first, why))
+                case RevokeWorld(generation, _, why, is_planned):
+                    self.tell(WorldEnded(generation + self._first, why, is_planned=is_planned))
                 case AnnouncePending(generation, _):
                     self.tell(ChangePending(generation + self._first))
                 case StartWorld(generation, members):

@@ -531,7 +531,7 @@ def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> N
     member = "a/0/0"
     host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
-    revoked = {"kind": "revoked", "generation": 0, "why": "no quorum"}
+    revoked = {"kind": "revoked", "generation": 0, "why": "no quorum", "planned": False}
     assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
     said = host.feed(announced(1, PlacedMember(name=member, host="a")))
     kinds = [command.message["kind"] for command in said if isinstance(command, WriteToRank)]
