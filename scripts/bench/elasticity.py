@@ -75,8 +75,8 @@ _START = (
     "computes answers, 0.7 s for the copy, while both sides touch 0.9 GB of new memory; " + _TRIED
 )
 _STOPPED = (
-    "a stop is held for a loss after 0.3 s, then a new world forms (0.25 s), what is lost is computed again (0.2 s), and "
-    "a process starts for it on the same cores (0.6 s)"
+    "a stop is held for a loss after 0.3 s, then a new world forms (0.25 s), what is lost is computed again (0.2 s), "
+    "and a process starts for it on the same cores (0.6 s)"
 )
 WHAT_A_KILL_COSTS = (
     "commits of the others are checked (a vote of 1 ms), a new world forms (0.1 s), lost portions are done again"
