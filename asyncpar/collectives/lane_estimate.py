@@ -56,12 +56,12 @@ class LaneEstimate:
     @property
     def latency(self) -> float | None:
         """Seconds of a message; None before a small operation."""
-        return lower_quartile(sorted(self._latencies))
+        return quickest_quartile(sorted(self._latencies))
 
     @property
     def bandwidth(self) -> float | None:
         """Bytes/s; None before a large operation."""
-        return lower_quartile(sorted(self._bandwidths, reverse=True))
+        return quickest_quartile(sorted(self._bandwidths, reverse=True))
 
     def figures(self) -> NDArray[np.float64]:
         """Return the negative latency and the bandwidth, -inf for what is unknown: of ranks the most counts."""
@@ -69,6 +69,6 @@ class LaneEstimate:
         return np.array([UNKNOWN if latency is None else -latency, UNKNOWN if bandwidth is None else bandwidth])
 
 
-def lower_quartile(quickest_first: Sequence[float]) -> float | None:
+def quickest_quartile(quickest_first: Sequence[float]) -> float | None:
     """Return the last of the quickest quarter; None of nothing."""
     return quickest_first[(len(quickest_first) - 1) // _QUICKEST] if quickest_first else None

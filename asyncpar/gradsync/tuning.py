@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from asyncpar.collectives.lane_estimate import lower_quartile
+from asyncpar.collectives.lane_estimate import quickest_quartile
 from asyncpar.collectives.plan import parse_segment, split_segment
 from asyncpar.core.tables import text_table
 from asyncpar.errors import UsageError
@@ -182,7 +182,9 @@ class _Record:
     @property
     def seconds(self) -> float:
         """The last of the quickest quarter: what disturbs only ever delays."""
-        return lower_quartile(sorted(self.times)) or 0.0
+        quickest = quickest_quartile(sorted(self.times))
+        assert quickest is not None, "it has a time from the beginning"
+        return quickest
 
 
 Predict = Callable[[Choice], float]

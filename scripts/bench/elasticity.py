@@ -72,7 +72,7 @@ CUTS = "python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --ever
 _TRIED = "one donor, three of them, and reading a donor's memory without its help were tried: a tenth quicker at most"
 _START = (
     "a start on cores that train: 0.7 s of imports, 1.3 s of the program's arrays, 0.3 to 1 s until a donor that "
-    "computes answers, 0.7 s for the copy, while both sides touch 0.9 GB of new memory; " + _TRIED
+    "computes answers, 0.7 s for the copy, while both sides touch about 1 GB of new memory; " + _TRIED
 )
 _STOPPED = (
     "a stop is held for a loss after 0.3 s, then a new world forms (0.25 s), what is lost is computed again (0.2 s), "

@@ -56,8 +56,8 @@ _SHARDS = (
     "13 MB of copies and a wait for each of its collectives"
 )
 _EARLY = (
-    "the optimizer: AdamW takes 40 ms of a step of 1,013 ms where it has the memory for itself, 53 ms where both ranks "
-    "use it, and all of it is hidden; buckets of 6, 25 and 50 MiB make steps 4.9, 5.2 and 5.2 % shorter"
+    "the optimizer: AdamW takes 40 ms where one rank has the memory for itself, of a step of 1,013 ms, which becomes "
+    "53 ms shorter; buckets of 6, 25 and 50 MiB make steps 4.9, 5.2 and 5.2 % shorter"
 )
 _CHOICES = (
     "half a step is the budget of 50: what the model takes for 1.3 times slower is not tried, and two hosts of one "
@@ -65,10 +65,10 @@ _CHOICES = (
     "with the cheapest by that, to repeat trials, and to compare by the quickest quarter were the ideas"
 )
 _GATHERED = (
-    "the memory, which both ranks share: between runs with the same settings it varies from 1.20 to 1.36; layers that "
-    "are gathered ahead, 1 and 6, give 1.37 and 1.19, buckets of 6 and 100 MiB 1.13 and 1.02"
+    "not found out: between runs with the same settings it varies from 1.20 to 1.36; layers that are gathered ahead, 1 "
+    "and 6, give 1.37 and 1.19, buckets of 6 and 100 MiB 1.13 and 1.02, in one run each"
 )
-_LARGE_SHARDS = "the memory, as for DDP large, which both ranks share: 0.32 and 0.43 in two runs of the same settings"
+_LARGE_SHARDS = "not found out: 0.32 and 0.43 in two runs of the same settings"
 _ASKS = (
     "the interpreter: 125 calls of functions and 16 us on each side; without records, without the search for deadlines "
     "and without garbage collection it is 14 us: all three together save 14 %"

@@ -13,6 +13,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.elasticity.worlds import WorldSource
@@ -97,6 +98,15 @@ def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over_by_a_loss(
         await stop(node)
 
     monkeypatch.setattr(ap.Node, "stop", noted_stop)
+    reform, told = ElasticJob.reform, list[bool]()
+
+    async def reform_late(job: ElasticJob, step: ElasticStep, error: BaseException | None) -> None:
+        if job.rank == 0:  # which hears from the director that the others have reported
+            await asyncio.sleep(0.1)
+            told.append(job.is_revoked)
+        await reform(job, step, error)
+
+    monkeypatch.setattr(ElasticJob, "reform", reform_late)
 
     async def main() -> None:
         trace = Trace()
@@ -112,6 +122,7 @@ def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over_by_a_loss(
                 check_equal(result, alone)
 
     run_virtual(main())
+    assert told == [True]
     assert sorted(one for one in found if one[:2] != (0, 2)) == [
         *((0, rank, is_killed) for rank in (0, 1, 3)),
         *((1, rank, False) for rank in (0, 1, 2)),

@@ -13,7 +13,7 @@ import pytest
 
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.pipe import PipeWorlds
-from asyncpar.errors import AsyncparError, LaunchError, ProtocolError
+from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError
 from asyncpar.net.membership.lineage import MemberReport, first_lineage
 
 START = first_lineage(b"state")
@@ -40,6 +40,7 @@ CANNOT_BE_MEANT: list[list[Any]] = [
     [{"kind": "donors"}],
     [MEMBERS, MEMBERS],
     [{"kind": "revoked", "generation": "none", "why": "", "planned": False}],
+    [{"kind": "revoked", "generation": 0, "why": ""}],
     *[[{**WORLD, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
     *[[{**WORLD, key: wrong}] for key, wrong in [("decision", "perhaps"), ("joined", 1), ("hosts", 1)]],
     *[[{name: value for name, value in WORLD.items() if name != key}] for key in WORLD],
@@ -97,6 +98,16 @@ async def test_a_line_that_is_no_message_ends_what_waits_for_the_director(line: 
     error = await director.answer(line + b"\n")
     assert isinstance(error, ProtocolError)
     assert director.heard[-1] is error
+
+
+async def test_a_world_that_ends_by_plan_is_told_from_one_with_a_loss(tmp_path: Path) -> None:
+    director = Director(tmp_path)
+    told = [{"kind": "revoked", "generation": 0, "why": "m1 is gone", "planned": planned} for planned in (True, False)]
+    await director.answer(b"".join(json.dumps(one).encode() + b"\n" for one in [*told, {"kind": "else"}]))
+    planned, lost, _ = director.heard
+    assert planned is None
+    assert isinstance(lost, PeerLost)
+    assert lost.cause == "m1 is gone"
 
 
 async def test_a_director_that_is_gone_ends_what_waits_for_it(tmp_path: Path) -> None:

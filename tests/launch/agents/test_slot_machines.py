@@ -539,6 +539,16 @@ def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> N
     assert host.feed(HostParked("")) == []
 
 
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_ranks_are_told_whether_their_world_ends_by_plan(is_planned: bool) -> None:
+    host = Host(ElasticMode.RANKS)
+    member = "a/0/0"
+    host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(0, PlacedMember(name=member, host="a")))
+    revoked = {"kind": "revoked", "generation": 0, "why": "so", "planned": is_planned}
+    assert host.feed(WorldEnded(0, "so", is_planned=is_planned)) == [WriteToRank(member, revoked)]
+
+
 def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -> None:
     address = '{"slots": 2, "rendezvous": "a:1"}'
     started = Host(ElasticMode.RESTART, slots=2)
