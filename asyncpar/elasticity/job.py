@@ -25,6 +25,7 @@ from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
 from asyncpar.elasticity.healing import ATTEMPTS, Healing
 from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.pipe import PipeWorlds
+from asyncpar.elasticity.pipe_socket import SocketPipe
 from asyncpar.elasticity.portions import MOST_PORTIONS
 from asyncpar.elasticity.reduction import FlatPool, GradientLayout
 from asyncpar.elasticity.rounds import ElasticRound, RoundContents, RoundPlan
@@ -567,7 +568,7 @@ def elastic(*, portions: int, seed: int = 0, source: WorldSource | None = None) 
 
 def _default_source() -> WorldSource:
     if os.environ.get(ELASTIC_PIPE):
-        return PipeWorlds(os.environ)
+        return PipeWorlds(SocketPipe(os.environ))
     found = find_world(os.environ)
     return LoneWorld() if found is None else LaunchedWorld(found)
 

@@ -12,56 +12,80 @@ whatever goes between members carries the job's token.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeAlias
 
-from asyncpar.actors.runtime.gateway import ActorGateway
-from asyncpar.bootstrap import WorldBootstrap, answer_agent, arena_settings, serve_links
-from asyncpar.core.concurrency.streams import close_stream
-from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.bootstrap import WorldBootstrap
 from asyncpar.core.config.world import Member, World
-from asyncpar.core.system_errors import os_reason
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
-from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
 from asyncpar.elasticity.worlds import Membership, OnRevoked
-from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
-from asyncpar.net.membership.credentials import read_elastic_credentials
+from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration
 from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
-from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_lineage, encode_lineage
+from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.net.membership.world_messages import WorldChange
-from asyncpar.net.security.identity import role_in
-from asyncpar.net.transport.rpc import RpcServer
 
-_SECRET_FILE = "ASYNCPAR_SECRET_FILE"
-_BIND = "ASYNCPAR_BIND"
 _MOST_WORDS = 1000
+
+Served: TypeAlias = tuple[str, Callable[[World, int], WorldBootstrap]]
+"""Where links are accepted, and what a node starts with once its world and its rank are known."""
+
+
+class ClosableDonor(Donor, Protocol):
+    """A donor over a connection."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class RankPipe(Protocol):
+    """The way of a rank to its agent, and its servers for other ranks: over sockets and gRPC, or simulated."""
+
+    @property
+    def is_open(self) -> bool:
+        """Can messages be written?"""
+        ...
+
+    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+        """Pass each message of the agent to ``take``, and why none follows to ``end``; once."""
+        ...
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Send ``message`` to the agent, if the pipe is open; never waits."""
+        ...
+
+    async def serve_snapshots(self, shelf: SnapshotShelf) -> str:
+        """Serve ``shelf`` to joining ranks until ``close``; return the address; once."""
+        ...
+
+    def donor(self, name: str, address: str) -> ClosableDonor:
+        """Return the member ``name`` as the donor that serves its snapshots at ``address``."""
+        ...
+
+    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Served:
+        """Accept links of the next world from now on, until ``stack`` is closed.
+
+        ``certified`` are the numbers in the certificates of its ranks, None if they have none.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let the agent read what was written, and close everything."""
+        ...
 
 
 class PipeWorlds:
-    """The worlds of this process, as a director on this host tells of them."""
+    """The worlds of this process, as its agent announces them over ``pipe``."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raises ``UsageError`` if ``environment`` names no open socket, or no secret."""
-        text = environment.get(ELASTIC_PIPE, "")
-        secret = environment.get(_SECRET_FILE)
-        if not text.isdecimal() or not secret:
-            raise UsageError(f"{ELASTIC_PIPE}: expected the number of an open socket, and {_SECRET_FILE}; got {text!r}")
-        try:
-            self._socket = socket.socket(fileno=os.dup(int(text)))
-        except OSError as error:
-            raise UsageError(f"{ELASTIC_PIPE}: descriptor {text} is not an open socket ({os_reason(error)})") from error
-        answer_agent(environment)
-        self._credentials = read_elastic_credentials(environment)
-        self._bind = environment.get(_BIND, "127.0.0.1")
-        self._stack = AsyncExitStack()
-        self._writer: asyncio.StreamWriter | None = None
+    def __init__(self, pipe: RankPipe) -> None:
+        self._pipe = pipe
         self._answers: dict[str, asyncio.Future[Any]] = {}
-        self._addresses: dict[int, asyncio.Future[list[Any]]] = {}
+        self._generation = -1
+        """That of the last world that was announced."""
+        self._addresses: asyncio.Future[list[Any]] | None = None
+        """Those of its members, once all can be connected to."""
         self._callbacks: list[OnRevoked] = []
         self._pending = -1
         self._reached: Lineage | None = None
@@ -69,8 +93,9 @@ class PipeWorlds:
         self._lease = CommitLease(lambda: self._write({"kind": "lease"}))
         self._end: Exception | None = None
         self._refused: Callable[[], None] = lambda: None
-        self._snapshots: RpcServer | None = None
-        self._donors: list[RemoteDonor] = []
+        self._is_opened = False
+        self._snapshots_at: str | None = None
+        self._donors: list[ClosableDonor] = []
 
     # -- what a job asks -----------------------------------------------------------------------------------------------
 
@@ -81,18 +106,15 @@ class PipeWorlds:
             return None
         for donor in self._donors:
             await donor.close()
-        self._donors = [RemoteDonor(name, address, self._credentials, role_in(name)) for name, address in found]
+        self._donors = [self._pipe.donor(name, address) for name, address in found]
         return self._donors
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
         """See ``WorldSource``."""
         self._reached = lineage
-        if self._snapshots is None:
-            self._snapshots = RpcServer(self._credentials, bind=self._bind)
-            add_snapshot_service(self._snapshots.server, shelf, self._credentials.certificates)
-            await self._snapshots.start()
-            self._stack.push_async_callback(self._snapshots.stop, grace=0.0)
-        place = {"address": self._snapshots.address, "settings": dict(shelf.settings)}
+        if self._snapshots_at is None:
+            self._snapshots_at = await self._pipe.serve_snapshots(shelf)
+        place = {"address": self._snapshots_at, "settings": dict(shelf.settings)}
         message = {"kind": "join", "lineage": encode_lineage(self._reached), **place}
         membership = await self._ask("world", message)
         assert isinstance(membership, Membership)
@@ -134,34 +156,29 @@ class PipeWorlds:
 
     async def leave(self, failed: tuple[int, str] | None = None) -> None:
         """See ``WorldSource``."""
-        if self._writer is not None:
-            step, why = failed or (None, "")
-            self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
-            with suppress(OSError):
-                await self._writer.drain()
+        step, why = failed or (None, "")
+        self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
         for donor in self._donors:
             await donor.close()
-        await self._stack.aclose()
+        await self._pipe.close()
 
     def ask_to_leave(self, refused: Callable[[], None]) -> bool:
         """Ask that this process is drained, and return whether anybody was asked; ``refused`` is called if it is not.
 
         The answer to its next report is that it leaves.
         """
-        if self._writer is None or self._writer.is_closing() or self._end is not None:
+        if not self._pipe.is_open or self._end is not None:
             return False
         self._refused = refused
         self._write({"kind": "depart"})
         return True
 
-    # -- the socket ----------------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     async def _ask(self, answer: str, message: dict[str, Any]) -> Any:
-        if self._writer is None:
-            reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MOST_BYTES)
-            reading = asyncio.create_task(self._read(reader), name="asyncpar director")
-            self._stack.push_async_callback(_end_task, reading)
-            self._stack.push_async_callback(close_stream, self._writer)
+        if not self._is_opened:
+            self._is_opened = True
+            await self._pipe.open(self._take, self._fail)
         if self._end is not None:
             raise self._end
         future = self._answers[answer] = asyncio.get_running_loop().create_future()
@@ -169,25 +186,23 @@ class PipeWorlds:
         return await future
 
     def _write(self, message: dict[str, Any]) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+        self._pipe.write(message)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    def _take(self, message: dict[str, Any]) -> None:
+        """Take a message of the agent, which may repeat what a leader before has announced, or come late."""
+        if self._end is not None:
+            return
         try:
-            while line := await reader.readline():
-                self._hear(json.loads(line))
-            self._fail(LaunchError("the director of this job is gone"))
-        except OSError as error:
-            self._fail(LaunchError(f"the director of this job is gone: {error}"))
-        except (ProtocolError, LookupError, RecursionError, TypeError, ValueError) as error:
+            self._obey(message)
+        except (ProtocolError, LookupError, TypeError, ValueError) as error:
             self._fail(ProtocolError(f"the director of this job sent something else than expected: {error}"))
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _obey(self, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "donors":
                 self._settle("donors", message["donors"])
             case "world":
-                self._settle("world", self._membership(message))
+                self._announced(message)
             case "withdrawn":
                 self._settle("withdrawn", None)
             case "lease":
@@ -196,13 +211,13 @@ class PipeWorlds:
                 self._settle("world", None)
                 self._settle("donors", None)
             case "members":
-                self._take_members(message["generation"], message["members"])
+                self._take_members(int(message["generation"]), message["members"])
             case "revoked":
                 why = None if message["planned"] else PeerLost(message["why"], cause=message["why"])
                 for callback in self._callbacks:
                     callback(message["generation"], why)
             case "pending":
-                self._pending = message["generation"]
+                self._pending = max(self._pending, int(message["generation"]))
             case "refused":
                 self._refused()
             case "evicted":
@@ -211,11 +226,21 @@ class PipeWorlds:
             case kind:
                 raise ValueError(f"unknown kind {kind!r}")
 
+    def _announced(self, message: dict[str, Any]) -> None:
+        """Go on to the next world; one that was announced before, or is over, comes again for nothing."""
+        membership = self._membership(message)
+        if membership.generation > self._generation:
+            self._generation = membership.generation
+            self._addresses = asyncio.get_running_loop().create_future()
+            self._settle("world", membership)
+
     def _take_members(self, generation: int, members: list[Any]) -> None:
-        coming = self._members(generation)
-        if coming.done():
-            raise ValueError(f"the members of generation {generation} came twice")
-        coming.set_result(members)
+        """Take the addresses of the members of a world: those of the current one, once."""
+        addresses = self._addresses
+        if generation > self._generation:
+            raise ValueError(f"the members of generation {generation} came before it was announced")
+        if generation == self._generation and addresses is not None and not addresses.done():
+            addresses.set_result(members)
 
     def _settle(self, answer: str, value: Any) -> None:
         future = self._answers.get(answer)
@@ -236,30 +261,20 @@ class PipeWorlds:
 
     def _membership(self, message: dict[str, Any]) -> Membership:
         generation, rank, hosts, job = (message[key] for key in ("generation", "rank", "hosts", "job"))
-        credentials = self._credentials.in_world(_read_certified(message.get("certified"), len(hosts)))
+        certified = _read_certified(message.get("certified"), len(hosts))
         lineage = decode_lineage(message["lineage"])
         if lineage is None:
             raise ProtocolError(f"world: expected a lineage, got none for generation {generation}")
 
         async def attach(stack: AsyncExitStack) -> WorldBootstrap:
-            gateway = ActorGateway()
-            server, connector = await serve_links(stack, credentials, bind=self._bind, transport=None, gateway=gateway)
-            self._write({"kind": "address", "generation": generation, "address": server.address})
+            address, bootstrap = await self._pipe.serve_links(stack, certified)
+            self._write({"kind": "address", "generation": generation, "address": address})
             addresses = await self._members(generation)
             members = tuple(
                 Member(rank=place, host=host, host_id=host, local_rank=hosts[:place].count(host), address=address)
                 for place, (host, address) in enumerate(zip(hosts, addresses, strict=True))
             )
-            return WorldBootstrap(
-                world=World(members=members, generation=generation, job=job),
-                rank=rank,
-                connector=connector,
-                join=connector.join,
-                server=server,
-                secret=credentials.secret,
-                arena=arena_settings(os.environ, None),
-                gateway=gateway,
-            )
+            return bootstrap(World(members=members, generation=generation, job=job), rank)
 
         change = WorldChange(
             generation=generation,
@@ -278,10 +293,12 @@ class PipeWorlds:
             change=change,
         )
 
-    def _members(self, generation: int) -> asyncio.Future[list[Any]]:
-        if generation not in self._addresses:
-            self._addresses = {generation: asyncio.get_running_loop().create_future()}
-        return self._addresses[generation]
+    async def _members(self, generation: int) -> list[Any]:
+        """Return the addresses of the members of the world of ``generation``, once all can be connected to."""
+        addresses = self._addresses
+        if generation != self._generation or addresses is None:
+            raise StaleGeneration(f"generation {generation} is over: {self._generation} was announced meanwhile")
+        return await asyncio.shield(addresses)  # who stops waiting leaves it to be set
 
 
 def _read_certified(content: Any, size: int) -> list[int] | None:
@@ -292,8 +309,3 @@ def _read_certified(content: Any, size: int) -> list[int] | None:
     if len(numbers) != size or min(numbers, default=0) < 0:
         raise ProtocolError(f"world: expected the numbers of {size} certificates, got {content!r}")
     return numbers
-
-
-async def _end_task(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

@@ -13,6 +13,7 @@ import pytest
 
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.pipe import PipeWorlds
+from asyncpar.elasticity.pipe_socket import SocketPipe
 from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError
 from asyncpar.net.membership.lineage import MemberReport, first_lineage
 
@@ -38,7 +39,7 @@ CANNOT_BE_MEANT: list[list[Any]] = [
     [{}],
     [{"kind": "else"}],
     [{"kind": "donors"}],
-    [MEMBERS, MEMBERS],
+    [MEMBERS],
     [{"kind": "revoked", "generation": "none", "why": "", "planned": False}],
     [{"kind": "revoked", "generation": 0, "why": ""}],
     *[[{**WORLD, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
@@ -56,7 +57,8 @@ class Director:
         secret.chmod(0o600)
         here, self.socket = socket.socketpair()
         with here:
-            self.worlds = PipeWorlds({ELASTIC_PIPE: str(here.fileno()), "ASYNCPAR_SECRET_FILE": os.fspath(secret)})
+            environment = {ELASTIC_PIPE: str(here.fileno()), "ASYNCPAR_SECRET_FILE": os.fspath(secret)}
+            self.worlds = PipeWorlds(SocketPipe(environment))
         self.heard: list[BaseException | None] = []
         self.worlds.on_revoked(self._hear)
 

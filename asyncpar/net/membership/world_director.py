@@ -276,7 +276,8 @@ class ElasticDirector:
         if world is None or generation != world.generation or member not in world.members or member in world.ready:
             return []
         world.ready.add(member)
-        return [StartWorld(generation, world.members)] if len(world.ready) == len(world.members) else []
+        is_complete = len(world.ready) == len(world.members) and world.revoked_at is None
+        return [StartWorld(generation, world.members)] if is_complete else []
 
     def drain(self, member: str) -> list[DirectorCommand]:
         """Have ``member`` leave at the end of a step."""
