@@ -8,7 +8,9 @@ which they ask; the first question of the others is answered when there is a pla
 does before its first step.  So wait the ranks of a host for which the job has no place now, because its world has
 members of as many others as it may have.  A rank that gets SIGTERM from others than its agent asks to leave at the end
 of a step; it starts again, which counts for nothing, unless its host leaves, too.  While the host is parked its
-members are in no world: they keep what they have, and report it to the leader when there is a quorum.
+members are in no world: they keep what they have, and report it to the leader when there is a quorum.  A world that is
+announced meanwhile waits for that, too, with whatever happens to it: revoked at once, it would be followed by another,
+and that by the next.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ from asyncpar.net.membership.world_messages import (
 from asyncpar.net.security.identity import add_role, rank_role
 
 _DRAINED = "it was drained"
+_OF_A_WORLD = WorldAnnounced | WorldStarted | WorldEnded | ChangePending | MembersWanted
 
 
 @dataclass
@@ -118,6 +121,8 @@ class ElasticRanks:
         self._end: JobEnd | None = None
         self._parked = ""
         """Why members may commit nothing now."""
+        self._held: list[SlotEvent] = []
+        """The worlds that were announced since then, and what has happened to them."""
         self._is_short = False
         """Is the world of now over, and waits the next one for more members?"""
         self._is_leaving = False
@@ -250,6 +255,9 @@ class ElasticRanks:
     # -- what was decided ----------------------------------------------------------------------------------------------
 
     def _world_changed(self, event: SlotEvent) -> list[SlotCommand]:
+        if self._parked and (self._held or isinstance(event, WorldAnnounced)) and isinstance(event, _OF_A_WORLD):
+            self._held.append(event)
+            return []
         match event:
             case WorldAnnounced():
                 return self._announced(event)
@@ -259,8 +267,7 @@ class ElasticRanks:
             case WorldEnded(generation, why, is_planned):
                 return self._revoke(generation, why, is_planned=is_planned)
             case HostParked(why):
-                self._parked = why
-                return [] if self._world is None or not why else self._revoke(self._world.generation, why)
+                return self._park(why)
             case ChangePending(generation):
                 content = {"kind": "pending", "generation": generation}
                 return self._write(content, lambda slot: slot.generation == generation)
@@ -272,6 +279,14 @@ class ElasticRanks:
                 waiting = [slot for slot in self._slots if slot.member == member and not slot.has_said]
                 return [said for slot in waiting for said in self._say_waits(slot, why)]
         return []
+
+    def _park(self, why: str) -> list[SlotCommand]:
+        """Keep the members of this host out of all worlds; "": go on with what was announced meanwhile."""
+        self._parked = why
+        if why:
+            return [] if self._world is None else self._revoke(self._world.generation, why)
+        held, self._held = self._held, []
+        return [command for event in held for command in self._world_changed(event)]
 
     def _revoke(self, generation: int, why: str, *, is_planned: bool = False) -> list[SlotCommand]:
         revoked = {"kind": "revoked", "generation": generation, "why": why, "planned": is_planned}
@@ -294,7 +309,7 @@ class ElasticRanks:
             if message is not None:
                 slot.generation = announced.generation
                 commands.append(WriteToRank(slot.member, message))
-        return commands + (self._revoke(announced.generation, self._parked) if self._parked else [])
+        return commands
 
     def _dismissed(self, member: str, why: str, *, is_drained: bool) -> list[SlotCommand]:
         slot = next((slot for slot in self._slots if slot.member == member), None)

@@ -83,8 +83,9 @@ class HostAgent:
         reaper: ReaperClient,
         only_job: bool = False,
         on_say: Callable[[str], None] | None = None,
+        processes: Callable[..., SlotProcesses] = SlotProcesses,
     ) -> None:
-        """``on_say`` takes the agent's own lines (None: they are displayed)."""
+        """``on_say`` takes the agent's own lines (None: they are displayed); ``processes`` makes those of a job."""
         self._group = group
         self._place = place
         self.address = ""
@@ -94,6 +95,7 @@ class HostAgent:
         self._reaper = reaper
         self._only_job = only_job
         self._on_say = on_say
+        self._make_processes = processes
         self.watch = HostWatch(place.host)
         """What the ranks here tell of themselves."""
         self.on_output: Callable[[int, Streams, bytes], None] = lambda _rank, _stream, _chunk: None
@@ -241,7 +243,7 @@ class HostAgent:
             return
         process = "launcher" if self._only_job else "agent"
         remains = open_remains(self._place, opened.number, record, self._reaper, self.say, process=process)
-        processes = SlotProcesses(
+        processes = self._make_processes(
             record,
             self._place,
             display=self._display,

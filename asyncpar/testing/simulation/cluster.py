@@ -17,6 +17,9 @@ from asyncpar.testing.simulation.trace import Trace
 Program = Callable[[SimulatedProcess], Coroutine[Any, Any, Any]]
 """What a process runs."""
 
+AGENT: Final = "agent"
+"""The role of the process that runs the others of its node."""
+
 _BOOT_SECONDS: Final = 0.01
 """How long the start of a process takes at least."""
 
@@ -24,7 +27,8 @@ _BOOT_SECONDS: Final = 0.01
 class SimulatedCluster:
     """``size`` nodes.  ``launch`` starts a process on one.
 
-    ``on_death`` is told of every process that dies by a fault, ``on_restart`` asked to start what a node has to run.
+    ``on_death`` is called with every process that dies by a fault, ``on_stop`` with every one that is paused, and
+    ``on_restart`` with a node that has to run what it runs.
     """
 
     def __init__(
@@ -48,22 +52,25 @@ class SimulatedCluster:
         self.happened: list[Fault] = []
         self._trace = trace
         self.on_death: Callable[[SimulatedProcess], None] = lambda _: None
+        self.on_stop: Callable[[SimulatedProcess], None] = lambda _: None
         self.on_restart: Callable[[int], None] = lambda _: None
         self._healings: dict[Fault, Callable[[], None]] = {}
         """Faults that last, with what ends them."""
-        self._incarnations = defaultdict[int, int](int)
+        self._incarnations = defaultdict[tuple[int, str], int](int)
 
     # -- processes -------------------------------------------------------------------------------------------------
 
-    def launch(self, node: int, program: Program) -> SimulatedProcess:
+    def launch(self, node: int, program: Program, *, role: str = "") -> SimulatedProcess:
         """Start a new process on ``node``; its task is made at once and runs soon."""
-        incarnation = self._incarnations[node]
-        self._incarnations[node] += 1
+        incarnation = self._incarnations[node, role]
+        self._incarnations[node, role] += 1
+        title = f"{role} of node {node}" if role else f"node {node}"
         process = SimulatedProcess(
-            f"node {node}" + (f" ({incarnation + 1})" if incarnation else ""),
+            title + (f" ({incarnation + 1})" if incarnation else ""),
             number=len(self.processes) + 1,
             node=node,
             incarnation=incarnation,
+            role=role,
         )
         process.offset = self.dice.random() * 1000.0  # clocks of machines do not begin together
         process.offset -= self.loop.now * process.rate
@@ -72,16 +79,26 @@ class SimulatedCluster:
         self.loop.schedule(process, when, lambda: self.loop.start(process, program(process)))
         return process
 
-    def living(self, node: int) -> SimulatedProcess | None:
-        """Return the newest process of ``node``, if it lives."""
-        found = next((process for process in reversed(self.processes) if process.node == node), None)
+    def living(self, node: int, role: str = "") -> SimulatedProcess | None:
+        """Return the newest process of ``node`` with ``role``, if it lives."""
+        same = (process for process in reversed(self.processes) if process.node == node and process.role == role)
+        found = next(same, None)
         return None if found is None or found.is_dead else found
+
+    def _all_living(self, node: int) -> list[SimulatedProcess]:
+        """Return the newest processes of ``node``, its agent first."""
+        found = (self.living(node, role) for role in (AGENT, ""))
+        return [process for process in found if process is not None]
 
     def kill(self, process: SimulatedProcess, *, is_told: bool = True) -> None:
         """End ``process`` at once; it runs nothing any more.  ``is_told``: its machine resets its connections."""
         if not process.is_dead:
             self.loop.kill(process)
             self.network.bury(process, is_told=is_told)
+
+    def say(self, node: int, text: str) -> None:
+        """Keep what a process of ``node`` prints in the trace."""
+        self._trace.event(self.loop.now, text.encode(), lambda: f"node {node} prints: {text}")
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -117,11 +134,15 @@ class SimulatedCluster:
                     self.network.silence(fault.node, fault.peer)
 
     def _kill(self, fault: Fault) -> None:
-        self._end(fault.node, is_told=True)
+        self._end(self.living(fault.node), is_told=True)
+
+    def _kill_agent(self, fault: Fault) -> None:
+        self._end(self.living(fault.node, AGENT), is_told=True)
 
     def _crash(self, fault: Fault) -> Callable[[], None]:
         node = fault.node
-        self._end(node, is_told=False)
+        for process in self._all_living(node):
+            self._end(process, is_told=False)
         self.network.take_down(node, self._others(node))
         self.disks[node].lose_unsynced()
 
@@ -132,16 +153,31 @@ class SimulatedCluster:
         return heal
 
     def _restart(self, fault: Fault) -> None:
-        self._end(fault.node, is_told=True)
+        for process in self._all_living(fault.node):
+            self._end(process, is_told=True)
         self.network.put_up(fault.node)
         self.on_restart(fault.node)
 
     def _pause(self, fault: Fault) -> Callable[[], None] | None:
-        process = self.living(fault.node)
-        if process is None or process.health is Health.PAUSED:
-            return None
-        self.loop.pause(process)
-        return lambda: self.loop.resume(process)
+        return self._stop(self._all_living(fault.node))
+
+    def _pause_agent(self, fault: Fault) -> Callable[[], None] | None:
+        return self._stop([self.living(fault.node, AGENT)])
+
+    def _pause_rank(self, fault: Fault) -> Callable[[], None] | None:
+        return self._stop([self.living(fault.node)])
+
+    def _stop(self, processes: list[SimulatedProcess | None] | list[SimulatedProcess]) -> Callable[[], None] | None:
+        stopped = [one for one in processes if one is not None and one.health is Health.RUNNING]
+        for process in stopped:
+            self.loop.pause(process)
+            self.on_stop(process)
+
+        def heal() -> None:
+            for process in stopped:
+                self.loop.resume(process)
+
+        return heal if stopped else None
 
     def _isolate(self, fault: Fault) -> Callable[[], None]:
         pairs = [pair for other in self._others(fault.node) for pair in ((fault.node, other), (other, fault.node))]
@@ -198,14 +234,14 @@ class SimulatedCluster:
         self.network.damage(fault.node, fault.peer)
 
     def _clock(self, fault: Fault) -> None:
-        process = self.living(fault.node)
-        if process is not None and fault.factor is not None:
-            self.loop.set_clock(process, fault.factor)
+        for process in self._all_living(fault.node):
+            if fault.factor is not None:
+                self.loop.set_clock(process, fault.factor)
 
     def _jump(self, fault: Fault) -> None:
-        process = self.living(fault.node)
-        if process is not None and fault.seconds is not None:
-            process.skew += fault.seconds
+        for process in self._all_living(fault.node):
+            if fault.seconds is not None:
+                process.skew += fault.seconds
 
     def _disk(self, fault: Fault) -> Callable[[], None]:
         disk = self.disks[fault.node]
@@ -216,9 +252,8 @@ class SimulatedCluster:
 
         return heal
 
-    def _end(self, node: int, *, is_told: bool) -> None:
-        process = self.living(node)
-        if process is not None:
+    def _end(self, process: SimulatedProcess | None, *, is_told: bool) -> None:
+        if process is not None and not process.is_dead:
             self.kill(process, is_told=is_told)
             self.on_death(process)
 

@@ -13,7 +13,10 @@ _ON_A_NODE: Final = {
     "kill": "the process dies; its machine resets its connections",
     "crash": "the machine goes off for `seconds` (None: for good); what was not synced is lost",
     "restart": "the process dies if it lives, and a new one starts",
-    "pause": "the process gets no processor for `seconds` (SIGSTOP)",
+    "kill_agent": "the agent of the node dies, and its ranks with it",
+    "pause": "the processes of the node get no processor for `seconds` (SIGSTOP)",
+    "pause_agent": "the agent of the node gets no processor for `seconds`",
+    "pause_rank": "the rank on the node gets no processor for `seconds`",
     "isolate": "nothing gets from the node to others, nor back, for `seconds`",
     "clock": "its clock runs `factor` times as fast from now on",
     "jump": "its time of day changes by `seconds`",
@@ -32,7 +35,7 @@ _BETWEEN_NODES: Final = {
 KINDS: Final = {**_ON_A_NODE, **_BETWEEN_NODES}
 """All kinds of faults, with their meaning."""
 
-NEED_SECONDS: Final = frozenset({"pause", "isolate", "jump", "disk", "silence", "one_way", "clog", "slow"})
+NEED_SECONDS: Final = frozenset({"pause", "pause_agent", "pause_rank", "isolate", "jump", "disk", "silence", "one_way", "clog", "slow"})
 NEED_FACTOR: Final = frozenset({"clock", "slow"})
 
 DRAWN: Final = (

@@ -43,6 +43,10 @@ class JobRecord:
         """Is it right that the program of ``process`` ended with ``error``?"""
         return False
 
+    def failure(self) -> BaseException | None:
+        """Return how the job as a whole has failed, if it has."""
+        return None
+
     def is_over(self, nodes: frozenset[int]) -> bool:
         """Have the newest processes on ``nodes`` all ended?"""
         return all(self.has_ended(process) for process in self.ranks if process.node in nodes)

@@ -23,7 +23,7 @@ class Health(enum.Enum):
 class SimulatedProcess:
     """One process on ``node``: its queue of callbacks, its clock, its health.
 
-    ``incarnation`` counts the processes of a node.  ``rate`` is how fast its clock runs; ``skew`` is added to the time
+    ``incarnation`` counts the processes of a node with the same ``role``.  ``rate`` is how fast its clock runs; ``skew`` is added to the time
     of day only.
     """
 
@@ -40,14 +40,16 @@ class SimulatedProcess:
         "offset",
         "rate",
         "ready",
+        "role",
         "skew",
     )
 
-    def __init__(self, name: str, *, number: int, node: int | None = None, incarnation: int = 0) -> None:
+    def __init__(self, name: str, *, number: int, node: int | None = None, incarnation: int = 0, role: str = "") -> None:
         self.name = name
         self.number = number
         self.node = node
         self.incarnation = incarnation
+        self.role = role
         self.health = Health.RUNNING
         self.ready: deque[asyncio.Handle] = deque()
         self.is_queued = False

@@ -308,7 +308,7 @@ class _Verdict:
         for process, error in self._job.errors.items():
             if not isinstance(error, expected) and not self._job.excuses(process, error):
                 return error
-        return self._find_leak()
+        return self._job.failure() or self._find_leak()
 
     def _find_leak(self) -> SimulatedLeak | None:
         """Look for what is left of processes whose program has ended."""

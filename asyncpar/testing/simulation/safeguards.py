@@ -28,6 +28,7 @@ from asyncpar.elasticity import state as states
 from asyncpar.elasticity.buffers import KeptArray, SwappedArray
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.parts import StateParts
+from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.errors import UsageError
@@ -39,7 +40,6 @@ from asyncpar.net.transport.machine import Answer, Defer, Negotiator, Proposal
 from asyncpar.net.transport.messages import MessageInbox
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameVerifier, Key
 from asyncpar.testing.simulation import connector
-from asyncpar.testing.simulation.elastic_worlds import SimulatedWorldSource
 from asyncpar.testing.simulation.process import CURRENT
 
 _LONG: Final = 1e6
@@ -210,10 +210,10 @@ def _own_proposal() -> tuple[Patch, ...]:
 
 
 def _stays_arrived() -> tuple[Patch, ...]:
-    async def withdraw(_source: SimulatedWorldSource) -> None:
+    async def withdraw(_source: PipeWorlds) -> None:
         pass
 
-    return ((SimulatedWorldSource, "withdraw", withdraw),)
+    return ((PipeWorlds, "withdraw", withdraw),)
 
 
 def _any_lineage() -> tuple[Patch, ...]:

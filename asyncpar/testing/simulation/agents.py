@@ -1,0 +1,321 @@
+"""Agents of a simulation: production hosts, with ranks as processes of their own on the same nodes.
+
+What runs is what runs in production: consensus, the leader's decisions, the machine of a host's ranks, the dialogue
+over a rank's pipe.  The network between agents, the pipes, the processes and the files of votes are simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from asyncpar.elasticity.pipe import PipeWorlds
+from asyncpar.errors import AsyncparError
+from asyncpar.launch.agents.host_agent import HostAgent
+from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, RankSilent, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_end, encode_record
+from asyncpar.launch.agents.slot_processes import HostPlace
+from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.options import ProgramKind
+from asyncpar.net.membership.vote_file import VoteFile
+from asyncpar.net.membership.world_director import STOPPED_PATIENCE
+from asyncpar.net.membership.world_messages import JobOpened
+from asyncpar.net.membership.world_service import WorldService
+from asyncpar.testing.simulation.cluster import AGENT, SimulatedCluster
+from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of
+from asyncpar.testing.simulation.process import Health, SimulatedProcess
+from asyncpar.testing.simulation.rank_pipe import PipeDirection, SimulatedPipe
+
+RankMain = Callable[[SimulatedProcess, PipeWorlds], Coroutine[Any, Any, bool]]
+"""Runs a rank in its process; returns whether it has ended well."""
+
+NOTICE_SECONDS: Final = 0.02
+"""Within how many seconds a host notices the end of a process."""
+LOOK_SECONDS: Final = 0.1
+"""Within how many seconds a host sees that a process is stopped."""
+AGAIN_SECONDS: Final = 1.0
+"""After so many seconds an agent that the others have gone on without comes again."""
+_OPEN_SECONDS: Final = 0.1
+
+
+def simulated_job(hosts: tuple[int, int], **settings: Any) -> SubmittedJob:
+    """Return the record of a job with one rank on each of ``hosts``, the least and the most."""
+    record: dict[str, Any] = {
+        "version": "1",
+        "name": "simulated",
+        "mode": ElasticMode.RANKS,
+        "program": "job.py",
+        "arguments": (),
+        "kind": ProgramKind.SCRIPT,
+        "directory": "/",
+        "environment": {},
+        "slots": 1,
+        "least_hosts": hosts[0],
+        "most_hosts": hosts[1],
+        "last_call": 5.0,
+        "max_restarts": 0,
+        "restart_window": 1e6,
+        "grace": 1.0,
+        "timeout": 30.0,
+        "silent_after": 10.0,
+    }
+    return SubmittedJob(**{**record, **settings})
+
+
+@dataclass
+class _Running:
+    """The process of a slot."""
+
+    member: str
+    process: SimulatedProcess
+    pipe: SimulatedPipe
+
+
+class SimulatedSlots:
+    """Stand-in for ``SlotProcesses``: each rank is a process on the node of its agent."""
+
+    def __init__(self, agents: SimulatedAgents, agent: SimulatedProcess, feed: Callable[[SlotEvent], None]) -> None:
+        self._agents = agents
+        self._agent = agent
+        self._feed = feed
+        self._running: dict[int, _Running] = {}
+        self._to_agent = PipeDirection(agents.cluster.network, agent)
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        return {slot: running.process.number for slot, running in self._running.items()}
+
+    def start(self, order: StartRank) -> None:
+        agents, node = self._agents, self._agent.node
+        assert node is not None
+        process = agents.cluster.launch(node, lambda process: self._live(process, order, pipe))
+        pipe = SimulatedPipe(
+            agents.cluster.network,
+            process,
+            agents.dice,
+            member=order.member,
+            to_agent=self._to_agent,
+            said=lambda message: self._feed(RankSaid(order.member, message)),
+        )
+        self._running[order.slot] = _Running(order.member, process, pipe)
+        self._settled.clear()
+        agents.started(process, self)
+
+    async def _live(self, process: SimulatedProcess, order: StartRank, pipe: SimulatedPipe) -> None:
+        is_well = await self._agents.main(process, PipeWorlds(pipe))
+        self._to_agent.call(self.ended, process, 0 if is_well else 1)
+
+    def write(self, order: WriteToRank) -> None:
+        for running in self._running.values():
+            if running.member == order.member:
+                running.pipe.to_rank.send(running.pipe.deliver, order.message)
+
+    def signal(self, slot: int, number: int) -> None:
+        running = self._running.get(slot)
+        if running is not None and number in (signal.SIGKILL, signal.SIGTERM) and not running.process.is_dead:
+            self._agents.cluster.kill(running.process)
+            self._to_agent.call(self.ended, running.process, -number)
+
+    def ended(self, process: SimulatedProcess, returncode: int) -> None:
+        """Report the end of a process, in the agent's."""
+        slot = next((slot for slot, running in self._running.items() if running.process is process), None)
+        if slot is None:
+            return
+        del self._running[slot]
+        if not self._running:
+            self._settled.set()
+        now = asyncio.get_running_loop().time()
+        end = RankEnd(
+            generation=0,
+            rank=slot,
+            local_rank=slot,
+            host=f"h{process.node}",
+            pid=process.number,
+            returncode=returncode,
+            at=now,
+        )
+        self._feed(RankGone(slot, end))
+
+    def look(self, process: SimulatedProcess) -> None:
+        """Report that a process is stopped, if it still is; in the agent's."""
+        for slot, running in self._running.items():
+            if running.process is process and process.health is Health.PAUSED:
+                self._feed(RankSilent(slot, "is stopped"))
+
+    @property
+    def agent(self) -> SimulatedProcess:
+        """The process of the agent."""
+        return self._agent
+
+    @property
+    def processes(self) -> list[SimulatedProcess]:
+        """The processes of ranks that run."""
+        return [running.process for running in self._running.values()]
+
+    async def close(self) -> None:
+        for slot in list(self._running):
+            self.signal(slot, signal.SIGKILL)
+        await self.settle()
+
+    async def settle(self) -> None:
+        await self._settled.wait()
+
+
+class _Quiet:
+    """A display that shows nothing, a reaper and a rendezvous that have nothing to do."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def lines(self, content: bytes) -> None:
+        del content
+
+    async def watch(self, _: Callable[[], None]) -> None:
+        await asyncio.Event().wait()
+
+
+class SimulatedAgents:
+    """The agents of a job on all nodes of ``cluster``; ``main`` runs each of its ranks.
+
+    Node 0 founds the group.  ``changed`` is called when a job has ended for an agent.
+    """
+
+    service: Callable[..., WorldService] = WorldService
+    """Makes an agent's part in the group."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, job: SubmittedJob, main: RankMain, *, seed: object, witnesses: tuple[int, ...] = ()
+    ) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.main = main
+        self.dice = Random(f"{seed} lanes")
+        self.end: JobEnd | None = None
+        """How the job has ended, once an agent knows."""
+        self.on_rank: Callable[[SimulatedProcess], None] = lambda _: None
+        """Called with each process of a rank that starts."""
+        self.on_over: Callable[[], None] = lambda: None
+        """Called when the job is over for an agent."""
+        self._witnesses = witnesses
+        self._slots: dict[SimulatedProcess, SimulatedSlots] = {}
+        """By the process of a rank."""
+        self._over: dict[int, SimulatedProcess] = {}
+        """The agents, by node, that have nothing to do any more: the job is over."""
+        self._awaited: set[int] = set()
+        """Nodes whose agent is about to start again."""
+
+    # -- agents ----------------------------------------------------------------------------------------------------
+
+    def start(self, node: int) -> None:
+        """Start the agent of ``node``, unless it runs."""
+        self._awaited.discard(node)
+        if self.cluster.living(node, AGENT) is None:
+            self.cluster.launch(node, self._live, role=AGENT)
+
+    def is_over(self, node: int) -> bool:
+        """Is the job over for ``node``, or is it off?"""
+        agent = self.cluster.living(node, AGENT)
+        if agent is None:
+            return node not in self._awaited
+        return self._over.get(node) is agent
+
+    async def _live(self, process: SimulatedProcess) -> None:
+        """Do what an agent does, and come again whenever the others have gone on without it."""
+        node = process.node
+        assert node is not None
+        others = tuple(address_of(other) for other in range(self.cluster.size) if other != node)
+        join = others if node else ()
+        while True:
+            try:
+                join = await self._take_part(process, f"h{node}", join) or join
+            except AsyncparError as error:
+                self._say(node, f"ends: {error}")
+                self._awaited.add(node)
+                loop = self.cluster.loop
+                loop.schedule(loop.outside, loop.now + AGAIN_SECONDS, self.start, node)
+                self.cluster.kill(process)
+                self.died(process)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _take_part(self, process: SimulatedProcess, name: str, join: tuple[str, ...]) -> tuple[str, ...]:
+        node = process.node
+        assert node is not None
+        is_witness = node in self._witnesses
+        service = self.service(
+            name=name,
+            network=SimulatedGroupNetwork(self.cluster.network),
+            join=join,
+            votes=VoteFile(Path("votes"), job="agents", disk=self.cluster.disks[node]),
+            is_witness=is_witness,
+        )
+        place = HostPlace(host=name, host_id=name, bind="", secret_file="", environment={}, is_witness=is_witness)
+        quiet: Any = _Quiet()
+        agent = HostAgent(
+            service,
+            place,
+            rendezvous=quiet,
+            display=quiet,
+            reaper=quiet,
+            on_say=lambda text: self._say(node, text),
+            processes=lambda _record, _place, *, feed, **_: SimulatedSlots(self, process, feed),
+        )
+        watching: asyncio.Task[None] | None = None
+        try:
+            await service.start()
+            watching = asyncio.ensure_future(self._watch(process, service, agent))
+            await agent.run()
+            return tuple(host.address for host in (await service.status()).hosts if host.name != name)
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await service.stop()
+
+    async def _watch(self, process: SimulatedProcess, service: WorldService, agent: HostAgent) -> None:
+        """Open the job, if nobody has, and see when it is over."""
+        content = encode_record(self.job)
+        node = process.node
+        assert node is not None
+        while True:
+            status = await service.status()
+            if status.job is None:
+                service.tell(JobOpened(number=1, terms=self.job.terms, record=content))
+            elif status.closed is not None and agent.is_idle:
+                self._over[node] = process
+                self.on_over()
+                self.end = decode_end(status.closed.record)
+            await asyncio.sleep(_OPEN_SECONDS)
+
+    def _say(self, node: int, text: str) -> None:
+        self.cluster.say(node, text)
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def started(self, process: SimulatedProcess, slots: SimulatedSlots) -> None:
+        """Note the process of a rank."""
+        self._slots[process] = slots
+        self.on_rank(process)
+
+    def died(self, process: SimulatedProcess) -> None:
+        """Handle the death of a process by a fault: an agent's ranks end with it, a rank's end is noticed by its agent."""
+        slots = self._slots.pop(process, None)
+        if slots is not None:
+            when = self.cluster.loop.now + self.cluster.dice.random() * NOTICE_SECONDS
+            self.cluster.loop.schedule(slots.agent, when, slots.ended, process, -int(signal.SIGKILL))
+            return
+        for rank, own in list(self._slots.items()):
+            if own.agent is process and not rank.is_dead:
+                self.cluster.kill(rank)
+
+    def stopped(self, process: SimulatedProcess) -> None:
+        """Handle the stop of a process by a fault: the agent of a rank sees it, unless it is stopped, too."""
+        slots = self._slots.get(process)
+        if slots is not None:
+            when = self.cluster.loop.now + STOPPED_PATIENCE + self.cluster.dice.random() * LOOK_SECONDS
+            self.cluster.loop.schedule(slots.agent, when, slots.look, process)

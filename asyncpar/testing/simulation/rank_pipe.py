@@ -1,0 +1,169 @@
+"""The pipe of a simulated rank to its agent, and what the rank serves to others: see ``RankPipe``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any, Final
+
+from asyncpar.bootstrap import WorldBootstrap
+from asyncpar.core.config.world import World
+from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
+from asyncpar.elasticity.pipe import Served
+from asyncpar.errors import PeerLost
+from asyncpar.testing.simulation.connector import SimConnector
+from asyncpar.testing.simulation.group_network import address_of, node_at
+from asyncpar.testing.simulation.network import SimulatedNetwork
+from asyncpar.testing.simulation.process import SimulatedProcess
+
+PIPE_SECONDS: Final = 50e-6
+"""How long a message takes between a rank and its agent."""
+_INSTANT: Final = 1e-9
+_DONOR_SECONDS: Final = 6.0
+
+
+class PipeDirection:
+    """One direction of a pipe between two processes of a node: it keeps its order, and what it holds."""
+
+    def __init__(self, network: SimulatedNetwork, target: SimulatedProcess) -> None:
+        self._network = network
+        self._target = target
+        self._last = 0.0
+
+    def send(self, take: Callable[[dict[str, Any]], object], message: dict[str, Any]) -> None:
+        """Let the target ``take`` a copy of ``message``, behind what was sent before; a dead one takes nothing."""
+        copy = json.loads(json.dumps(message))
+        self.call(take, copy)
+
+    def call(self, take: Callable[..., object], *content: Any) -> None:
+        """Let the target call ``take`` with ``content``, behind what was sent before."""
+        loop = self._network.loop
+        self._last = max(self._last + _INSTANT, loop.now + PIPE_SECONDS)
+        loop.schedule(self._target, self._last, take, *content)
+
+
+class SimulatedPipe:
+    """See ``RankPipe``; ``said`` takes the messages of the rank in ``process`` where its agent runs."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        process: SimulatedProcess,
+        dice: Random,
+        *,
+        member: str,
+        to_agent: PipeDirection,
+        said: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.to_rank = PipeDirection(network, process)
+        self._network = network
+        self._process = process
+        self._dice = dice
+        self._member = member
+        self._to_agent = to_agent
+        self._said = said
+        self._take: Callable[[dict[str, Any]], None] | None = None
+        self._early: list[dict[str, Any]] = []
+        self._shelf: SnapshotShelf | None = None
+
+    def deliver(self, message: dict[str, Any]) -> None:
+        """Take a message of the agent: it waits until the pipe is open."""
+        if self._take is None:
+            self._early.append(message)
+        else:
+            self._take(message)
+
+    @property
+    def is_open(self) -> bool:
+        return self._take is not None
+
+    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+        del end  # a rank ends with its agent
+        self._take = take
+        early, self._early = self._early, []
+        for message in early:
+            take(message)
+
+    def write(self, message: dict[str, Any]) -> None:
+        if self._take is not None:
+            self._to_agent.send(self._said, message)
+
+    async def serve_snapshots(self, shelf: SnapshotShelf) -> str:
+        self._shelf = shelf
+        self._network.serve(f"shelf {self._member}", self._give)
+        assert self._process.node is not None
+        return address_of(self._process.node)
+
+    def donor(self, name: str, address: str) -> SimulatedDonor:
+        return SimulatedDonor(self._network, name, node_at(address))
+
+    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Served:
+        del certified
+        nodes: list[int] = []
+        connector = SimConnector(self._network, self._process, self._dice, node_of=nodes.__getitem__)
+        connector.serve()
+        stack.callback(connector.leave)
+
+        def bootstrap(world: World, rank: int) -> WorldBootstrap:
+            nodes[:] = [node_at(member.address) for member in world.members]
+            return WorldBootstrap(world=world, rank=rank, connector=connector, join=connector.join)
+
+        assert self._process.node is not None
+        return address_of(self._process.node), bootstrap
+
+    async def close(self) -> None:
+        self._take = lambda _: None
+        if self._shelf is not None:
+            self._network.withdraw(f"shelf {self._member}")
+
+    async def _give(self, request: tuple[str, tuple[Any, ...]]) -> Any:
+        """Give a joining rank something from the shelf; what travels is a copy."""
+        verb, arguments = request
+        if self._shelf is None:
+            raise PeerLost(f"{self._member} has no state yet", cause="no state")
+        given = await getattr(self._shelf, verb)(*arguments)
+        if isinstance(given, memoryview):
+            return bytes(given)
+        return given.copied() if isinstance(given, StepUpdate) else given
+
+
+class SimulatedDonor:
+    """A member on another node that joining ranks get the state from."""
+
+    def __init__(self, network: SimulatedNetwork, name: str, node: int) -> None:
+        self.name = name
+        self._network = network
+        self._node = node
+
+    async def position(self) -> int:
+        return int(await self._ask("position"))
+
+    async def pin(self, step: int) -> SnapshotDescription:
+        found = await self._ask("pin", step)
+        assert isinstance(found, SnapshotDescription)
+        return found
+
+    async def block(self, pin: int, name: str, number: int) -> bytes | memoryview:
+        return bytes(await self._ask("block", pin, name, number))
+
+    async def update(self, pin: int, number: int) -> StepUpdate:
+        found = await self._ask("update", pin, number)
+        assert isinstance(found, StepUpdate)
+        return found
+
+    async def unpin(self, pin: int) -> None:
+        await self._ask("unpin", pin)
+
+    async def close(self) -> None:
+        """There is no connection."""
+
+    async def _ask(self, verb: str, *arguments: Any) -> Any:
+        try:
+            await self._network.reach(self._node, f"shelf {self.name}", timeout=_DONOR_SECONDS)
+            return await self._network.call(
+                self._node, f"shelf {self.name}", (verb, arguments), timeout=10 * _DONOR_SECONDS
+            )
+        except OSError as error:
+            raise PeerLost(f"{self.name} does not answer: {error}", cause=str(error)) from error
