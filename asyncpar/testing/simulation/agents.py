@@ -191,7 +191,13 @@ class SimulatedAgents:
     """Makes an agent's part in the group."""
 
     def __init__(
-        self, cluster: SimulatedCluster, job: SubmittedJob, main: RankMain, *, seed: object, witnesses: tuple[int, ...] = ()
+        self,
+        cluster: SimulatedCluster,
+        job: SubmittedJob,
+        main: RankMain,
+        *,
+        seed: object,
+        witnesses: tuple[int, ...] = (),
     ) -> None:
         self.cluster = cluster
         self.job = job
@@ -264,7 +270,7 @@ class SimulatedAgents:
             display=quiet,
             reaper=quiet,
             on_say=lambda text: self._say(node, text),
-            processes=lambda _record, _place, *, feed, **_: SimulatedSlots(self, process, feed),
+            processes=self._slots_of(process),
         )
         watching: asyncio.Task[None] | None = None
         try:
@@ -291,6 +297,9 @@ class SimulatedAgents:
                 self.on_over()
                 self.end = decode_end(status.closed.record)
             await asyncio.sleep(_OPEN_SECONDS)
+
+    def _slots_of(self, process: SimulatedProcess) -> Callable[..., Any]:
+        return lambda _record, _place, *, feed, **_: SimulatedSlots(self, process, feed)
 
     def _say(self, node: int, text: str) -> None:
         self.cluster.say(node, text)

@@ -35,7 +35,9 @@ _BETWEEN_NODES: Final = {
 KINDS: Final = {**_ON_A_NODE, **_BETWEEN_NODES}
 """All kinds of faults, with their meaning."""
 
-NEED_SECONDS: Final = frozenset({"pause", "pause_agent", "pause_rank", "isolate", "jump", "disk", "silence", "one_way", "clog", "slow"})
+NEED_SECONDS: Final = frozenset(
+    {"pause", "pause_agent", "pause_rank", "isolate", "jump", "disk", "silence", "one_way", "clog", "slow"}
+)
 NEED_FACTOR: Final = frozenset({"clock", "slow"})
 
 DRAWN: Final = (

@@ -44,7 +44,9 @@ class SimulatedProcess:
         "skew",
     )
 
-    def __init__(self, name: str, *, number: int, node: int | None = None, incarnation: int = 0, role: str = "") -> None:
+    def __init__(
+        self, name: str, *, number: int, node: int | None = None, incarnation: int = 0, role: str = ""
+    ) -> None:
         self.name = name
         self.number = number
         self.node = node

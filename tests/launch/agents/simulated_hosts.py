@@ -32,9 +32,9 @@ from asyncpar.net.membership.world_messages import HostCommand, JobOpened
 from asyncpar.net.membership.world_service import WorldService
 from asyncpar.testing.simulation import note
 from asyncpar.testing.simulation.cluster import SimulatedCluster
+from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of, running
 from asyncpar.testing.simulation.network import SimulatedNetwork
 from asyncpar.testing.simulation.process import SimulatedProcess
-from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of, running
 
 START: Final = Lineage(0, b"start")
 STEP_SECONDS: Final = 0.05

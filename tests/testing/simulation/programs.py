@@ -151,9 +151,7 @@ def check_changes(result: SimulationResult) -> None:
             newest = max(newest, generation)
             for name in left:
                 assert int(name.partition("/")[0][1:]) in done | faulty, f"{name} left, and had no fault"
-    assert newest <= 1 + WORLDS_OF_A_FAULT * len(result.faults), (
-        f"{newest} worlds came of {len(result.faults)} faults"
-    )
+    assert newest <= 1 + WORLDS_OF_A_FAULT * len(result.faults), f"{newest} worlds came of {len(result.faults)} faults"
 
 
 def check_bits(result: SimulationResult) -> None:

@@ -22,11 +22,12 @@ from asyncpar.net.arena.settings import LEAST_BYTES, ArenaSettings
 from asyncpar.net.transport.negotiation import LINK_UP_SECONDS
 from asyncpar.testing import run_virtual
 from asyncpar.testing.simulation import Conditions, Fault, SimulationResult, note
-BEAT_PATIENCE, BEAT_SECONDS = 4.0, 0.5
 from asyncpar.testing.simulation.process import CURRENT
 from tests.elasticity.sharded_training import train_sharded
 from tests.elasticity.training import Result
 from tests.testing.simulation.programs import PORTIONS, UNTIL, bits, check_bits, check_sums, sums
+
+BEAT_PATIENCE, BEAT_SECONDS = 4.0, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
