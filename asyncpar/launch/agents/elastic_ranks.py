@@ -1,16 +1,16 @@
 """Decide for one host about the ranks of a job whose processes outlive worlds (``--elastic ranks``).
 
 Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
-again after a while, as often as the job allows; one that is held for lost by the others, or is stopped, is ended and
-started again, which counts for nothing.  Where a slot may not start again, before its oldest crash is out of the
-window, the others go on without it.  Of slots and spares as many come in as the job has slots here, in the order in
-which they ask; the first question of the others is answered when there is a place: a spare has done all that a program
-does before its first step.  So wait the ranks of a host for which the job has no place now, because its world has
-members of as many others as it may have.  A rank that gets SIGTERM from others than its agent asks to leave at the end
-of a step; it starts again, which counts for nothing, unless its host leaves, too.  While the host is parked its
-members are in no world: they keep what they have, and report it to the leader when there is a quorum.  A world that is
-announced meanwhile waits for that, too, with whatever happens to it: revoked at once, it would be followed by another,
-and that by the next.
+again after a while, as often as the job allows; one that is declared lost by the others is ended and started again,
+which counts for nothing.  So is one that is stopped while others that have the state go on, which the leader decides.
+Where a slot may not start again, before its oldest crash is out of the window, the others go on without it.  Of slots
+and spares as many come in as the job has slots here, in the order in which they ask; the first question of the others
+is answered when there is a place: a spare has done all that a program does before its first step.  So wait the ranks of
+a host for which the job has no place now, because its world has members of as many others as it may have.  A rank that
+gets SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing,
+unless its host leaves, too.  While the host is parked its members are in no world: they keep what they have, and report
+it to the leader when there is a quorum.  A world that is announced meanwhile waits for that, too, with whatever happens
+to it: revoked at once, it would be followed by another, and that by the next.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from asyncpar.launch.agents.host_protocol import (
     HostTick,
     LeaveHost,
     RankGone,
+    RankResumed,
     RankSaid,
     RankSilent,
     RanksOver,
@@ -54,6 +55,8 @@ from asyncpar.net.membership.world_messages import (
     MemberHealing,
     MemberLeft,
     MemberProgressed,
+    MemberResumed,
+    MemberStopped,
     MembersWanted,
     MemberWaits,
     MemberWithdrawn,
@@ -173,7 +176,9 @@ class ElasticRanks:
             case RankGone(slot, end):
                 commands = self._gone(self._slots[slot], end, now)
             case RankSilent(slot, how):
-                commands = self._free(self._slots[slot], how)
+                commands = self._silent(self._slots[slot], how)
+            case RankResumed(slot):
+                commands = self._resumed(self._slots[slot])
             case LeaveHost(grace, why):
                 commands = self._leave(grace, why, now)
             case HostTick():
@@ -183,6 +188,20 @@ class ElasticRanks:
             case _:
                 commands = self._world_changed(event)
         return commands + self._admit() + self._over()
+
+    def _silent(self, slot: _RankSlot, how: str) -> list[SlotCommand]:
+        """Have the leader decide about a rank of a world that is stopped: it may be the last that has the state."""
+        if slot.member is None or not self._is_placed(slot.member):
+            return self._free(slot, how)
+        return [TellLeader(MemberStopped(slot.member, how))]
+
+    def _resumed(self, slot: _RankSlot) -> list[SlotCommand]:
+        is_placed = slot.member is not None and self._is_placed(slot.member)
+        return [TellLeader(MemberResumed(slot.member))] if is_placed and slot.member else []
+
+    def _is_placed(self, member: str) -> bool:
+        """Is ``member`` in the current world?"""
+        return self._world is not None and member in [placed.name for placed in self._world.members]
 
     # -- what ranks say ------------------------------------------------------------------------------------------------
 

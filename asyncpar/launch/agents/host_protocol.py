@@ -35,6 +35,13 @@ class RankSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class RankResumed:
+    """The process in ``slot``, which was stopped, goes on."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveHost:
     """The ranks of this host are to leave at the end of a step, within ``grace`` seconds, because of ``why``."""
 
@@ -47,7 +54,7 @@ class HostTick:
     """Time has passed."""
 
 
-SlotEvent = HostCommand | RankSaid | RankGone | RankSilent | LeaveHost | HostTick
+SlotEvent = HostCommand | RankSaid | RankGone | RankSilent | RankResumed | LeaveHost | HostTick
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,15 @@ from typing import Any
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import ProtocolError
-from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, RankSilent, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.host_protocol import (
+    RankGone,
+    RankResumed,
+    RankSaid,
+    RankSilent,
+    SlotEvent,
+    StartRank,
+    WriteToRank,
+)
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import RankEnd
@@ -248,6 +256,7 @@ class SlotProcesses:
             running.silent.cancel()
             running.silent = None
         if state.condition is Condition.WELL:
+            self._feed(RankResumed(slot))
             return
         is_stopped = state.condition is Condition.STOPPED
         how = "is stopped" if is_stopped else "runs no Python code: something holds its GIL"

@@ -1,20 +1,21 @@
 """For how long the agents of a group have been silent, and which of them their leader holds for lost.  Pure.
 
-A host whose members are the whole world goes on until its agent is parked: it is given more time.  Else a world needs
-members that the leader hears, and commits nothing without them.
+The committed state is in the memory of members.  So a host is declared lost after a short silence only while another
+one that holds the state is heard; the last ones are waited for, since a pause is not a death.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.net.membership.group_state import GroupState
 
 SILENT_SECONDS = 2.5
 """Seconds without an answer after which the leader holds an agent for lost."""
-SILENT_ALONE_SECONDS = 3.5
-"""The same if no member of the world is elsewhere: more than ``PARKED_SECONDS``, and another leader's lease (see
-``ElectionTimes``) after the last that the leader may have heard."""
+LAST_HOLDER_SECONDS = 30.0
+"""The same if nobody else is heard that has the state: then it is lost with this host."""
+QUIET_SECONDS = 1.0
+"""Seconds without an answer after which nobody counts on an agent, which need not be lost."""
 PARKED_SECONDS = 2.1
 """Seconds without word that a leader hears it after which an agent is parked: before it can be held for lost."""
 _REFUSED_SECONDS = 0.25
@@ -30,6 +31,8 @@ class AgentSilence:
         self._answered: dict[str, float] = {}
         self._refused: dict[str, float] = {}
         self._speakers: set[str] = set()
+        self._present: set[str] = set()
+        """Who has said anything since this agent leads."""
 
     def has_heard(self, node: str) -> bool:
         """Has ``node`` ever said anything?"""
@@ -39,6 +42,7 @@ class AgentSilence:
         """Note that ``node`` has said something."""
         self._answered[node] = now
         self._speakers.add(node)
+        self._present.add(node)
         self._refused.pop(node, None)
 
     def connects(self, node: str, now: float) -> None:
@@ -61,23 +65,28 @@ class AgentSilence:
 
     def begin(self, nodes: Iterable[str], now: float, *, before: str | None) -> None:
         """Count from now on, as the leader after ``before``, who has been silent for an election already."""
+        self._present.clear()
         heard = self._answered.get(before, now) if before is not None else now
         self._answered = dict.fromkeys(nodes, now)
         if before in self._answered:
             self._answered[before] = max(heard, now - _ELECTION_SECONDS)
 
-    def lost(self, state: GroupState, now: float) -> list[tuple[str, str]]:
-        """Return the nodes of ``state`` that are held for lost, and why."""
+    def is_quiet(self, node: str, now: float) -> bool:
+        """Decide whether ``node`` has been silent of late, or since this agent leads."""
+        return node not in self._present or now - self._answered.get(node, now) > QUIET_SECONDS
+
+    def lost(self, state: GroupState, holders: frozenset[str], now: float, *, own: str = "") -> list[tuple[str, str]]:
+        """Return the nodes of ``state`` that are declared lost, and why.
+
+        ``holders`` are the hosts that have the committed state; ``own`` is the node of this agent.
+        """
+        heard = {node.name for node in state.nodes if node.node == own or not self.is_quiet(node.node, now)}
         found = []
         for node in state.nodes:
-            patience = self._patience(node, state, now)
+            is_last = node.name in holders and not holders & heard
+            patience = LAST_HOLDER_SECONDS if is_last else SILENT_SECONDS
             if now - self._refused.get(node.node, now) > _REFUSED_SECONDS:
                 found.append((node.node, "its agent is gone"))
             elif now - self._answered.get(node.node, now) > patience:
                 found.append((node.node, f"its agent did not answer for {patience:g} s"))
         return found
-
-    def _patience(self, node: GroupNode, state: GroupState, now: float) -> float:
-        hosts = {member.host for member in (() if state.world is None else state.world.members)}
-        there = {one.name for one in state.nodes if now - self._answered.get(one.node, now) <= SILENT_SECONDS}
-        return SILENT_ALONE_SECONDS if node.name in hosts and not hosts & there else SILENT_SECONDS

@@ -36,6 +36,8 @@ _KINDS: dict[str, type[Any]] = {
         worlds.MemberWithdrawn,
         worlds.MemberReady,
         worlds.MemberReported,
+        worlds.MemberStopped,
+        worlds.MemberResumed,
         worlds.MemberDraining,
         worlds.MemberLeft,
         worlds.MemberFailed,

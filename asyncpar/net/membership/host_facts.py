@@ -19,6 +19,8 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MemberResumed,
+    MemberStopped,
     MemberWithdrawn,
 )
 
@@ -54,6 +56,8 @@ class HostFacts:
             case MemberWithdrawn(member):
                 self._forget(member)
                 self._facts["withdrawn", member] = event
+            case MemberStopped(member) | MemberResumed(member):
+                self._facts["stopped", member] = event
             case MemberReady() | MemberReported() | MemberDraining():
                 self._facts[type(event).__name__, event.member] = event
             case MemberLeft(member) | MemberFailed(member, _, _) | MemberDied(member, _):
@@ -90,6 +94,8 @@ def _is_settled(
             return number <= closed
         case MemberHealing() | MemberArrived() | MemberProgressed() | MemberWithdrawn():
             return event.member in members and not isinstance(event, MemberWithdrawn)
+        case MemberStopped() | MemberResumed():
+            return event.member not in members
         case MemberReady(_, generation, _):
             return generation < state.generation - 1
         case MemberReported(report=report):

@@ -41,6 +41,9 @@ STOPPED_PATIENCE = 0.3
 About what they need to go on without it: to wait longer costs more than to end one that would have run again at once.
 """
 
+LAST_PATIENCE = 30.0
+"""Seconds for which members that are late are waited for beyond that, if the state would be lost with them."""
+
 REPORT_PATIENCE = 10.0
 """Seconds after a revoke within which each member has to report, or it is held for lost."""
 
@@ -161,6 +164,8 @@ class WorldRules:
     may_join: Callable[[Sequence[str], str], bool] = _may_always_join
     are_more_coming: Callable[[], bool] = lambda: False
     """Do more members fetch the state?"""
+    is_heard: Callable[[str], bool] = lambda _: True
+    """Is the host of a member heard of?"""
 
 
 class ElasticDirector:
@@ -199,6 +204,8 @@ class ElasticDirector:
         self._has_gathered_in_vain = False
         """Whether the last world was changed for newcomers that were too far behind when it was."""
         self._leaving: set[str] = set()
+        self._stopped: dict[str, str] = {}
+        """Members whose processes are stopped, and how."""
         self._quarrels: dict[tuple[str, str], int] = {}
         """Pairs of members that do not hear each other, and in how many worlds since there was progress."""
         self._quarrels_at: Lineage | None = None
@@ -294,9 +301,35 @@ class ElasticDirector:
         planned = f"{member} is ready for a change"
         return [*self._revoke(why or planned, now, is_planned=not why), *self._complete(now)]
 
+    def stopped(self, member: str, how: str, now: float) -> list[DirectorCommand]:
+        """Note that the process of ``member`` is stopped: the others need not wait for it, if there are others."""
+        self._stopped[member] = how
+        return self._evict_stopped(now)
+
+    def resumed(self, member: str) -> None:
+        """Note that the process of ``member`` goes on."""
+        self._stopped.pop(member, None)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The members that have the committed state, and can use it now."""
+        return tuple(member for member in self.members if member not in self._stopped)
+
+    def _evict_stopped(self, now: float) -> list[DirectorCommand]:
+        """Go on without members that are stopped, while others that have the state are heard."""
+        stopped = [member for member in self.members if member in self._stopped]
+        if not stopped or not any(self._rules.is_heard(member) for member in self.holders):
+            return []
+        found = [(member, self._stopped[member]) for member in stopped]
+        return [command for member, how in found for command in self._evict(member, how, now)]
+
+    def _evict(self, member: str, why: str, now: float) -> list[DirectorCommand]:
+        return [Evict(member, why), *self.lost(member, why, now)]
+
     def lost(self, member: str, how: str, now: float) -> list[DirectorCommand]:
         """Handle the loss of ``member``."""
         self._forget(member)
+        self._stopped.pop(member, None)
         self._leaving.discard(member)
         world = self._world
         if world is None or member not in world.survivors:
@@ -307,18 +340,26 @@ class ElasticDirector:
 
     def tick(self, now: float) -> list[DirectorCommand]:
         """Do what is due by now."""
-        world, commands = self._world, list[DirectorCommand]()
-        late: tuple[str, ...] = ()
-        why = ""
-        if world is not None and world.revoked_at is not None and now - world.revoked_at > self._report_within:
-            late = tuple(member for member in world.survivors if member not in world.reports)
-            why = f"did not answer for {self._report_within:g} s"
-        elif world is not None and world.revoked_at is None and now - world.formed_at > self._ready_within:
-            late = tuple(member for member in world.survivors if member not in world.ready)
-            why = f"did not come into generation {world.generation} for {self._ready_within:g} s"
-        for member in late:
-            commands += [Evict(member, why), *self.lost(member, why, now)]
+        commands = self._evict_late(now) + self._evict_stopped(now)
         return [*commands, *self._announce_gathered(now), *self._end_if_short(now), *self._complete(now)]
+
+    def _evict_late(self, now: float) -> list[DirectorCommand]:
+        """Go on without members that do not do what is due; later if the state would be lost with them."""
+        world = self._world
+        if world is None:
+            return []
+        if world.revoked_at is not None:
+            there, began, limit = set(world.reports), world.revoked_at, self._report_within
+            why = f"did not answer for {limit:g} s"
+        else:
+            there, began, limit = world.ready, world.formed_at, self._ready_within
+            why = f"did not come into generation {world.generation} for {limit:g} s"
+        missing = [member for member in world.survivors if member not in there]
+        if len(missing) == len(world.survivors):
+            limit += LAST_PATIENCE
+        if now - began <= limit:
+            return []
+        return [command for member in missing for command in self._evict(member, why, now)]
 
     def _announce_gathered(self, now: float, progressed: str | None = None) -> list[DirectorCommand]:
         """Announce a change for newcomers that have a place, once others that are on the way are there, too.
@@ -400,7 +441,7 @@ class ElasticDirector:
             return [Evict(member, str(self.trouble)) for member in survivors]
         if not world.is_judged and (odd := self._odd_member(world, lineage)) is not None:
             why = f"does not hear {odd[1]}, nor is heard there, while both are heard here"
-            return [Evict(odd[0], why), *self.lost(odd[0], why, now)]
+            return self._evict(odd[0], why, now)
         world.ready_at = now if world.ready_at is None else world.ready_at
         leaver = self._leaver(world)
         staying = tuple(member for member in survivors if member != leaver)

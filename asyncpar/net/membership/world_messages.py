@@ -131,6 +131,19 @@ class MemberReported(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class MemberStopped(msgspec.Struct, frozen=True):
+    """The process of ``member`` is stopped, or runs no Python code: ``how``.  It has its state, and may go on."""
+
+    member: str
+    how: str
+
+
+class MemberResumed(msgspec.Struct, frozen=True):
+    """The process of ``member``, which was stopped, goes on."""
+
+    member: str
+
+
 class MemberDraining(msgspec.Struct, frozen=True):
     """``member`` was asked to end, and is to leave at the end of a step."""
 
@@ -180,6 +193,8 @@ HostEvent = (
     | MemberWithdrawn
     | MemberReady
     | MemberReported
+    | MemberStopped
+    | MemberResumed
     | MemberDraining
     | MemberLeft
     | MemberFailed

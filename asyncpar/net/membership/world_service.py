@@ -317,7 +317,7 @@ class WorldService:
             for told in waiting:
                 self._direct(told)
             self._tell_facts()
-            self._direct(WorldTick())
+            self._direct(WorldTick(self._quiet()))
         else:
             self._direct(StateDecided(self._state))
 
@@ -344,9 +344,15 @@ class WorldService:
                     if one.node in self._peers:
                         self._peers[one.node].send(told)
 
+    def _quiet(self) -> frozenset[str]:
+        """Return the hosts that nobody can count on now."""
+        others = (node for node in self._state.nodes if node.node != self._id)
+        return frozenset(node.name for node in others if self._silence.is_quiet(node.node, self._awake()))
+
     def _look_at_agents(self) -> None:
         """Find those that are lost."""
-        for node, why in self._silence.lost(self._state, self._awake()):
+        holders = frozenset() if self._machine is None else self._machine.holders
+        for node, why in self._silence.lost(self._state, holders, self._awake(), own=self._id):
             if node != self._id:
                 self._direct(NodeGone(node, why))
 
@@ -446,7 +452,7 @@ class WorldService:
             return
         self._awake()
         if self._machine is not None:
-            self._direct(WorldTick())
+            self._direct(WorldTick(self._quiet()))
             self._look_at_agents()
             self._look_for_voters()
         if self._node is not None:

@@ -48,6 +48,8 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MemberResumed,
+    MemberStopped,
     MembersWanted,
     MemberWaits,
     MemberWithdrawn,
@@ -99,7 +101,9 @@ class StateDecided:
 
 @dataclass(frozen=True, slots=True)
 class WorldTick:
-    """Time has passed."""
+    """Time has passed; ``quiet`` are the hosts that have been silent of late."""
+
+    quiet: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ class WorldMachine:
         self._cooling: dict[str, tuple[float, str]] = {}
         """Until when hosts that were lost often have no place, and why."""
         self._draining: set[str] = set()
+        self._quiet: frozenset[str] = frozenset()
         self._has_stopped = False
         self._failures = _Failures(-1, set())
         self._generation = state.generation
@@ -229,6 +234,7 @@ class WorldMachine:
                 may_settle=self._will_be_enough,
                 may_join=self._has_place,
                 are_more_coming=lambda: bool(self._healing),
+                is_heard=lambda member: self._placed[member].host not in self._quiet,
             ),
             report_within=job.terms.report_within,
             gather_for=GATHER_SECONDS,
@@ -275,9 +281,16 @@ class WorldMachine:
                 return self._decided(state, now)
             case VotersDue():
                 self._change(_same)
-            case WorldTick():
+            case WorldTick(quiet):
+                self._quiet = quiet
                 self._tick(now)
         return self._flush()
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """The hosts whose members have the committed state, and can use it now."""
+        members = () if self._director is None else self._director.holders
+        return frozenset(self._placed[member].host for member in members)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -426,6 +439,13 @@ class WorldMachine:
                 is_told_again = report.generation < director.generation and member in director.members
                 if not is_told_again:
                     self._obey(director.report(member, report, now, why))
+            case MemberStopped() | MemberResumed():
+                self._stopped(event, now)
+            case _:
+                self._member_gone(event, now)
+
+    def _member_gone(self, event: HostEvent, now: float) -> None:
+        match event:
             case MemberWithdrawn(member):
                 self._lost(member, "had to begin anew", now)
             case MemberLeft(member):
@@ -434,6 +454,16 @@ class WorldMachine:
                 self._failed(member, step, why, now)
             case MemberDied(member, how):
                 self._lost(member, how, now)
+
+    def _stopped(self, event: MemberStopped | MemberResumed, now: float) -> None:
+        director = self._director
+        if director is None or event.member not in director.members:
+            return
+        match event:
+            case MemberStopped(member, how):
+                self._obey(director.stopped(member, how, now))
+            case MemberResumed(member):
+                director.resumed(member)
 
     def _failed(self, member: str, step: int, why: str, now: float) -> None:
         """Stop the job when its program has failed at the same step in every place: another world would not help."""

@@ -17,7 +17,15 @@ from typing import Any, Final
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, RankSilent, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.host_protocol import (
+    RankGone,
+    RankResumed,
+    RankSaid,
+    RankSilent,
+    SlotEvent,
+    StartRank,
+    WriteToRank,
+)
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_end, encode_record
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.failure import RankEnd
@@ -95,7 +103,7 @@ class SimulatedSlots:
     def start(self, order: StartRank) -> None:
         agents, node = self._agents, self._agent.node
         assert node is not None
-        process = agents.cluster.launch(node, lambda process: self._live(process, order, pipe))
+        process = agents.cluster.launch(node, lambda process: self._live(process, pipe))
         pipe = SimulatedPipe(
             agents.cluster.network,
             process,
@@ -108,7 +116,7 @@ class SimulatedSlots:
         self._settled.clear()
         agents.started(process, self)
 
-    async def _live(self, process: SimulatedProcess, order: StartRank, pipe: SimulatedPipe) -> None:
+    async def _live(self, process: SimulatedProcess, pipe: SimulatedPipe) -> None:
         is_well = await self._agents.main(process, PipeWorlds(pipe))
         self._to_agent.call(self.ended, process, 0 if is_well else 1)
 
@@ -144,10 +152,10 @@ class SimulatedSlots:
         self._feed(RankGone(slot, end))
 
     def look(self, process: SimulatedProcess) -> None:
-        """Report that a process is stopped, if it still is; in the agent's."""
-        for slot, running in self._running.items():
-            if running.process is process and process.health is Health.PAUSED:
-                self._feed(RankSilent(slot, "is stopped"))
+        """Report that a process is stopped, or goes on; in the agent's."""
+        for slot, running in list(self._running.items()):
+            if running.process is process and not process.is_dead:
+                self._feed(RankSilent(slot, "is stopped") if process.health is Health.PAUSED else RankResumed(slot))
 
     @property
     def agent(self) -> SimulatedProcess:
@@ -312,7 +320,7 @@ class SimulatedAgents:
         self.on_rank(process)
 
     def died(self, process: SimulatedProcess) -> None:
-        """Handle the death of a process by a fault: an agent's ranks end with it, a rank's end is noticed by its agent."""
+        """Handle the death of a process by a fault: ranks end with their agent, which notices their ends."""
         slots = self._slots.pop(process, None)
         if slots is not None:
             when = self.cluster.loop.now + self.cluster.dice.random() * NOTICE_SECONDS
@@ -323,8 +331,9 @@ class SimulatedAgents:
                 self.cluster.kill(rank)
 
     def stopped(self, process: SimulatedProcess) -> None:
-        """Handle the stop of a process by a fault: the agent of a rank sees it, unless it is stopped, too."""
+        """Handle the stop of a process, or its end: the agent of a rank sees it, unless it is stopped, too."""
         slots = self._slots.get(process)
         if slots is not None:
-            when = self.cluster.loop.now + STOPPED_PATIENCE + self.cluster.dice.random() * LOOK_SECONDS
+            patience = STOPPED_PATIENCE if process.health is Health.PAUSED else 0.0
+            when = self.cluster.loop.now + patience + self.cluster.dice.random() * LOOK_SECONDS
             self.cluster.loop.schedule(slots.agent, when, slots.look, process)

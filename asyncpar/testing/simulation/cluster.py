@@ -27,8 +27,8 @@ _BOOT_SECONDS: Final = 0.01
 class SimulatedCluster:
     """``size`` nodes.  ``launch`` starts a process on one.
 
-    ``on_death`` is called with every process that dies by a fault, ``on_stop`` with every one that is paused, and
-    ``on_restart`` with a node that has to run what it runs.
+    ``on_death`` is called with every process that dies by a fault, ``on_stop`` with every one that is paused
+    or goes on, and ``on_restart`` with a node that has to run what it runs.
     """
 
     def __init__(
@@ -176,6 +176,7 @@ class SimulatedCluster:
         def heal() -> None:
             for process in stopped:
                 self.loop.resume(process)
+                self.on_stop(process)
 
         return heal if stopped else None
 

@@ -23,7 +23,8 @@ class Health(enum.Enum):
 class SimulatedProcess:
     """One process on ``node``: its queue of callbacks, its clock, its health.
 
-    ``incarnation`` counts the processes of a node with the same ``role``.  ``rate`` is how fast its clock runs; ``skew`` is added to the time
+    ``incarnation`` counts the processes of a node that have its ``role``.
+    ``rate`` is how fast its clock runs; ``skew`` is added to the time
     of day only.
     """
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.launch.agents import host_agent
 from asyncpar.net.membership import agent_silence, consensus
-from asyncpar.net.membership.agent_silence import AgentSilence
+from asyncpar.net.membership.agent_silence import LAST_HOLDER_SECONDS, AgentSilence
 from asyncpar.net.membership.consensus import ConsensusNode
 from asyncpar.net.membership.consensus_messages import DurableState, Promise
 from asyncpar.net.membership.host_facts import HostFacts
@@ -27,11 +27,13 @@ DEATHS = ("kill", "crash", "restart", "reset", "replay")
 THREE = Group(faults=8, death_chance=0.02)
 LAST = Group(faults=3, calm_from=9.0, last="crash", seconds=28.0)
 """One of three hosts is lost for good."""
+LONG = LAST_HOLDER_SECONDS + 4.0
+"""Seconds after which even the last hosts that have the state are given up."""
 STOPS = Group(
     hosts=(1, 1),
-    planned=(Fault(at=5.013, kind="pause", node=0, seconds=6.0),),
-    calm_from=12.0,
-    seconds=27.0,
+    planned=(Fault(at=5.013, kind="pause", node=0, seconds=LONG),),
+    calm_from=LONG + 6.0,
+    seconds=LONG + 21.0,
 )
 """The host that has all ranks of the job is stopped."""
 SPARE = Group(size=5, hosts=(1, 2), faults=8, kinds=SPLITS)
@@ -43,12 +45,14 @@ ALL = Group(size=2, hosts=(2, 2), faults=0, rank_death_chance=0.02)
 def _cut(deaf_after: float) -> Group:
     """Return a group whose ranks are all on two hosts that the others do not hear, and which hear them for a while."""
     pairs = [(node, peer) for node in (1, 2) for peer in (0, 3, 4)]
-    faults = [Fault(at=4.0, kind="one_way", node=node, peer=peer, seconds=8.0) for node, peer in pairs]
+    faults = [Fault(at=4.0, kind="one_way", node=node, peer=peer, seconds=LONG) for node, peer in pairs]
     faults += [
-        Fault(at=4.0 + deaf_after, kind="one_way", node=peer, peer=node, seconds=8.0 - deaf_after)
+        Fault(at=4.0 + deaf_after, kind="one_way", node=peer, peer=node, seconds=LONG - deaf_after)
         for node, peer in pairs
     ]
-    return Group(size=5, hosts=(1, 2), idle=(0, 3, 4), planned=tuple(faults))
+    return Group(
+        size=5, hosts=(1, 2), idle=(0, 3, 4), planned=tuple(faults), calm_from=LONG + 5.0, seconds=LONG + 22.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,7 @@ MISSING: dict[str, Missing] = {
     "lease-margin": Missing(
         prevents="hosts are given up before they are parked",
         group=_cut(0.0),
-        patches=((agent_silence, "SILENT_ALONE_SECONDS", 1.0), (agent_silence, "SILENT_SECONDS", 1.0)),
+        patches=((agent_silence, "LAST_HOLDER_SECONDS", 1.0), (agent_silence, "SILENT_SECONDS", 1.0)),
     ),
     "commit-lease": Missing(
         prevents="a host that was stopped, and is given up, commits a step as it wakes",

@@ -561,7 +561,8 @@ class SimulatedHosts:
         service.number = self._services
         place = HostPlace(host=name, host_id=name, bind="", secret_file="", environment={}, is_witness=is_witness)
         quiet: Any = _Quiet()
-        agent = HostAgent(service, place, rendezvous=quiet, display=quiet, reaper=quiet)
+        straw: Any = StrawProcesses
+        agent = HostAgent(service, place, rendezvous=quiet, display=quiet, reaper=quiet, processes=straw)
         opening: asyncio.Task[None] | None = None
         try:
             await service.start()

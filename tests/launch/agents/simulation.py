@@ -8,9 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
-from asyncpar.launch.agents import host_agent
 from asyncpar.net.membership.group_codec import decode_group
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.world_messages import (
@@ -149,7 +147,7 @@ def simulate_hosts(seed: int, group: Group, *, records: bool = False) -> Run:
     asyncio.set_event_loop(loop)
     loop.set_exception_handler(lambda _, context: _note_error(loop, context))
     try:
-        with simulated_machine(loop, seed), patch.object(host_agent, "SlotProcesses", StrawProcesses):
+        with simulated_machine(loop, seed):
             loop.run_until_complete(watch())
             notes = list(loop.notes)
             loop.set_exception_handler(lambda _loop, _context: None)
