@@ -122,7 +122,7 @@ class ElasticJob:
                 await self._state.close()
             await self.shelf.close("the job has ended there")
         finally:
-            await self._source.leave(self.failed if isinstance(error, Exception) else None)
+            await self._source.leave(self.failed if isinstance(error, Exception) else None, is_done=error is None)
             await self._stop_node(is_last=True)
             self._changes.close()
 

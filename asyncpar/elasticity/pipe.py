@@ -154,10 +154,11 @@ class PipeWorlds:
         """See ``WorldSource``."""
         await self._lease.hold()
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:
+    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:
         """See ``WorldSource``."""
         step, why = failed or (None, "")
-        self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
+        if is_done or failed is not None:
+            self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
         for donor in self._donors:
             await donor.close()
         await self._pipe.close()

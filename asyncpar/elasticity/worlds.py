@@ -89,8 +89,11 @@ class WorldSource(Protocol):
         """
         ...
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:
-        """Leave for good: this process is done, or its program has ``failed`` at a step, and why.  Idempotent."""
+    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:
+        """Leave for good: this process ``is_done``, or its program has ``failed`` at a step, and why.  Idempotent.
+
+        Else it ends for another reason, which the end of the process shows.
+        """
         ...
 
 
@@ -121,7 +124,7 @@ class LoneWorld:
     async def hold_lease(self) -> None:
         pass  # nobody goes on without it
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:
+    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:
         pass
 
 

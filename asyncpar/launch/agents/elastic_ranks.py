@@ -321,6 +321,9 @@ class ElasticRanks:
         size = len(announced.members)
         ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
         commands: list[SlotCommand] = [SayLine(f"{announced.change}; {ranks}")]
+        if not announced.members:  # nobody is left who could give the rest of the state
+            healing = [slot for slot in self._slots if slot.generation < 0 and slot.has_place and slot.lineage is None]
+            commands += [command for slot in healing for command in self._free(slot, announced.change.why)]
         for slot in self._slots:
             if slot.member is None or (slot.generation < 0 and slot.lineage != announced.lineage):
                 continue  # a newcomer that has taken its arrival back

@@ -101,6 +101,8 @@ class ConsensusNode:
         self._leader: str | None = None
         self._term: Term | None = None
         self._followed: Term | None = None
+        self._leads_in: Term | None = None
+        """The term in which this node follows the leader."""
         self._campaign = _Campaign(state.decided.generation)
         self._proposed: Entry | None = None
         self._is_ready = False
@@ -122,6 +124,11 @@ class ConsensusNode:
     def leader(self) -> str | None:
         """Who leads, as far as this node knows."""
         return self._leader
+
+    @property
+    def term(self) -> Term | None:
+        """The term in which this node leads, or tries to."""
+        return self._term
 
     @property
     def leads(self) -> bool:
@@ -446,7 +453,7 @@ class ConsensusNode:
     def _asked_to_accept(self, sender: str, term: Term, entry: Entry, now: float) -> list[Command]:
         if self._must_refuse(term):
             return self._refuse(sender)
-        commands = self._yield_to(term, now) + self._follow(sender, now)
+        commands = self._yield_to(term, now) + self._follow(sender, term, now)
         commands += self._store(accepted=Acceptance(term, entry))
         return [*commands, SendMessage(sender, EntryAccepted(self.decided.generation, term))]
 
@@ -464,14 +471,15 @@ class ConsensusNode:
         self._followed = term
         if echo is not None and echo <= now:  # one of an earlier start may be of another clock
             self._contact = max(self._contact, echo)
-        commands = self._yield_to(term, now) + self._follow(sender, now)
+        commands = self._yield_to(term, now) + self._follow(sender, term, now)
         return [*commands, SendMessage(sender, HeartbeatAck(self.decided.generation, term, now))]
 
-    def _follow(self, leader: str, now: float) -> list[Command]:
+    def _follow(self, leader: str, term: Term, now: float) -> list[Command]:
+        """Follow ``leader``, who has to be notified of everything anew in each term."""
         self._heard_at, self._elect_at = now, now + self._patience()
         if self._role is _Role.PRE_CANDIDATE:
             self._role = _Role.FOLLOWER
-        if self._leader == leader:
+        if self._leader == leader and self._leads_in == term:
             return []
-        self._leader = leader
+        self._leader, self._leads_in = leader, term
         return [FollowLeader(leader)]

@@ -108,6 +108,8 @@ class WorldService:
         """What this agent, about to lead, has been told."""
         self._told: list[HostCommand] = []
         """What this agent, as the leader, has told of the world of now."""
+        self._followers: set[str] = set()
+        """Who follows this agent, as the leader, and has received ``_told`` since."""
         self._silence = AgentSilence()
         self._is_parked = False
         self._is_leaving = False
@@ -312,6 +314,7 @@ class WorldService:
         if self._machine is None:
             self._machine = WorldMachine(self._state, now=self._awake())
             self._told.clear()
+            self._followers.clear()
             self._silence.begin(self._peers, self._awake(), before=self._before)
             waiting, self._waiting = self._waiting, []
             for told in waiting:
@@ -370,6 +373,7 @@ class WorldService:
         if self._node is None:
             return
         self._silence.heard(sender, self._awake())
+        self._repeat(sender, message)
         if isinstance(message, consensus.Message):
             if sender not in self._peers:
                 self._open(sender, address)  # it may have to learn that it is none of us
@@ -380,6 +384,15 @@ class WorldService:
             self._direct(HostTold(sender, message))
         elif sender == self._leader:
             self._hear(message)  # type: ignore[arg-type]  # what remains
+
+    def _repeat(self, sender: str, message: object) -> None:
+        """Announce all again to a node that follows this leader now: what came before, it has not taken from it."""
+        if self._node is None or self._machine is None or sender in self._followers or sender not in self._peers:
+            return
+        if isinstance(message, consensus.HeartbeatAck) and message.term == self._node.term:
+            self._followers.add(sender)
+            for command in self._told:
+                self._peers[sender].send(command)
 
     def _hear(self, command: HostCommand) -> None:
         """Pass on what the leader tells, once in the world of now."""

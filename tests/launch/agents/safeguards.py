@@ -50,9 +50,7 @@ def _cut(deaf_after: float) -> Group:
         Fault(at=4.0 + deaf_after, kind="one_way", node=peer, peer=node, seconds=LONG - deaf_after)
         for node, peer in pairs
     ]
-    return Group(
-        size=5, hosts=(1, 2), idle=(0, 3, 4), planned=tuple(faults), calm_from=LONG + 5.0, seconds=LONG + 22.0
-    )
+    return Group(size=5, hosts=(1, 2), idle=(0, 3, 4), planned=tuple(faults), calm_from=LONG + 5.0, seconds=LONG + 22.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +162,7 @@ MISSING: dict[str, Missing] = {
     ),
     "echo": Missing(
         prevents="a host that is not heard any more counts on its leader",
-        group=_cut(2.5),
+        group=_cut(LAST_HOLDER_SECONDS - 1.0),
         patches=((ConsensusNode, "_beaten", _hears_any),),
     ),
     "each-once": Missing(

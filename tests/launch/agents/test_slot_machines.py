@@ -19,6 +19,7 @@ from asyncpar.launch.agents.host_protocol import (
     LeaveHost,
     OpenRendezvous,
     RankGone,
+    RankResumed,
     RankSaid,
     RankSilent,
     RanksOver,
@@ -45,6 +46,7 @@ from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
+    ChangePending,
     HostDraining,
     HostParked,
     JobClosed,
@@ -56,6 +58,8 @@ from asyncpar.net.membership.world_messages import (
     MemberLeft,
     MemberReady,
     MemberReported,
+    MemberResumed,
+    MemberStopped,
     MembersWanted,
     MemberWaits,
     PlacedMember,
@@ -203,7 +207,17 @@ def test_a_spare_waits_and_steps_in_for_a_rank_that_is_lost() -> None:
     assert host.feed(RankSaid("a/0/3", asks)) == []
     assert host.machine.spares == {0}
     host.feed(RankSilent(2, "is stopped"))
-    assert host.of(WriteToRank)[0].member == "a/0/3", "who is held for lost has no place either"
+    assert host.told == [MemberStopped("a/2/2", "is stopped")], "the leader decides: others may have no state"
+    assert host.feed(RankResumed(2)) == [TellLeader(MemberResumed("a/2/2"))]
+    host.feed(MemberDismissed("a/2/2", "is stopped"))
+    assert host.of(SignalRank) == [SignalRank(2, signal.SIGKILL)]
+    assert host.of(WriteToRank)[0].member == "a/0/3", "who is declared lost has no place either"
+
+
+def test_a_rank_that_is_stopped_before_it_has_the_state_is_ended_at_once() -> None:
+    host = Host(ElasticMode.RANKS)
+    assert host.feed(RankSilent(0, "is stopped")) == [SignalRank(0, signal.SIGKILL)]
+    assert host.feed(RankResumed(0)) == []
 
 
 def test_ranks_of_a_host_without_a_place_wait_until_a_host_is_lost() -> None:
@@ -533,10 +547,11 @@ def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> N
     host.feed(announced(0, PlacedMember(name=member, host="a")))
     revoked = {"kind": "revoked", "generation": 0, "why": "no quorum", "planned": False}
     assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
-    said = host.feed(announced(1, PlacedMember(name=member, host="a")))
+    held = [announced(1, PlacedMember(name=member, host="a")), WorldEnded(1, "so"), ChangePending(1)]
+    assert [host.feed(event) for event in held] == [[], [], []], "revoked at once, it would be followed by another"
+    said = host.feed(HostParked(""))
     kinds = [command.message["kind"] for command in said if isinstance(command, WriteToRank)]
-    assert kinds == ["world", "revoked"], "a world that it learns of while it is parked is not for it"
-    assert host.feed(HostParked("")) == []
+    assert kinds == ["world", "revoked", "pending"], "it goes on with what was announced meanwhile"
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
