@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -258,6 +259,11 @@ class ElasticJob:
         """Number of ranks of the world of now."""
         return 1 if self._membership is None else self._membership.size
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The name of the host of each rank of the current world."""
+        return [] if self._node is None else [member.host for member in self._node.links.world.members]
+
     # -- coming in -----------------------------------------------------------------------------------------------------
 
     async def _enter(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
@@ -274,7 +280,7 @@ class ElasticJob:
         for attempt in range(ATTEMPTS):
             healing = Healing(donors, state)
             try:
-                await healing.fetch()
+                await self._unless_refused(healing.fetch())
                 async for step in self._catch_up(healing, state, until, size=len(donors) + 1):
                     yield step
                 return
@@ -293,21 +299,32 @@ class ElasticJob:
             finally:
                 await healing.close()
 
+    async def _unless_refused(self, work: Awaitable[None]) -> None:
+        """Wait for ``work``; where it finds that this process would not be the same training, report that."""
+        try:
+            await work
+        except (DivergedState, UsageError) as error:
+            self._source.refused(str(error))
+            raise
+
     async def _catch_up(
         self, healing: Healing, state: ElasticState, until: int, *, size: int
     ) -> AsyncIterator[ElasticStep]:
         """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
 
         It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:
-        then they have to.  ``size`` is that of the world to come.
+        then they have to.  Before that it has run a step, and shown that it comes to what the others have: else no
+        world is changed for it, and ``DivergedState`` is raised.  ``size`` is that of the world to come.
         """
         self.shelf.attach(state)
+        first = state.step
         joining: asyncio.Future[Membership] | None = None
         coming = asyncio.ensure_future(healing.update(state.step))
         others: list[asyncio.Future[Any]] = []
         try:
             while state.step < until:
-                if joining is None and not await healing.is_catching_up():
+                if joining is None and state.step > first and not await healing.is_catching_up():
+                    await self._unless_refused(healing.prove(await state.lineage()))
                     join = self._source.join(await state.lineage(), self.shelf, is_healed=True)
                     joining = asyncio.ensure_future(join)
                     others.append(joining)
@@ -328,6 +345,8 @@ class ElasticJob:
                 step.check_used()
                 if joining is not None:
                     self._source.progress(await state.lineage())
+            with suppress(PeerLost):  # the others are done, too, and may not answer any more
+                await self._unless_refused(healing.prove(await state.lineage()))
         finally:
             for task in (coming, *others):
                 task.cancel()

@@ -255,12 +255,16 @@ class ElasticState:
 
     def identity(self) -> Awaitable[StateIdentity]:
         """Return lineage, digest and checksums of what was committed last when this is called."""
+        return self.recalled_identity()()
+
+    def recalled_identity(self) -> Callable[[], Awaitable[StateIdentity]]:
+        """Return a function that returns ``identity`` of what is committed now, at any later time."""
         known, first = self._identity, self._first
 
         async def identity() -> StateIdentity:
             return first if known is None else await asyncio.shield(known)
 
-        return identity()
+        return identity
 
     def _digest(self, sums: Sums, values: Mapping[str, bytes]) -> bytes:
         arrays = [(array.shape, sums[name]) for name, array in self._arrays.items()]

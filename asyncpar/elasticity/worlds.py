@@ -65,6 +65,10 @@ class WorldSource(Protocol):
         """
         ...
 
+    def refused(self, why: str) -> None:
+        """Report that this process, which was to join, is refused: it would not be the same training.  It ends then."""
+        ...
+
     async def next_world(self, report: MemberReport) -> Membership | None:
         """Return the successor of a world that is over for this member; None if it is to leave (it was drained).
 
@@ -107,6 +111,9 @@ class LoneWorld:
         pass
 
     async def withdraw(self) -> None:
+        pass
+
+    def refused(self, why: str) -> None:
         pass
 
     async def next_world(self, report: MemberReport) -> Membership:

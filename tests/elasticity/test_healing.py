@@ -17,6 +17,7 @@ from asyncpar.elasticity.reduction import GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
 from asyncpar.elasticity.worlds import LoneWorld
 from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
+from asyncpar.net.membership.lineage import Lineage
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
 
@@ -50,6 +51,9 @@ class LocalDonor:
 
     async def update(self, pin: int, number: int) -> StepUpdate:
         return await self._shelf.update(pin, number)
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        return await self._shelf.lineage(pin, step)
 
     async def unpin(self, pin: int) -> None:
         await self._shelf.unpin(pin)

@@ -269,6 +269,9 @@ class SimulatedWorldSource:
     async def next_world(self, report: MemberReport) -> Membership | None:
         return await self._come("report", report)
 
+    def refused(self, why: str) -> None:
+        """Do nothing: it ends, and nobody starts it again."""
+
     def on_revoked(self, callback: OnRevoked) -> None:
         self._callbacks.append(callback)
 
@@ -423,6 +426,11 @@ class SimulatedDonor:
     async def update(self, pin: int, number: int) -> StepUpdate:
         found = await self._ask("update", pin, number)
         assert isinstance(found, StepUpdate)
+        return found
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        found = await self._ask("lineage", pin, step)
+        assert isinstance(found, Lineage)
         return found
 
     async def unpin(self, pin: int) -> None:

@@ -561,3 +561,30 @@ def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -
     numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
     assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process hears nothing"
     assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]
+
+
+def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever_later() -> None:
+    """Whether it finds that out itself, or they do when it waits for its world."""
+    host = Host(ElasticMode.RANKS, restarts=3)
+    others = PlacedMember(name="b/0/0", host="b")
+    host.feed(announced(0, others))
+    host.feed(RankSaid("a/0/0", {"kind": "differs", "why": "its step 4 differs"}))
+    assert host.last == [SayLine("rank a/0 is not admitted: its step 4 differs")]
+    host.gone(0, 1)
+    assert host.of(SayLine) == [SayLine("rank a/0 exited with code 1; it starts again in 0.25 s (restart 1 of 3)")]
+    assert host.wait(0.25) == [StartRank(0, "a/0/1")]
+    host.feed(RankSaid("a/0/1", {"kind": "differs", "why": "its step 9 differs"}))
+    assert host.last == []
+    assert isinstance(host.machine, ElasticRanks)
+    assert host.machine.refusals == {0: "its step 9 differs"}
+    host.gone(0, 1)
+    assert host.wait(0.4) == []
+    assert host.wait(0.1) == [StartRank(0, "a/0/2")]
+    host.feed(MemberDismissed("a/0/2", "its step 20 differs", is_refused=True))
+    assert host.last == [SignalRank(0, signal.SIGKILL)]
+    host.gone(0, -signal.SIGKILL)
+    assert host.of(StartRank) == []
+    assert host.wait(1.0) == [StartRank(0, "a/0/3")]
+    host.feed(RankSaid("a/0/3", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(1, others, PlacedMember(name="a/0/3", host="a")))
+    assert host.machine.refusals == {}
