@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncpar.elasticity.donors import SnapshotShelf
+from asyncpar.elasticity.job import ElasticJob
+from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.step import ElasticStep
-from asyncpar.elasticity.worlds import WorldSource
-from asyncpar.errors import DivergedState, LaunchError, NotFound
+from asyncpar.elasticity.worlds import LoneWorld, WorldSource
+from asyncpar.errors import DivergedState, LaunchError, NotFound, UsageError
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.world_director import (
     AnnouncePending,
@@ -21,9 +23,13 @@ from asyncpar.net.membership.world_director import (
     Evict,
     FormWorld,
 )
+from asyncpar.nn.optimizers import SGD, Optimizer, Rule
 from asyncpar.nn.parameter import Parameter
+from asyncpar.parallel.local.outer import OuterConfig
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
+from tests.elasticity.round_training import RoundResult, train_rounds
+from tests.elasticity.sharded_training import train_sharded
 from tests.elasticity.test_healing import state_of, step_soon
 from tests.elasticity.training import OnStep, Result, check_equal, train
 
@@ -98,6 +104,91 @@ def test_a_joining_rank_that_computes_otherwise_does_not_end_well_with_the_job(a
         assert len(worlds.worlds) == 1
 
     run_virtual(main())
+
+
+def sharded_member(name: str, **settings: Any) -> Main:
+    async def main(source: WorldSource) -> Result:
+        return await train_sharded(source, name, until=UNTIL, **settings)
+
+    return main
+
+
+@pytest.mark.parametrize("other", [{"learning_rate": 0.02}, {"clip_norm": 1.0}], ids=["rate", "norm"])
+@pytest.mark.parametrize("cut", [{"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 1, "codec": "int8"}], ids=str)
+def test_a_joining_rank_that_would_update_its_parts_otherwise_is_refused(
+    cut: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """It has no parts yet to compute: its arguments of ``step.update`` are compared."""
+
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", sharded_member(f"m{n}", **cut)) for n in range(2)]
+            await asyncio.sleep(0.1)
+            with pytest.raises(DivergedState, match=r"its step \d+ has another digest than the group's"):
+                await worlds.start("n0", sharded_member("n0", **cut, **other))
+            await asyncio.gather(*tasks, worlds.start("n1", sharded_member("n1", **cut)))
+        assert [len(world.members) for world in worlds.worlds] == [2, 3]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_members_that_update_their_parts_otherwise_are_reported(zero: int) -> None:
+    async def main() -> None:
+        async with ElasticWorlds(3) as worlds:
+            rates = [0.01, 0.01, 0.02]
+            tasks = [
+                worlds.start(f"m{n}", sharded_member(f"m{n}", zero=zero, learning_rate=rate))
+                for n, rate in enumerate(rates)
+            ]
+            failures = await asyncio.gather(*tasks, return_exceptions=True)
+            for failure in failures:
+                assert isinstance(failure, DivergedState)
+                assert re.search(r"rank 2 on \S+ has another state after step 0 than the others", str(failure))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "why"),
+    [
+        ({"counted": 2}, DivergedState, r"its step \d+ has another digest than the group's"),
+        ({"outer": OuterConfig(learning_rate=0.5)}, UsageError, r"outer: it is OuterConfig\(.*0.5.*\) here and"),
+    ],
+)
+def test_a_joining_rank_whose_rounds_are_others_is_refused(
+    other: dict[str, Any], kind: type[Exception], why: str
+) -> None:
+    def round_member(name: str, **settings: Any) -> Callable[[WorldSource], Coroutine[Any, Any, RoundResult]]:
+        async def main(source: WorldSource) -> RoundResult:
+            return await train_rounds(source, name, until=UNTIL, **settings)
+
+        return main
+
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", round_member(f"m{n}")) for n in range(2)]
+            await asyncio.sleep(0.3)
+            with pytest.raises(kind, match=why):
+                await worlds.start("n0", round_member("n0", **other))
+            first, second = await asyncio.gather(*tasks)
+            assert first.digest == second.digest
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def test_a_joining_rank_with_another_rule_of_its_optimizer_is_refused_by_its_name() -> None:
+    """Also where its rule is used by itself only, in the inner steps of rounds, or on its own parts."""
+
+    def settings(rule: Rule, **cut: Any) -> Mapping[str, str]:
+        parameter = Parameter("weight", np.ones(8, np.float32))
+        optimizer = Optimizer([parameter], rule)
+        return ElasticJob(portions=2, source=LoneWorld()).state([parameter], optimizer, **cut).settings
+
+    for cut in ({}, {"zero": 1}, {"outer": OuterConfig()}):
+        with pytest.raises(UsageError, match=r"optimizers: it is SGD\(.*momentum=0.8.*here and SGD\(.*momentum=0.9"):
+            check_settings(settings(SGD(momentum=0.8), **cut), settings(SGD(momentum=0.9), **cut))
 
 
 def test_a_rank_that_computes_otherwise_once_it_is_a_member_is_reported_by_name_and_no_world_follows() -> None:
