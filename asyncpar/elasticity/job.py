@@ -23,7 +23,7 @@ from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.arithmetic import ArithmeticComparison, describe_arithmetic
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
-from asyncpar.elasticity.healing import ATTEMPTS, Healing
+from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.portions import MOST_PORTIONS
@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 _HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
 """Before donors are asked for again: it takes the director a while to notice that they are lost, or all are done."""
+
+HEALINGS = 16
+"""How often, within some 20 s, a newcomer asks for donors whose connections fail before it gives up."""
 
 MOST_FUTILE = 3
 """A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
@@ -103,7 +106,7 @@ class ElasticJob:
         self.pool = FlatPool()
         self._actors: ElasticActors | None = None
         self.failed: tuple[int, str] | None = None
-        """The last step that the program has failed in, and how."""
+        """The step that the program has failed in, and how; None if it has gone on to another one."""
         self._changes = Broadcast[WorldChange]()
 
     async def __aenter__(self) -> Self:
@@ -122,9 +125,15 @@ class ElasticJob:
                 await self._state.close()
             await self.shelf.close("the job has ended there")
         finally:
-            await self._source.leave(self.failed if isinstance(error, Exception) else None)
+            await self._source.leave(self._failure(error))
             await self._stop_node(is_last=True)
             self._changes.close()
+
+    def _failure(self, error: BaseException | None) -> tuple[int | None, str] | None:
+        """Return how the program has failed, in which step if in one; None if it is done, or was ended by others."""
+        if not isinstance(error, Exception):
+            return None
+        return self.failed or (None, f"{type(error).__name__}: {error}")
 
     # -- what a program uses -------------------------------------------------------------------------------------------
 
@@ -277,7 +286,7 @@ class ElasticJob:
             await self._come_in(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
             return
         self._node = await start_node(attach_alone(Serving(), None))
-        for attempt in range(ATTEMPTS):
+        for attempt in range(HEALINGS):
             healing = Healing(donors, state)
             try:
                 await self._unless_refused(healing.fetch())
@@ -285,7 +294,7 @@ class ElasticJob:
                     yield step
                 return
             except PeerLost as error:
-                if self._membership is not None or attempt == ATTEMPTS - 1:
+                if self._membership is not None or attempt == HEALINGS - 1:
                     raise
                 self.shelf.detach()
                 await self._source.withdraw()

@@ -136,7 +136,7 @@ class PipeWorlds:
         """See ``WorldSource``."""
         await self._lease.hold()
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         """See ``WorldSource``."""
         if self._writer is not None:
             step, why = failed or (None, "")

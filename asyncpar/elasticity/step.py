@@ -244,6 +244,7 @@ class ElasticStep:
 
     async def __aenter__(self) -> Self:
         state = self._job.current_state
+        self._job.failed = None  # the program has gone on after it
         if state.sharded is not None:
             self._sharded = ShardedStep(self._job, state.sharded, self.number, self._replay)
         if self.is_replay:

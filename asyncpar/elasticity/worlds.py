@@ -93,8 +93,8 @@ class WorldSource(Protocol):
         """
         ...
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:
-        """Leave for good: this process is done, or its program has ``failed`` at a step, and why.  Idempotent."""
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
+        """Leave for good: this process is done, or has ``failed``, in which step if in one, and why.  Idempotent."""
         ...
 
 
@@ -128,7 +128,7 @@ class LoneWorld:
     async def hold_lease(self) -> None:
         pass  # nobody goes on without it
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         pass
 
 

@@ -210,7 +210,7 @@ class LocalWorldSource:
     async def hold_lease(self) -> None:
         pass  # of one process: none is stopped without the others
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:  # noqa: ARG002
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:  # noqa: ARG002
         self._worlds.left(self.name)
 
     # -- what happens to it --------------------------------------------------------------------------------------------

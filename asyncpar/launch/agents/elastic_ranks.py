@@ -230,7 +230,8 @@ class ElasticRanks:
         """Answer those who ask and have a place, or find one; none is needed any more once the job is complete."""
         commands: list[SlotCommand] = []
         is_full = self._is_full()
-        asking = () if self._is_leaving else sorted(self._slots, key=lambda one: one.asked_at or 0)
+        waits = self._is_leaving or (bool(self._parked) and self._end is None)  # parked, it may know of lost ones only
+        asking = () if waits else sorted(self._slots, key=lambda one: one.asked_at or 0)
         for slot in asking:
             if slot.asked_at is None or slot.member is None or slot.free_because:
                 continue

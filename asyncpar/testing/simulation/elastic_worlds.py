@@ -281,7 +281,7 @@ class SimulatedWorldSource:
     async def hold_lease(self) -> None:
         await self._lease.hold()
 
-    async def leave(self, failed: tuple[int, str] | None = None) -> None:  # noqa: ARG002
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:  # noqa: ARG002
         await self._ask("leave")
 
     # -- what is said ----------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from asyncpar.net.membership.world_messages import (
     MemberDied,
     MemberDismissed,
     MemberDraining,
+    MemberFailed,
     MemberHealing,
     MemberLeft,
     MemberReady,
@@ -588,3 +589,26 @@ def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever
     host.feed(RankSaid("a/0/3", {"kind": "join", "lineage": [0, ""], "address": "x"}))
     host.feed(announced(1, others, PlacedMember(name="a/0/3", host="a")))
     assert host.machine.refusals == {}
+
+
+def test_a_newcomer_of_a_parked_host_waits_for_the_quorum_before_it_is_named_donors() -> None:
+    """The members that a parked host knows of may be lost: asking them in vain would end the newcomer."""
+    host = Host(ElasticMode.RANKS)
+    host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
+    host.feed(HostParked("no quorum"))
+    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == []
+    host.feed(announced(1, PlacedMember(name="c/0/0", host="c", address="at c")))
+    assert host.of(WriteToRank) == []
+    host.feed(HostParked(""))
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "donors", "donors": [["c/0/0", "at c"]]})]
+
+
+def test_a_rank_that_ends_with_an_exception_outside_its_steps_is_lost_and_not_done() -> None:
+    """Ranks that are done are not replaced: a job all of whose ranks crashed would never end."""
+    host = Host(ElasticMode.RANKS)
+    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": "ProtocolError: it came twice"}))
+    assert host.told == [MemberDied("a/0/0", "ended with ProtocolError: it came twice")]
+    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": 4, "why": "ValueError: 4"}))
+    assert host.told == [MemberFailed("a/0/0", 4, "ValueError: 4")]
+    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": ""}))
+    assert host.told == [MemberLeft("a/0/0")]
