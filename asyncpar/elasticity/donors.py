@@ -5,8 +5,9 @@ the sums of the step under way are not there, else what the next commit makes.  
 it, and goes on in new memory: nothing is copied.  The newcomer fetches them in blocks from all donors, and checks each
 block's checksum and, in the end, the digest.  From the pinned step on donors also keep the result of each step's
 reduction: with these the newcomer runs the steps that it has missed itself, the program's own block with no portions of
-its own, and so comes to the state that the others have.  A donor that goes takes nothing with it; a newcomer that goes
-is forgotten.
+its own, and so comes to the state that the others have.  With the donors' lineage after such a step it proves that it
+computes the same, before it asks to come in.  A donor that goes takes nothing with it; a newcomer that goes is
+forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -103,6 +104,13 @@ class Donor(Protocol):
         """
         ...
 
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        """Return what it has after ``step`` committed steps, once it has committed them.
+
+        Who asks for it has the updates of all these steps, and of no more than one after them.
+        """
+        ...
+
     async def unpin(self, pin: int) -> None:
         """Forget a pin."""
         ...
@@ -127,6 +135,8 @@ class SnapshotShelf:
         self._pins: dict[int, _Pin] = {}
         self._numbers = itertools.count(1)
         self._updates: dict[int, StepUpdate] = {}
+        self._identities: dict[int, Callable[[], Awaitable[StateIdentity]]] = {}
+        """Of the states after as many committed steps."""
         self._news = asyncio.Event()
         self._state: ElasticState | None = None
         self._is_open = False
@@ -157,6 +167,7 @@ class SnapshotShelf:
         self._state, self._is_open = None, False
         self._pins.clear()
         self._updates.clear()
+        self._identities.clear()
         self._tell()
 
     def beginning(self) -> None:
@@ -210,8 +221,11 @@ class SnapshotShelf:
                 del self._pins[number]
         if self._is_open:
             self._take_pins()
+        if self._pins:
+            self._identities[self._state.step] = self._state.recalled_identity()
         least = min((max(pin.step, pin.wanted) for pin in self._pins.values()), default=self._state.step + 1)
         self._updates = {number: kept for number, kept in self._updates.items() if number >= least}
+        self._identities = {number: kept for number, kept in self._identities.items() if number >= least}
         self._memory.trim()
         self._tell()
 
@@ -335,6 +349,15 @@ class SnapshotShelf:
             await self._news.wait()
         self._find(pin)
         return update
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        """See ``Donor``."""
+        while (identity := self._identities.get(step)) is None:
+            self._find(pin)
+            if self._check().step >= step:
+                raise NotFound(f"snapshot: the lineage of step {step} was not kept; begin anew")
+            await self._news.wait()
+        return (await identity()).lineage
 
     async def unpin(self, pin: int) -> None:
         """See ``Donor``."""

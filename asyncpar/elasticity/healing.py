@@ -15,6 +15,7 @@ from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.errors import AsyncparError, DivergedState, NotFound, PeerLost, ProtocolError, UsageError
+from asyncpar.net.membership.lineage import Lineage, differs_from_group
 
 MOST_DONORS = 2
 """Of so many the state is fetched at a time: each of them goes on in new memory."""
@@ -150,6 +151,23 @@ class Healing:
             except _LOST:
                 self._pinned.pop(place, None)
         raise PeerLost(f"healing: no donor has the update of step {number}", cause="all donors are lost")
+
+    async def prove(self, mine: Lineage) -> None:
+        """Return when the donors have committed as many steps as ``mine``, and have the same.
+
+        Raises ``DivergedState`` if they have not: this process computes otherwise.  ``PeerLost`` when no donor can
+        answer any more: then ``fetch`` anew.
+        """
+        for place in sorted(self._pinned):
+            try:
+                theirs = await self._donors[place].lineage(self._pinned[place].pin, mine.step)
+            except _LOST:
+                self._pinned.pop(place, None)
+                continue
+            if theirs != mine:
+                raise DivergedState(differs_from_group(mine))
+            return
+        raise PeerLost(f"healing: no donor has the lineage of step {mine.step}", cause="all donors are lost")
 
     async def _forget(self, places: Iterable[int] | None = None) -> None:
         """Let the donors at these places, all by default, forget their pins."""

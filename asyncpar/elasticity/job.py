@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +23,7 @@ from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.arithmetic import ArithmeticComparison, describe_arithmetic
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
-from asyncpar.elasticity.healing import ATTEMPTS, Healing
+from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
 
 _HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
 """Before donors are asked for again: it takes the director a while to notice that they are lost, or all are done."""
+
+HEALINGS = 16
+"""How often, within some 20 s, a newcomer asks for donors whose connections fail before it gives up."""
 
 MOST_FUTILE = 3
 """A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
@@ -103,7 +107,7 @@ class ElasticJob:
         self.pool = FlatPool()
         self._actors: ElasticActors | None = None
         self.failed: tuple[int, str] | None = None
-        """The last step that the program has failed in, and how."""
+        """The step that the program has failed in, and how; None if it has gone on to another one."""
         self._changes = Broadcast[WorldChange]()
 
     async def __aenter__(self) -> Self:
@@ -122,9 +126,15 @@ class ElasticJob:
                 await self._state.close()
             await self.shelf.close("the job has ended there")
         finally:
-            await self._source.leave(self.failed if isinstance(error, Exception) else None, is_done=error is None)
+            await self._source.leave(self._failure(error))
             await self._stop_node(is_last=True)
             self._changes.close()
+
+    def _failure(self, error: BaseException | None) -> tuple[int | None, str] | None:
+        """Return how the program has failed, in which step if in one; None if it is done, or was ended by others."""
+        if not isinstance(error, Exception):
+            return None
+        return self.failed or (None, f"{type(error).__name__}: {error}")
 
     # -- what a program uses -------------------------------------------------------------------------------------------
 
@@ -259,6 +269,11 @@ class ElasticJob:
         """Number of ranks of the world of now."""
         return 1 if self._membership is None else self._membership.size
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The name of the host of each rank of the current world."""
+        return [] if self._node is None else [member.host for member in self._node.links.world.members]
+
     # -- coming in -----------------------------------------------------------------------------------------------------
 
     async def _enter(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
@@ -272,15 +287,15 @@ class ElasticJob:
             await self._come_in(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
             return
         self._node = await start_node(attach_alone(Serving(), None))
-        for attempt in range(ATTEMPTS):
+        for attempt in range(HEALINGS):
             healing = Healing(donors, state)
             try:
-                await healing.fetch()
+                await self._unless_refused(healing.fetch())
                 async for step in self._catch_up(healing, state, until, size=len(donors) + 1):
                     yield step
                 return
             except PeerLost as error:
-                if self._membership is not None or attempt == ATTEMPTS - 1:
+                if self._membership is not None or attempt == HEALINGS - 1:
                     raise
                 self.shelf.detach()
                 await self._source.withdraw()
@@ -294,21 +309,32 @@ class ElasticJob:
             finally:
                 await healing.close()
 
+    async def _unless_refused(self, work: Awaitable[None]) -> None:
+        """Wait for ``work``; where it finds that this process would not be the same training, report that."""
+        try:
+            await work
+        except (DivergedState, UsageError) as error:
+            self._source.refused(str(error))
+            raise
+
     async def _catch_up(
         self, healing: Healing, state: ElasticState, until: int, *, size: int
     ) -> AsyncIterator[ElasticStep]:
         """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
 
         It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:
-        then they have to.  ``size`` is that of the world to come.
+        then they have to.  Before that it has run a step, and shown that it comes to what the others have: else no
+        world is changed for it, and ``DivergedState`` is raised.  ``size`` is that of the world to come.
         """
         self.shelf.attach(state)
+        first = state.step
         joining: asyncio.Future[Membership] | None = None
         coming = asyncio.ensure_future(healing.update(state.step))
         others: list[asyncio.Future[Any]] = []
         try:
             while state.step < until:
-                if joining is None and not await healing.is_catching_up():
+                if joining is None and state.step > first and not await healing.is_catching_up():
+                    await self._unless_refused(healing.prove(await state.lineage()))
                     join = self._source.join(await state.lineage(), self.shelf, is_healed=True)
                     joining = asyncio.ensure_future(join)
                     others.append(joining)
@@ -329,6 +355,8 @@ class ElasticJob:
                 step.check_used()
                 if joining is not None:
                     self._source.progress(await state.lineage())
+            with suppress(PeerLost):  # the others are done, too, and may not answer any more
+                await self._unless_refused(healing.prove(await state.lineage()))
         finally:
             for task in (coming, *others):
                 task.cancel()

@@ -9,6 +9,7 @@ BLAKE2b of everything would take thirty times as long, in every step.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from awscrt.checksums import crc64nvme
 from numpy.typing import NDArray
 
-from asyncpar.net.membership.lineage import DIGEST_BYTES
+from asyncpar.net.membership.lineage import DIGEST_BYTES, Lineage
 
 BLOCK_BYTES = 4 << 20
 """Bytes of an array with a checksum of their own; also what a newcomer asks for at a time."""
@@ -68,3 +69,18 @@ def state_digest(arrays: Sequence[tuple[ArrayShape, Iterable[int]]], values: Map
         hashing.update(f"{name}\0{len(values[name])}\0".encode())
         hashing.update(values[name])
     return hashing.digest()
+
+
+def describe_divergence(lineages: Sequence[Lineage], hosts: Sequence[str]) -> str:
+    """Name the ranks, on ``hosts``, whose lineage is not that of most; all where no lineage is that of most."""
+    usual, count = Counter(lineages).most_common(1)[0]
+    odd = [rank for rank, lineage in enumerate(lineages) if lineage != usual]
+    shown = ", ".join(f"rank {rank}: step {each.step} {each.digest.hex()}" for rank, each in enumerate(lineages))
+    if 2 * count <= len(lineages):
+        return f"the ranks have not the same state: {shown}"
+    named = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in odd)
+    verb = "has" if len(odd) == 1 else "have"
+    return (
+        f"{named} {verb} another state after step {usual.step - 1} than the others; the program or its libraries "
+        f"differ, or it is not deterministic: {shown}"
+    )

@@ -1,12 +1,12 @@
 """Worlds from a director at the other end of an inherited socket: how a process of an elastic job gets its worlds.
 
 Theory of operation.  Both sides write JSON objects, one per line.  The process says that it is ready (``join``), how
-far it has come (``progress``), that it begins anew (``withdraw``), what it has when a world ends (``report``), where it
-can be reached in a world that forms (``address``), that it asks to leave (``depart``), and that it leaves (``leave``).
-The director answers with worlds, with the addresses of all their members, and says when a world is revoked or a change
-waits for the end of a step, and whether who asks to leave is ``refused``.  A process asks, too, for how long it may
-commit (``lease``), and is answered behind all that the director has said before.  The socket is private to the two;
-whatever goes between members carries the job's token.
+far it has come (``progress``), that it begins anew (``withdraw``) or is not admitted by those who train (``differs``),
+what it has when a world ends (``report``), where it can be reached in a world that forms (``address``), that it asks to
+leave (``depart``), and that it leaves (``leave``).  The director answers with worlds, with the addresses of all their
+members, and says when a world is revoked or a change waits for the end of a step, and whether who asks to leave is
+``refused``.  A process asks, too, for how long it may commit (``lease``), and is answered behind all that the director
+has said before.  The socket is private to the two; whatever goes between members carries the job's token.
 """
 
 from __future__ import annotations
@@ -129,6 +129,10 @@ class PipeWorlds:
         """See ``WorldSource``.  Messages of the director before its answer are void."""
         await self._ask("withdrawn", {"kind": "withdraw"})
 
+    def refused(self, why: str) -> None:
+        """See ``WorldSource``."""
+        self._write({"kind": "differs", "why": why[:_MOST_WORDS]})
+
     async def next_world(self, report: MemberReport) -> Membership | None:
         """See ``WorldSource``."""
         message = {
@@ -154,11 +158,10 @@ class PipeWorlds:
         """See ``WorldSource``."""
         await self._lease.hold()
 
-    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         """See ``WorldSource``."""
         step, why = failed or (None, "")
-        if is_done or failed is not None:
-            self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
+        self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
         for donor in self._donors:
             await donor.close()
         await self._pipe.close()

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from asyncpar import __version__
 from asyncpar.elasticity.sharded import Sharding
 from asyncpar.errors import UsageError
+from asyncpar.nn.optimizers import Optimizer
 
 _DIGEST_BYTES = 8
 
 
-def run_settings(sharding: Sharding) -> dict[str, str]:
+def run_settings(sharding: Sharding, optimizers: Sequence[Optimizer]) -> dict[str, str]:
     """Return the settings of this process's run by name: those of ``elastic`` and ``state``, version and program."""
     settings = {
         "asyncpar": __version__,
         "program": _program(),
         "portions": str(sharding.portions),
         "seed": str(sharding.seed),
+        "optimizers": ", ".join(str(optimizer.rule) for optimizer in optimizers),
         "zero": str(int(sharding.zero)),
         "codec": str(sharding.codec),
         "residual_codec": str(sharding.residual_codec),

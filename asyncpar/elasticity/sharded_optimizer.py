@@ -76,6 +76,9 @@ class ShardedOptimizer:
         self._initial = {parameter.name: stored_value(parameter) for parameter in parameters}
         self.is_updated = False
         """Was it updated in the step under way?"""
+        self.arguments: list[float | None] = []
+        """The rate and the norm for clipping of its last update, which are part of the state: each rank computes other
+        parts, so these show whether all compute them alike."""
         self.values: Array | None = None
         """The new values of all parameters in the step under way, where all ranks have them."""
         for flat in optimizer.ranges:

@@ -130,6 +130,7 @@ class ShardedStep:
         optimizer = self._optimizer
         if optimizer.is_updated:
             raise UsageError(f"step {self._number}: its sharded optimizer was updated before; once in a step")
+        optimizer.arguments = [float(learning_rate), None if clip_norm is None else float(clip_norm)]
         if self._replay is not None:
             values = self._replayed(self._replay)
         elif self.has_parts_of_gradients != isinstance(gradients, ShardedGradients):

@@ -45,6 +45,7 @@ _ERRORS = {code: kind for kind, code in _CODES.items()}
 _SERVICE: Final = "asyncpar.v1.Snapshots"
 _BLOCK: Final = "Block"
 _UPDATE: Final = "Update"
+_LINEAGE: Final = "Lineage"
 
 
 class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
@@ -86,6 +87,11 @@ class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
             for start in range(0, len(content), BLOCK_BYTES):
                 yield bytes(content[start : start + BLOCK_BYTES])
 
+    async def lineage(self, request: pb.UpdateRequest, context: Any) -> bytes:
+        """See ``Donor.lineage``: its digest."""
+        await self._check(context)
+        return (await _answer(self._shelf.lineage(request.pin, request.number), context)).digest
+
     async def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
         """See ``Donor.unpin``."""
         await self._check(context)
@@ -102,6 +108,9 @@ def add_snapshot_service(
     handlers = {
         _BLOCK: grpc.unary_unary_rpc_method_handler(service.block, request_deserializer=pb.BlockRequest.FromString),
         _UPDATE: grpc.unary_stream_rpc_method_handler(service.update, request_deserializer=pb.UpdateRequest.FromString),
+        _LINEAGE: grpc.unary_unary_rpc_method_handler(
+            service.lineage, request_deserializer=pb.UpdateRequest.FromString
+        ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
@@ -162,6 +171,13 @@ class RemoteDonor:
         except grpc.aio.AioRpcError as error:
             await self._raise(error)
         return coming.whole()
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        """See ``Donor``."""
+        call = (await self._open()).unary_unary(
+            f"/{_SERVICE}/{_LINEAGE}", request_serializer=pb.UpdateRequest.SerializeToString
+        )
+        return Lineage(step, await self._result(call(pb.UpdateRequest(pin=pin, number=step))))
 
     async def unpin(self, pin: int) -> None:
         """See ``Donor``."""

@@ -17,7 +17,15 @@ from asyncpar.elasticity.local_workers import momentum_name
 from asyncpar.elasticity.settings import run_settings
 from asyncpar.elasticity.sharded import Sharded, Sharding
 from asyncpar.elasticity.state_inputs import Parameters, check_memory, checked_optimizer, named_parameters
-from asyncpar.elasticity.values import PlainField, encode_all, extra_field, optimizer_field, rng_field
+from asyncpar.elasticity.values import (
+    UPDATE,
+    PlainField,
+    arguments_field,
+    encode_all,
+    extra_field,
+    optimizer_field,
+    rng_field,
+)
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.lineage import Lineage, first_lineage
 from asyncpar.nn.half import stored_value
@@ -76,6 +84,8 @@ class ElasticState:
             self._fields["rng"] = rng_field("rng", rng)
         for name, value in (extra or {}).items():
             self._add_extra(name, value)
+        if self.sharded is not None and self.sharded.optimizer is not None:
+            self._fields[UPDATE] = arguments_field(self.sharded.optimizer)
         self._check_part_names()
         self._committed = encode_all(self._fields)
         sums = _all_checksums((name, array.committed) for name, array in self._arrays.items())
@@ -86,7 +96,7 @@ class ElasticState:
         self._identity: asyncio.Task[StateIdentity] | None = None
         self.step = 0
         """Number of steps that are committed."""
-        self.settings: Mapping[str, str] = {} if sharding is None else run_settings(sharding)
+        self.settings: Mapping[str, str] = {} if sharding is None else run_settings(sharding, self.optimizers)
         """What newcomers must have, too."""
 
     # -- making --------------------------------------------------------------------------------------------------------
@@ -255,12 +265,16 @@ class ElasticState:
 
     def identity(self) -> Awaitable[StateIdentity]:
         """Return lineage, digest and checksums of what was committed last when this is called."""
+        return self.recalled_identity()()
+
+    def recalled_identity(self) -> Callable[[], Awaitable[StateIdentity]]:
+        """Return a function that returns ``identity`` of what is committed now, at any later time."""
         known, first = self._identity, self._first
 
         async def identity() -> StateIdentity:
             return first if known is None else await asyncio.shield(known)
 
-        return identity()
+        return identity
 
     def _digest(self, sums: Sums, values: Mapping[str, bytes]) -> bytes:
         arrays = [(array.shape, sums[name]) for name, array in self._arrays.items()]

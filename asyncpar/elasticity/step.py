@@ -17,6 +17,7 @@ from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.interruption import Interruption
+from asyncpar.elasticity.lineage import describe_divergence
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.reduction import Array, GradientLayout, Gradients, PortionSum
 from asyncpar.elasticity.samples import portion_rng
@@ -25,6 +26,7 @@ from asyncpar.elasticity.sharded_step import ShardedStep
 from asyncpar.elasticity.step_machine import StepMachine, StepPhase, Vote, decode_vote, encode_vote
 from asyncpar.elasticity.step_owner import StepOwner
 from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError
+from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
@@ -242,6 +244,7 @@ class ElasticStep:
 
     async def __aenter__(self) -> Self:
         state = self._job.current_state
+        self._job.failed = None  # the program has gone on after it
         if state.sharded is not None:
             self._sharded = ShardedStep(self._job, state.sharded, self.number, self._replay)
         if self.is_replay:
@@ -335,10 +338,8 @@ class ElasticStep:
         vote = decode_vote(int(word[0]))
         if not vote.agrees:
             everyones = await self._job.world.all_gather_object([lineage.step, lineage.digest])
-            shown = ", ".join(
-                f"rank {rank}: step {step} {digest.hex()}" for rank, (step, digest) in enumerate(everyones)
-            )
-            raise DivergedState(f"step {self.number}: the ranks have not the same state: {shown}")
+            found = [Lineage(step, digest) for step, digest in everyones]
+            raise DivergedState(f"step {self.number}: {describe_divergence(found, self._job.hosts)}")
         return vote
 
     async def _finish(self) -> None:

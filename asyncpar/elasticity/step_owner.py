@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from asyncpar.collectives.communicator import Communicator
@@ -32,6 +33,8 @@ class StepOwner(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[str]: ...
     @property
     def current_state(self) -> ElasticState: ...
     @property

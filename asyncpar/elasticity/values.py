@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from asyncpar.elasticity.plain import decode_plain, encode_plain
+from asyncpar.elasticity.sharded_optimizer import ShardedOptimizer
 from asyncpar.errors import UsageError
 from asyncpar.nn.optimizers import Optimizer
+
+UPDATE = "arguments of update"
 
 _PAIRS = (("state", "restore"), ("state_dict", "load_state_dict"))
 
@@ -51,6 +54,15 @@ def optimizer_field(name: str, optimizer: Optimizer) -> PlainField:
         optimizer.step_count, optimizer.factor = value
 
     return PlainField(name, lambda: [optimizer.step_count, optimizer.factor], write)
+
+
+def arguments_field(sharded: ShardedOptimizer) -> PlainField:
+    """Return the arguments of the last update of a sharded optimizer, as the field ``UPDATE``."""
+
+    def write(value: Any) -> None:
+        sharded.arguments = value
+
+    return PlainField(UPDATE, lambda: sharded.arguments, write)
 
 
 def extra_field(name: str, values: dict[str, Any]) -> PlainField:

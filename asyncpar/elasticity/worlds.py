@@ -65,6 +65,10 @@ class WorldSource(Protocol):
         """
         ...
 
+    def refused(self, why: str) -> None:
+        """Report that this process, which was to join, is refused: it would not be the same training.  It ends then."""
+        ...
+
     async def next_world(self, report: MemberReport) -> Membership | None:
         """Return the successor of a world that is over for this member; None if it is to leave (it was drained).
 
@@ -89,11 +93,8 @@ class WorldSource(Protocol):
         """
         ...
 
-    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:
-        """Leave for good: this process ``is_done``, or its program has ``failed`` at a step, and why.  Idempotent.
-
-        Else it ends for another reason, which the end of the process shows.
-        """
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
+        """Leave for good: this process is done, or has ``failed``, in which step if in one, and why.  Idempotent."""
         ...
 
 
@@ -112,6 +113,9 @@ class LoneWorld:
     async def withdraw(self) -> None:
         pass
 
+    def refused(self, why: str) -> None:
+        pass
+
     async def next_world(self, report: MemberReport) -> Membership:
         raise LaunchError(f"generation {report.generation}: a world of one has no successor")
 
@@ -124,7 +128,7 @@ class LoneWorld:
     async def hold_lease(self) -> None:
         pass  # nobody goes on without it
 
-    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         pass
 
 

@@ -260,6 +260,8 @@ class ProcessWorlds:
                 self.drain(name)
             case "lease":
                 self._write([name], {"kind": "lease", "seconds": _LEASE_SECONDS if name in self.present else 0.0})
+            case "differs":
+                pass  # it ends now
             case "leave":
                 self._obey(self.director.lost(name, "left", now))
             case kind:

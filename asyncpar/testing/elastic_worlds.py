@@ -198,6 +198,9 @@ class LocalWorldSource:
         self._worlds.obey(self._worlds.director.report(self.name, report, self._worlds.now()))
         return await coming
 
+    def refused(self, why: str) -> None:
+        """Do nothing: it ends, and nobody starts it again."""
+
     def on_revoked(self, callback: OnRevoked) -> None:
         self._callbacks.append(callback)
 
@@ -207,7 +210,7 @@ class LocalWorldSource:
     async def hold_lease(self) -> None:
         pass  # of one process: none is stopped without the others
 
-    async def leave(self, failed: tuple[int, str] | None = None, *, is_done: bool = True) -> None:  # noqa: ARG002
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:  # noqa: ARG002
         self._worlds.left(self.name)
 
     # -- what happens to it --------------------------------------------------------------------------------------------
@@ -294,6 +297,9 @@ class LocalDonor:
 
     async def update(self, pin: int, number: int) -> StepUpdate:
         return (await self._worlds.shelf(self.name).update(pin, number)).copied()
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        return await self._worlds.shelf(self.name).lineage(pin, step)
 
     async def unpin(self, pin: int) -> None:
         await self._worlds.shelf(self.name).unpin(pin)

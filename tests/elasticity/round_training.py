@@ -37,14 +37,21 @@ async def train_rounds(
     quorum: float = 1.0,
     grace: float = 0.5,
     pause: Callable[[str, ElasticRound, int], float] = lambda _name, _round, _portion: 0.01,
+    counted: int = 0,
+    outer: OuterConfig | None = None,
 ) -> RoundResult:
-    """Train ``until`` rounds are committed; ``pause`` says how long an inner step takes."""
+    """Train ``until`` rounds are committed; ``pause`` says how long an inner step takes.
+
+    ``counted`` is what this program adds to a value of the state in each round, as the program of another host.
+    """
     model, result = Model(), RoundResult()
     async with ap.elastic(portions=WORKERS, seed=11, source=source) as job:
-        state = job.state(model.parameters, model.optimizer, outer=OuterConfig())
+        state = job.state(model.parameters, model.optimizer, outer=outer or OuterConfig(), count=0)
         async for current in job.rounds(state, steps=STEPS, quorum=quorum, grace=grace, until=until):
             async with current:
                 result.attempts += 1
+                if counted:
+                    state["count"] += counted
                 for portion in current.portions:
                     with current.worker(portion) as worker:
                         for step in range(current.steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpar as ap
@@ -22,6 +23,7 @@ async def train_sharded(
     pause: float = 0.01,
     portions: int = PORTIONS,
     clip_norm: float | None = None,
+    learning_rate: float = 0.01,
     **cut: Any,
 ) -> Result:
     """Train ``until`` steps are committed, and return what came out; ``cut`` goes to ``job.state``."""
@@ -32,7 +34,8 @@ async def train_sharded(
         state = job.state(model.parameters, model.optimizer, losses=[], **cut)
         async for step in job.steps(state, until=until):
             async with step:
-                await one_step(step, model, state, name, trace, on_step, pause, clip_norm, is_whole=whole)
+                update = {"clip_norm": clip_norm, "learning_rate": learning_rate}
+                await one_step(step, model, state, name, trace, on_step, pause, update, is_whole=whole)
                 if not whole and not step.is_replay:
                     await step.gather()
                     values = b"".join(parameter.value.tobytes() for parameter in model.parameters)
@@ -57,7 +60,7 @@ async def one_step(
     trace: Trace,
     on_step: OnStep | None,
     pause: float,
-    clip_norm: float | None,
+    update: Mapping[str, Any],
     *,
     is_whole: bool,
 ) -> None:
@@ -75,7 +78,7 @@ async def one_step(
     mean = await step.reduce("mean")
     if on_step is not None:
         on_step("reduced", step)
-    await step.update(model.optimizer, mean, learning_rate=0.01, clip_norm=clip_norm)
+    await step.update(model.optimizer, mean, **update)
     state["losses"].append(step.loss)
     if on_step is not None:
         on_step("updated", step)

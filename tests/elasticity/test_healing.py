@@ -15,8 +15,10 @@ from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.lineage import BLOCK_BYTES
 from asyncpar.elasticity.reduction import GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
+from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import LoneWorld
 from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
+from asyncpar.net.membership.lineage import Lineage
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
 
@@ -50,6 +52,9 @@ class LocalDonor:
 
     async def update(self, pin: int, number: int) -> StepUpdate:
         return await self._shelf.update(pin, number)
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        return await self._shelf.lineage(pin, step)
 
     async def unpin(self, pin: int) -> None:
         await self._shelf.unpin(pin)
@@ -247,3 +252,42 @@ def test_nobody_waits_for_the_next_step_of_a_donor_that_begins_anew_itself() -> 
                     await task
 
     run_virtual(main())
+
+
+class NotedWorld(LoneWorld):
+    """Notes how the program has failed when it leaves."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[int | None, str] | None] = []
+
+    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
+        self.failed.append(failed)
+
+
+async def fail_at_a_step(source: NotedWorld, *, goes_on: bool) -> None:
+    """Fail in the first step; if the program ``goes_on``, make that step again, and end with another error."""
+    async with ElasticJob(portions=1, source=source) as job:
+        async for step in job.steps(state_of(0.0), until=2):
+            try:
+                async with step:
+                    raise ValueError("in the step")
+            except ValueError:
+                if not goes_on:
+                    raise
+            again = ElasticStep(job, step.number)
+            async with again:
+                again.add(0, {"weight": np.zeros(1, np.float32)})
+                await again.reduce()
+            break
+        raise ValueError("after it")
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_failure_that_the_program_has_gone_on_after_is_not_that_of_its_end(goes_on: bool) -> None:
+    async def main() -> list[tuple[int | None, str] | None]:
+        source = NotedWorld()
+        with pytest.raises(ValueError, match=r"the step|after it"):
+            await fail_at_a_step(source, goes_on=goes_on)
+        return source.failed
+
+    assert run_virtual(main()) == [(None, "ValueError: after it") if goes_on else (0, "ValueError: in the step")]

@@ -136,7 +136,7 @@ async def test_kill_stop_drain_and_join_of_real_processes_change_no_bit(tmp_path
         await job.reaches("m0", 12)
         worlds.signal("m2", signal.SIGSTOP)
         await job.reaches("m0", 16)
-        assert sorted(worlds.present) in (["m0", "m3"], ["m0", "m3", "m4"])  # who joins takes the place of who left
+        assert sorted(worlds.present) in (["m0", "m3"], ["m0", "m3", "m4"])
         worlds.signal("m2", signal.SIGCONT)
         await job.reaches("m4", 20)
         job.hurry()

@@ -3,7 +3,8 @@
 Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
 again after a while, as often as the job allows; one that is declared lost by the others is ended and started again,
 which counts for nothing.  So is one that is stopped while others that have the state go on, which the leader decides.
-Where a slot may not start again, before its oldest crash is out of the window, the others go on without it.  Of slots
+Where a slot may not start again, before its oldest crash is out of the window, the others go on without it.  A process
+that the others do not admit, because it computes otherwise, has crashed, too.  Of slots
 and spares as many come in as the job has slots here, in the order in which they ask; the first question of the others
 is answered when there is a place: a spare has done all that a program does before its first step.  So wait the ranks of
 a host for which the job has no place now, because its world has members of as many others as it may have.  A rank that
@@ -133,6 +134,7 @@ class ElasticRanks:
         self._is_over = False
         self._asked = 0
         self._failures: list[RankEnd] = []
+        self._refusals: dict[int, str] = {}
 
     @property
     def next_deadline(self) -> float | None:
@@ -161,6 +163,11 @@ class ElasticRanks:
     def spares(self) -> frozenset[int]:
         """The slots whose processes wait for a place."""
         return frozenset(slot.number for slot in self._slots if slot.asked_at is not None)
+
+    @property
+    def refusals(self) -> dict[int, str]:
+        """Why the others have not admitted the last process of a slot, by slot; it starts again, ever later."""
+        return dict(self._refusals)
 
     def begin(self, now: float) -> list[SlotCommand]:
         """See ``SlotsMachine``."""
@@ -217,6 +224,8 @@ class ElasticRanks:
             return [self._depart(slot, member)]
         if message.get("kind") == "lease":
             return [] if slot.free_because else [GrantLease(member)]
+        if message.get("kind") == "differs":
+            return self._refused(slot, str(message.get("why", "")))
         event = heard_from_rank(member, self._host, message)
         commands: list[SlotCommand] = [TellLeader(event)]
         match event:
@@ -226,6 +235,11 @@ class ElasticRanks:
                 slot.lineage = None
                 commands.append(WriteToRank(member, {"kind": "withdrawn"}))
         return commands
+
+    def _refused(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
+        """Note that the others do not admit a process, and print why for the first time; its end counts as a crash."""
+        is_known, self._refusals[slot.number] = slot.number in self._refusals, why
+        return [] if is_known else [SayLine(f"rank {self._title(slot)} is not admitted: {why}")]
 
     def _depart(self, slot: _RankSlot, member: str) -> SlotCommand:
         """Let a rank leave that got SIGTERM; one that is to end, or has nobody who goes on, ends at once."""
@@ -240,7 +254,8 @@ class ElasticRanks:
         """Answer those who ask and have a place, or find one; none is needed any more once the job is complete."""
         commands: list[SlotCommand] = []
         is_full = self._is_full()
-        asking = () if self._is_leaving else sorted(self._slots, key=lambda one: one.asked_at or 0)
+        waits = self._is_leaving or (bool(self._parked) and self._end is None)  # parked, it may know of lost ones only
+        asking = () if waits else sorted(self._slots, key=lambda one: one.asked_at or 0)
         for slot in asking:
             if slot.asked_at is None or slot.member is None or slot.free_because:
                 continue
@@ -290,8 +305,8 @@ class ElasticRanks:
             case ChangePending(generation):
                 content = {"kind": "pending", "generation": generation}
                 return self._write(content, lambda slot: slot.generation == generation)
-            case MemberDismissed(member, why, is_drained):
-                return self._dismissed(member, why, is_drained=is_drained)
+            case MemberDismissed(member, why):
+                return self._dismissed(event, member, why)
             case MembersWanted(generation):
                 self._is_short = self._world is not None and self._world.generation == generation
             case MemberWaits(member, why):
@@ -330,14 +345,17 @@ class ElasticRanks:
             message = world_for_rank(announced, slot.member, job=self._record.name)
             if message is not None:
                 slot.generation = announced.generation
+                self._refusals.pop(slot.number, None)
                 commands.append(WriteToRank(slot.member, message))
         return commands
 
-    def _dismissed(self, member: str, why: str, *, is_drained: bool) -> list[SlotCommand]:
+    def _dismissed(self, event: MemberDismissed, member: str, why: str) -> list[SlotCommand]:
         slot = next((slot for slot in self._slots if slot.member == member), None)
         if slot is None:
             return []
-        if is_drained:
+        if event.is_refused:
+            return [*self._refused(slot, why), SignalRank(slot.number, signal.SIGKILL)]
+        if event.is_drained:
             slot.free_because = _DRAINED
             return [WriteToRank(member, {"kind": "drained"})]
         return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]

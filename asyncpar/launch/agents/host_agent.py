@@ -189,8 +189,16 @@ class HostAgent:
         if job is None or job.is_over:
             return ()
         pids, places, spares = job.processes.pids, job.machine.ranks, job.machine.spares
+        refusals = job.machine.refusals if isinstance(job.machine, ElasticRanks) else {}
         return tuple(
-            RankView(slot=slot, rank=places.get(slot), pid=pids.get(slot), restarts=restarts, is_spare=slot in spares)
+            RankView(
+                slot=slot,
+                rank=places.get(slot),
+                pid=pids.get(slot),
+                restarts=restarts,
+                is_spare=slot in spares,
+                refusal=refusals.get(slot, ""),
+            )
             for slot, restarts in job.machine.restarts.items()
         )
 

@@ -10,6 +10,7 @@ from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.net.membership.world_messages import (
     HostEvent,
     MemberArrived,
+    MemberDied,
     MemberFailed,
     MemberLeft,
     MemberProgressed,
@@ -39,6 +40,8 @@ def heard_from_rank(member: str, host: str, message: dict[str, Any]) -> HostEven
                 return MemberReported(member=member, report=_report(message))
             case "leave" if message.get("failed") is not None:
                 return MemberFailed(member, int(message["failed"]), str(message["why"]))
+            case "leave" if message.get("why"):  # not in a step: it is not done
+                return MemberDied(member, f"ended with {message['why']}")
             case "leave":
                 return MemberLeft(member)
             case kind:

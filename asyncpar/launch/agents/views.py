@@ -12,7 +12,7 @@ from asyncpar.bench.table import Column, choose_columns, format_row, format_titl
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of a host.  ``rank`` None: it is in no world now; ``pid`` None: no process runs.
 
-    One that ``is_spare`` waits for the place of another.
+    One that ``is_spare`` waits for the place of another.  ``refusal``: why the others do not admit it; "" if they do.
     """
 
     slot: int
@@ -20,6 +20,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     restarts: int
     is_spare: bool = False
+    refusal: str = ""
 
 
 class HostView(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +115,12 @@ def _sentences(view: GroupView) -> list[str]:
     end = "" if job.exit_code is None else f", exit code {job.exit_code}"
     texts.append(f"job {job.number} {job.name!r} (--elastic {job.mode}, --nnodes {job.nnodes}): {job.state}{end}")
     texts += [line for line in job.message.splitlines()[:1] if line]
+    texts += [
+        f"rank {host.name}/{rank.slot} is not admitted: {rank.refusal}"
+        for host in view.hosts
+        for rank in host.ranks
+        if rank.refusal
+    ]
     if view.generation is not None:
         texts.append(f"generation {view.generation}: {view.world_size} members")
         texts += [f"last change: {view.change}"] if view.change else []

@@ -36,6 +36,11 @@ def first_lineage(state: bytes) -> Lineage:
     return Lineage(0, hashlib.blake2b(state, digest_size=DIGEST_BYTES).digest())
 
 
+def differs_from_group(lineage: Lineage) -> str:
+    """Return why a joining rank that has ``lineage`` is refused by those who have another one at the same step."""
+    return f"its step {lineage.step - 1} has another digest than the group's; the program or its libraries differ"
+
+
 class Decision(StrEnum):
     """The end of the step that was under way when a world ended."""
 

@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport, is_sound, lineage_at, target_step
+from asyncpar.net.membership.lineage import (
+    Decision,
+    Lineage,
+    MemberReport,
+    differs_from_group,
+    is_sound,
+    lineage_at,
+    target_step,
+)
 from asyncpar.net.membership.world_messages import WorldChange
 
 T = TypeVar("T")
@@ -110,10 +118,14 @@ class CallMembers:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """``member`` is held for lost: end it, and answer whatever it asks with ``why``."""
+    """``member`` is held for lost: end it, and answer whatever it asks with ``why``.
+
+    One that ``is_refused`` was to join, and does not compute what the others do.
+    """
 
     member: str
     why: str
+    is_refused: bool = False
 
 
 DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | CallMembers | Evict
@@ -489,8 +501,18 @@ class ElasticDirector:
             is_by_loss=bool(world.lost) or any(report.suspects for report in reports),
         )
         decision = Decision.ROLL_FORWARD if rolls else Decision.ABORT
+        commands += self._refuse_others(lineage)
         formed = self._form(_seated(world.members, staying, ready), lineage, decision, change, now)
         return [*commands, formed, *(self._announce() if self._leaving else [])]
+
+    def _refuse_others(self, lineage: Lineage) -> list[DirectorCommand]:
+        """Evict newcomers that have come to the step of ``lineage`` with another state: they never come in."""
+        others = [member for member, held in self._arrived.items() if held.step == lineage.step and held != lineage]
+        commands: list[DirectorCommand] = []
+        for member in others:
+            commands.append(Evict(member, differs_from_group(lineage), is_refused=True))
+            self._forget(member)
+        return commands
 
     def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:
         """May too few form a world?  If with newcomers who need a step of them, or its repetition, they are enough."""

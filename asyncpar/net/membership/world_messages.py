@@ -245,11 +245,12 @@ class MembersWanted(msgspec.Struct, frozen=True):
 
 
 class MemberDismissed(msgspec.Struct, frozen=True):
-    """There is no place for ``member`` any more: it was drained, or is held for lost."""
+    """There is no place for ``member`` any more: it was drained, is refused, or is held for lost."""
 
     member: str
     why: str
     is_drained: bool = False
+    is_refused: bool = False
 
 
 class MemberWaits(msgspec.Struct, frozen=True):

@@ -553,8 +553,9 @@ class WorldMachine:
                     self._tell(WorldStarted(generation, addresses))
                 case CallMembers(generation):
                     self._tell(MembersWanted(generation))
-                case Evict(member, why):
-                    self._tell(MemberDismissed(member, why, is_drained=why == "drained"))
+                case Evict(member, why, is_refused):
+                    dismissed = MemberDismissed(member, why, is_drained=why == "drained", is_refused=is_refused)
+                    self._tell(dismissed)
                 case FormWorld():
                     self._announce(command)
         if director.trouble == _ALL_LOST:

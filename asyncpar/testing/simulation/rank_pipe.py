@@ -13,6 +13,7 @@ from asyncpar.core.config.world import World
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.pipe import Served
 from asyncpar.errors import PeerLost
+from asyncpar.net.membership.lineage import Lineage
 from asyncpar.testing.simulation.connector import SimConnector
 from asyncpar.testing.simulation.group_network import address_of, node_at
 from asyncpar.testing.simulation.network import SimulatedNetwork
@@ -151,6 +152,11 @@ class SimulatedDonor:
     async def update(self, pin: int, number: int) -> StepUpdate:
         found = await self._ask("update", pin, number)
         assert isinstance(found, StepUpdate)
+        return found
+
+    async def lineage(self, pin: int, step: int) -> Lineage:
+        found = await self._ask("lineage", pin, step)
+        assert isinstance(found, Lineage)
         return found
 
     async def unpin(self, pin: int) -> None:

@@ -54,6 +54,7 @@ from asyncpar.net.membership.world_messages import (
     MemberDied,
     MemberDismissed,
     MemberDraining,
+    MemberFailed,
     MemberHealing,
     MemberLeft,
     MemberReady,
@@ -547,7 +548,7 @@ def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> N
     host.feed(announced(0, PlacedMember(name=member, host="a")))
     revoked = {"kind": "revoked", "generation": 0, "why": "no quorum", "planned": False}
     assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
-    held = [announced(1, PlacedMember(name=member, host="a")), WorldEnded(1, "so"), ChangePending(1)]
+    held: list[SlotEvent] = [announced(1, PlacedMember(name=member, host="a")), WorldEnded(1, "so"), ChangePending(1)]
     assert [host.feed(event) for event in held] == [[], [], []], "revoked at once, it would be followed by another"
     said = host.feed(HostParked(""))
     kinds = [command.message["kind"] for command in said if isinstance(command, WriteToRank)]
@@ -576,3 +577,53 @@ def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -
     numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
     assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process hears nothing"
     assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]
+
+
+def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever_later() -> None:
+    """Whether it finds that out itself, or they do when it waits for its world."""
+    host = Host(ElasticMode.RANKS, restarts=3)
+    others = PlacedMember(name="b/0/0", host="b")
+    host.feed(announced(0, others))
+    host.feed(RankSaid("a/0/0", {"kind": "differs", "why": "its step 4 differs"}))
+    assert host.last == [SayLine("rank a/0 is not admitted: its step 4 differs")]
+    host.gone(0, 1)
+    assert host.of(SayLine) == [SayLine("rank a/0 exited with code 1; it starts again in 0.25 s (restart 1 of 3)")]
+    assert host.wait(0.25) == [StartRank(0, "a/0/1")]
+    host.feed(RankSaid("a/0/1", {"kind": "differs", "why": "its step 9 differs"}))
+    assert host.last == []
+    assert isinstance(host.machine, ElasticRanks)
+    assert host.machine.refusals == {0: "its step 9 differs"}
+    host.gone(0, 1)
+    assert host.wait(0.4) == []
+    assert host.wait(0.1) == [StartRank(0, "a/0/2")]
+    host.feed(MemberDismissed("a/0/2", "its step 20 differs", is_refused=True))
+    assert host.last == [SignalRank(0, signal.SIGKILL)]
+    host.gone(0, -signal.SIGKILL)
+    assert host.of(StartRank) == []
+    assert host.wait(1.0) == [StartRank(0, "a/0/3")]
+    host.feed(RankSaid("a/0/3", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(1, others, PlacedMember(name="a/0/3", host="a")))
+    assert host.machine.refusals == {}
+
+
+def test_a_newcomer_of_a_parked_host_waits_for_the_quorum_before_it_is_named_donors() -> None:
+    """The members that a parked host knows of may be lost: asking them in vain would end the newcomer."""
+    host = Host(ElasticMode.RANKS)
+    host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
+    host.feed(HostParked("no quorum"))
+    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == []
+    host.feed(announced(1, PlacedMember(name="c/0/0", host="c", address="at c")))
+    assert host.of(WriteToRank) == []
+    host.feed(HostParked(""))
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "donors", "donors": [["c/0/0", "at c"]]})]
+
+
+def test_a_rank_that_ends_with_an_exception_outside_its_steps_is_lost_and_not_done() -> None:
+    """Ranks that are done are not replaced: a job all of whose ranks crashed would never end."""
+    host = Host(ElasticMode.RANKS)
+    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": "ProtocolError: it came twice"}))
+    assert host.told == [MemberDied("a/0/0", "ended with ProtocolError: it came twice")]
+    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": 4, "why": "ValueError: 4"}))
+    assert host.told == [MemberFailed("a/0/0", 4, "ValueError: 4")]
+    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": ""}))
+    assert host.told == [MemberLeft("a/0/0")]

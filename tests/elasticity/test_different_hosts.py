@@ -1,0 +1,251 @@
+"""A joining rank whose program computes otherwise is refused by name, and no world is changed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncpar.elasticity.donors import SnapshotShelf
+from asyncpar.elasticity.job import ElasticJob
+from asyncpar.elasticity.settings import check_settings
+from asyncpar.elasticity.step import ElasticStep
+from asyncpar.elasticity.worlds import LoneWorld, WorldSource
+from asyncpar.errors import DivergedState, LaunchError, NotFound, UsageError
+from asyncpar.net.membership.lineage import Lineage, MemberReport
+from asyncpar.net.membership.world_director import (
+    AnnouncePending,
+    ElasticDirector,
+    Evict,
+    FormWorld,
+)
+from asyncpar.nn.optimizers import SGD, Optimizer, Rule
+from asyncpar.nn.parameter import Parameter
+from asyncpar.parallel.local.outer import OuterConfig
+from asyncpar.testing import run_virtual
+from asyncpar.testing.elastic_worlds import ElasticWorlds
+from tests.elasticity.round_training import RoundResult, train_rounds
+from tests.elasticity.sharded_training import train_sharded
+from tests.elasticity.test_healing import state_of, step_soon
+from tests.elasticity.training import OnStep, Result, check_equal, train
+
+UNTIL = 40
+Main = Callable[[WorldSource], Coroutine[Any, Any, Result]]
+
+
+def change_a_bit(step: ElasticStep) -> None:
+    """Let the state of this rank be another one, by a last bit, as another library or another rate would."""
+    parameter = next(iter(step._job.current_state.parameters.values()))  # noqa: SLF001
+    assert isinstance(parameter, Parameter)
+    parameter.value[0, 0] = np.nextafter(parameter.value[0, 0], np.float32(9))
+
+
+def member(name: str, on_step: OnStep | None = None) -> Main:
+    async def main(source: WorldSource) -> Result:
+        return await train(source, name, until=UNTIL, on_step=on_step)
+
+    return main
+
+
+def differs_in(*steps: int) -> OnStep:
+    """Return what changes a bit in ``steps``, in all without any, of the program that is a newcomer or a member."""
+
+    def on_step(where: str, step: ElasticStep) -> None:
+        if where == "updated" and (not steps or step.number in steps):
+            change_a_bit(step)
+
+    return on_step
+
+
+@pytest.fixture(scope="module")
+def alone() -> Result:
+    return run_virtual(train(None, until=UNTIL))
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.1, 0.33, 0.4])
+def test_a_joining_rank_that_computes_otherwise_is_refused_and_nobody_else_notices(delay: float, alone: Result) -> None:
+    """Again and again, at any moment of a step: the others stay in their first world."""
+
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", member(f"m{n}")) for n in range(2)]
+            for number in range(3):
+                await asyncio.sleep(delay)
+                other = worlds.start(f"n{number}", member(f"n{number}", differs_in()))
+                with pytest.raises(DivergedState, match=r"its step \d+ has another digest than the group's; the prog"):
+                    await other
+            for result in await asyncio.gather(*tasks):
+                check_equal(result, alone)
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def test_a_joining_rank_that_computes_otherwise_does_not_end_well_with_the_job(alone: Result) -> None:
+    """It repeats the last step when the others make it, and has no time to join."""
+
+    async def main() -> None:
+        other: list[asyncio.Task[Result]] = []
+
+        def join(where: str, step: ElasticStep) -> None:
+            if (where, step.number, other) == ("computed", UNTIL - 1, []):
+                other.append(worlds.start("n0", member("n0", differs_in())))
+
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", member(f"m{n}", join)) for n in range(2)]
+            for result in await asyncio.gather(*tasks):
+                check_equal(result, alone)
+            with pytest.raises((DivergedState, LaunchError)):
+                await other[0]
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def sharded_member(name: str, **settings: Any) -> Main:
+    async def main(source: WorldSource) -> Result:
+        return await train_sharded(source, name, until=UNTIL, **settings)
+
+    return main
+
+
+@pytest.mark.parametrize("other", [{"learning_rate": 0.02}, {"clip_norm": 1.0}], ids=["rate", "norm"])
+@pytest.mark.parametrize("cut", [{"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 1, "codec": "int8"}], ids=str)
+def test_a_joining_rank_that_would_update_its_parts_otherwise_is_refused(
+    cut: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """It has no parts yet to compute: its arguments of ``step.update`` are compared."""
+
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", sharded_member(f"m{n}", **cut)) for n in range(2)]
+            await asyncio.sleep(0.1)
+            with pytest.raises(DivergedState, match=r"its step \d+ has another digest than the group's"):
+                await worlds.start("n0", sharded_member("n0", **cut, **other))
+            await asyncio.gather(*tasks, worlds.start("n1", sharded_member("n1", **cut)))
+        assert [len(world.members) for world in worlds.worlds] == [2, 3]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_members_that_update_their_parts_otherwise_are_reported(zero: int) -> None:
+    async def main() -> None:
+        async with ElasticWorlds(3) as worlds:
+            rates = [0.01, 0.01, 0.02]
+            tasks = [
+                worlds.start(f"m{n}", sharded_member(f"m{n}", zero=zero, learning_rate=rate))
+                for n, rate in enumerate(rates)
+            ]
+            failures = await asyncio.gather(*tasks, return_exceptions=True)
+            for failure in failures:
+                assert isinstance(failure, DivergedState)
+                assert re.search(r"rank 2 on \S+ has another state after step 0 than the others", str(failure))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "why"),
+    [
+        ({"counted": 2}, DivergedState, r"its step \d+ has another digest than the group's"),
+        ({"outer": OuterConfig(learning_rate=0.5)}, UsageError, r"outer: it is OuterConfig\(.*0.5.*\) here and"),
+    ],
+)
+def test_a_joining_rank_whose_rounds_are_others_is_refused(
+    other: dict[str, Any], kind: type[Exception], why: str
+) -> None:
+    def round_member(name: str, **settings: Any) -> Callable[[WorldSource], Coroutine[Any, Any, RoundResult]]:
+        async def main(source: WorldSource) -> RoundResult:
+            return await train_rounds(source, name, until=UNTIL, **settings)
+
+        return main
+
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", round_member(f"m{n}")) for n in range(2)]
+            await asyncio.sleep(0.3)
+            with pytest.raises(kind, match=why):
+                await worlds.start("n0", round_member("n0", **other))
+            first, second = await asyncio.gather(*tasks)
+            assert first.digest == second.digest
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def test_a_joining_rank_with_another_rule_of_its_optimizer_is_refused_by_its_name() -> None:
+    """Also where its rule is used by itself only, in the inner steps of rounds, or on its own parts."""
+
+    def settings(rule: Rule, **cut: Any) -> Mapping[str, str]:
+        parameter = Parameter("weight", np.ones(8, np.float32))
+        optimizer = Optimizer([parameter], rule)
+        return ElasticJob(portions=2, source=LoneWorld()).state([parameter], optimizer, **cut).settings
+
+    for cut in ({}, {"zero": 1}, {"outer": OuterConfig()}):
+        with pytest.raises(UsageError, match=r"optimizers: it is SGD\(.*momentum=0.8.*here and SGD\(.*momentum=0.9"):
+            check_settings(settings(SGD(momentum=0.8), **cut), settings(SGD(momentum=0.9), **cut))
+
+
+def test_a_rank_that_computes_otherwise_once_it_is_a_member_is_reported_by_name_and_no_world_follows() -> None:
+    """It is not deterministic: it was equal when it joined."""
+
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            tasks = [worlds.start(f"m{n}", member(f"m{n}")) for n in range(2)]
+            await asyncio.sleep(0.1)
+            tasks.append(worlds.start("n0", member("n0", differs_in(15))))
+            failures = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(failure) for failure in failures] == [DivergedState] * 3
+            for failure in failures:
+                assert re.search(r"rank 2 on \S+ has another state after step 15 than the others", str(failure))
+        assert [len(world.members) for world in worlds.worlds] == [2, 3]
+
+    run_virtual(main())
+
+
+def test_a_rank_that_computes_otherwise_as_it_waits_for_its_world_is_refused_by_the_director() -> None:
+    """It has joined with an equal state, and the next step that it repeats is another one: it never comes in."""
+    director = ElasticDirector(1)
+    first, second, other = Lineage(3, b"a"), Lineage(4, b"b"), Lineage(4, b"c")
+    (formed,) = director.arrive("a", first, 0.0)
+    assert isinstance(formed, FormWorld)
+    director.ready("a", 0)
+    assert director.arrive("n", first, 1.0) == [AnnouncePending(0, ("a",))]
+    director.progress("n", other, 1.1)
+    commands = director.report("a", MemberReport(generation=0, lineage=second), 1.2)
+    evicted = [command for command in commands if isinstance(command, Evict)]
+    why = "its step 3 has another digest than the group's; the program or its libraries differ"
+    assert evicted == [Evict("n", why, is_refused=True)]
+    assert director.members == ("a",)
+    director.ready("a", 1)
+    assert director.progress("n", Lineage(5, b"d"), 1.3) == [], "it waits for nothing any more"
+    assert director.tick(60.0) == []
+
+
+def test_a_donor_answers_with_its_lineage_once_it_has_committed_the_step() -> None:
+    async def main() -> None:
+        state, shelf = state_of(3.0), SnapshotShelf()
+        shelf.attach(state)
+        pinning = asyncio.create_task(shelf.pin(0))
+        await step_soon(state, shelf)
+        found = await pinning
+        asking = asyncio.create_task(shelf.lineage(found.pin, 2))
+        before = await state.lineage()
+        await step_soon(state, shelf)
+        assert await asking == await state.lineage() != before
+        assert await shelf.lineage(found.pin, 1) == before
+        with pytest.raises(NotFound, match="the lineage of step 0 was not kept"):
+            await shelf.lineage(found.pin, 0)
+        late = asyncio.create_task(shelf.lineage(found.pin, 3))
+        await asyncio.sleep(0)
+        await shelf.close("the job has ended there")
+        with pytest.raises(NotFound, match="the job has ended there"):
+            await late
+        assert await shelf.lineage(found.pin, 2) == await state.lineage(), "who was asked before the end answers"
+
+    run_virtual(main())
