@@ -32,6 +32,7 @@ from asyncpar.elasticity.sharded import Sharding
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.elasticity.state_inputs import Parameters
 from asyncpar.elasticity.step import ElasticStep
+from asyncpar.elasticity.step_owner import MOST_FUTILE
 from asyncpar.elasticity.worlds import LaunchedWorld, LoneWorld, Membership, WorldSource
 from asyncpar.errors import (
     ActorDown,
@@ -60,9 +61,6 @@ if TYPE_CHECKING:
 
 _HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
 """Before donors are asked for again: it takes the director a while to notice that they are lost, or all are done."""
-
-MOST_FUTILE = 3
-"""A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
 
 
 class ElasticJob:
@@ -386,7 +384,7 @@ class ElasticJob:
         )
 
     def is_world_over(self, error: BaseException) -> bool:
-        """Does ``error`` come of the end of the world of now, and not of the program?"""
+        """Decide whether ``error``, which is no group, comes of the end of the current world, not of the program."""
         if isinstance(error, WorldChanged):
             return True
         if isinstance(error, DivergedState | ActorDown) or not isinstance(error, PeerError | StaleGeneration):

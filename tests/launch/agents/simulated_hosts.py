@@ -376,7 +376,7 @@ class StrawRank:
         except asyncio.CancelledError as cancelled:
             error = cancelled
         self._holding = None
-        was_interrupted = holding.end(error)
+        was_interrupted = holding.end()
         if error is not None and not was_interrupted:
             raise error
         return not was_interrupted
