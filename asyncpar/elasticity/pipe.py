@@ -66,10 +66,12 @@ class PipeWorlds:
         self._pending = -1
         self._reached: Lineage | None = None
         """How far this process has come while it waits for its first world."""
-        self._lease = CommitLease(lambda: self._write({"kind": "lease"}))
+        self._lease = CommitLease(lambda: self._write({"kind": "lease", "steps": self._count_steps()}))
         self._end: Exception | None = None
         self._refused: Callable[[], None] = lambda: None
         self._snapshots: RpcServer | None = None
+        self._count_steps: Callable[[], int] = lambda: 0
+        """Returns how many steps are committed here."""
         self._donors: list[RemoteDonor] = []
 
     # -- what a job asks -----------------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class PipeWorlds:
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
         """See ``WorldSource``."""
-        self._reached = lineage
+        self._reached, self._count_steps = lineage, lambda: shelf.steps
         if self._snapshots is None:
             self._snapshots = RpcServer(self._credentials, bind=self._bind)
             add_snapshot_service(self._snapshots.server, shelf, self._credentials.certificates)

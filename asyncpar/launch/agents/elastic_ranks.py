@@ -87,6 +87,8 @@ class _RankSlot:
     """Which question it was that waits for a place."""
     is_departing: bool = False
     """Did it get SIGTERM, not from here, and asks to leave at the end of a step?"""
+    steps: int = -1
+    """At least so many steps were committed; -1: it has not asked to commit one."""
     has_said: bool = False
     """Has this host said that it waits?"""
 
@@ -192,6 +194,8 @@ class ElasticRanks:
         if message.get("kind") == "depart":
             return [self._depart(slot, member)]
         if message.get("kind") == "lease":
+            steps = message.get("steps")
+            slot.steps = max(slot.steps, steps) if isinstance(steps, int) else slot.steps
             return [] if slot.free_because else [GrantLease(member)]
         event = heard_from_rank(member, self._host, message)
         commands: list[SlotCommand] = [TellLeader(event)]
@@ -347,7 +351,7 @@ class ElasticRanks:
         if end.returncode == 0:
             commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
         else:
-            commands = [TellLeader(MemberDied(member, slot.free_because or end.ending))]
+            commands = [TellLeader(MemberDied(member, slot.free_because or end.ending, slot.steps))]
         if self._end is not None or self._is_leaving:
             return commands
         if slot.free_because == _DRAINED:
