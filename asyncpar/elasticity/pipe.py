@@ -97,6 +97,8 @@ class PipeWorlds:
         place = {"address": self._snapshots.address, "settings": dict(shelf.settings)}
         message = {"kind": "join", "lineage": encode_lineage(self._reached), **place}
         membership = await self._ask("world", message)
+        if membership is None:
+            raise PeerLost("no world comes for this rank: the job is complete", cause="the job is complete")
         assert isinstance(membership, Membership)
         return membership
 

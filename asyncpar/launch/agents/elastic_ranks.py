@@ -224,7 +224,7 @@ class ElasticRanks:
         for slot in asking:
             if slot.asked_at is None or slot.member is None or slot.free_because:
                 continue
-            if self._end is not None and (is_full or not slot.has_place):
+            if self._end is not None:  # also one that had a place: those who could heal it are done
                 slot.asked_at, slot.free_because = None, _DRAINED
                 commands.append(WriteToRank(slot.member, {"kind": "drained"}))
             elif is_full:
@@ -304,7 +304,7 @@ class ElasticRanks:
         slot = next((slot for slot in self._slots if slot.member == member), None)
         if slot is None:
             return []
-        if is_drained:
+        if is_drained or (self._end is not None and self._end.is_complete and slot.generation < 0):
             slot.free_because = _DRAINED
             return [WriteToRank(member, {"kind": "drained"})]
         return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]

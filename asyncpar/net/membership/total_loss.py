@@ -1,4 +1,4 @@
-"""Decide what becomes of a job whose members are all lost, and with them the state.  Pure.
+"""Decide how a job goes on that has lost all its members, and with them its state.  Pure.
 
 Members keep the state in their memory alone, so a job that has lost all of them has what its program has saved, if
 anything.  Whether it has is seen by the state with which new members arrive: one that goes on from a checkpoint has
