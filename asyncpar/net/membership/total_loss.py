@@ -43,7 +43,7 @@ def refuse_to_begin_anew(policy: str, steps: int) -> str:
 
 def refuse_to_begin_with(policy: str, last: WorldAnnounced | None, arrived: Iterable[Lineage]) -> str:
     """Return why members that have ``arrived`` may not make a world after ``last``; "" if they may."""
-    if policy != OnTotalLoss.CHECKPOINT or last is None or last.members or last.lineage.step == UNKNOWN:
+    if policy != OnTotalLoss.CHECKPOINT or last is None or last.lineage.step == UNKNOWN:
         return ""
     if all(lineage != last.origin for lineage in arrived):
         return ""

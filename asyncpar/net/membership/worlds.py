@@ -236,6 +236,7 @@ class WorldMachine:
                 may_form=self._is_enough,
                 may_settle=self._will_be_enough,
                 may_join=self._has_place,
+                may_end=lambda members: all(self._placed[member].host in self._draining for member in members),
                 are_more_coming=lambda: bool(self._healing),
             ),
             report_within=job.terms.report_within,

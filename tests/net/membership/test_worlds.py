@@ -339,6 +339,47 @@ def test_who_was_healed_by_members_that_are_lost_begins_anew_with_the_others() -
     assert talk.members == ["a/0/b"]
 
 
+def dismissed(talk: Talk) -> list[str]:
+    return [told.member for told in talk.heard if isinstance(told, MemberDismissed) and told.is_drained]
+
+
+def test_hosts_that_all_drain_leave_together_at_the_end_of_one_step() -> None:
+    talk = begun("a", "b", "c")
+    talk.tell("a", HostDraining("a"))
+    talk.tell("b", HostDraining("b"))
+    talk.tell("c", HostDraining("c"))
+    talk.report("a/0/a", "b/0/a", "c/0/a", generation=0)
+    assert dismissed(talk) == ["a/0/a", "b/0/a", "c/0/a"]
+    for host in ("a", "b", "c"):
+        talk.tell(host, MemberLeft(f"{host}/0/a"), HostLeaving(host))
+    talk.wait(10.0)
+    assert talk.state.generation == 1, "no world comes after it"
+    assert reasons(talk) == []
+
+
+def test_the_last_of_the_draining_hosts_ends_with_its_step_without_another_world() -> None:
+    talk = begun("a", "b")
+    talk.tell("a", HostDraining("a"))
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert dismissed(talk) == ["a/0/a"]
+    assert talk.members == ["b/0/a"]
+    talk.tell("b", HostDraining("b"))
+    talk.report("b/0/a", generation=1)
+    assert dismissed(talk) == ["a/0/a", "b/0/a"]
+    assert talk.state.generation == 2
+
+
+def test_draining_hosts_hand_over_to_one_that_comes() -> None:
+    talk = begun("a", "b")
+    for host in ("a", "b"):
+        talk.tell(host, HostDraining(host))
+    talk.obey(talk.machine.handle(NodeJoined(node("c")), now=talk.now))
+    talk.arrive("c/0/a")
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert "c/0/a" in talk.members
+    assert len(dismissed(talk)) == 1, "one after another"
+
+
 def lose_all(on_total_loss: str, *, steps: int, is_led_by_another: bool = False) -> Talk:
     """Have a world of two whose members are lost, when they had committed ``steps``."""
     talk = Talk("a", "b", on_total_loss=on_total_loss)
