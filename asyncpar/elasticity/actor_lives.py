@@ -14,7 +14,7 @@ from asyncpar.actors.supervision.machine import PastRestarts
 from asyncpar.elasticity.actor_places import ActorPlacement
 from asyncpar.elasticity.actor_refs import ElasticRef
 from asyncpar.elasticity.actor_snapshots import ActorFailures, ActorSnapshots
-from asyncpar.elasticity.elastic_actor import ActorPlan, LivingActor
+from asyncpar.elasticity.elastic_actor import ActorPlan, LivingActor, WorldChanges
 from asyncpar.elasticity.plain import decode_plain
 from asyncpar.errors import ActorDown, PeerError, StaleGeneration
 from asyncpar.net.membership.world_messages import WorldChange
@@ -29,11 +29,14 @@ _LOG: Final = logging.getLogger(__name__)
 class ActorLives:
     """Starts the actors that this rank is to have in a world, and starts those again that fail."""
 
-    def __init__(self, plans: Mapping[str, ActorPlan], find: Callable[[str], ElasticRef]) -> None:
+    def __init__(
+        self, plans: Mapping[str, ActorPlan], find: Callable[[str], ElasticRef], changes: WorldChanges
+    ) -> None:
         self.snapshots = ActorSnapshots()
         self.living: dict[str, LivingActor] = {}
         self._plans = plans
         self._find = find
+        self._changes = changes
         self._placements: Mapping[str, ActorPlacement] = {}
         self._node: Node | None = None
         """The node of the world of now, unless that is about to end: then ends of its actors are no failures."""
@@ -95,8 +98,19 @@ class ActorLives:
 
     async def _tell_world(self, node: Node, living: LivingActor, opened: asyncio.Event, change: WorldChange) -> None:
         await opened.wait()
-        if node is self._node:
+        if node is not self._node:
+            return
+        living.begin()
+        try:
             await living.instance.on_world(change)
+        except BaseException as error:
+            own, is_fault = living.judge(error, is_alone=True)
+            if own is error and (is_fault or isinstance(error, asyncio.CancelledError)):
+                raise
+            if is_fault:
+                raise own from own.__cause__  # else the next world has an on_world of its own
+        else:
+            living.before = None
 
     def _make(self, plan: ActorPlan, node: Node) -> LivingActor:
         """Construct an actor, with the state of its last snapshot if there is one."""
@@ -109,6 +123,7 @@ class ActorLives:
             instance=instance,
             snapshots=self.snapshots,
             find=self._find,
+            changes=self._changes,
             lives_since=node.membership.generation,
         )
         return instance._home
@@ -116,8 +131,7 @@ class ActorLives:
     async def _start(self, node: Node, living: LivingActor) -> None:
         plan = living.plan
         place = None if plan.mesh is None else plan.mesh.place_in(self._placements, node)
-        after = None if plan.save_every is None else living.handled
-        ref = await node.actor_system.adopt(living.instance, name=living.name, place=place, after_endpoint=after)
+        ref = await node.actor_system.adopt(living.instance, name=living.name, place=place, guard=living)
         self.living[living.name] = living
         node.actor_system.watch(ref, partial(self._ended, node, living))
 

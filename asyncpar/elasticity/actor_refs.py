@@ -16,6 +16,7 @@ from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef, Endpoint, NoSuchEndpoint, Told
 from asyncpar.actors.runtime.system import ActorSystem
 from asyncpar.elasticity.actor_places import ActorPlacement
+from asyncpar.elasticity.interruption import program_errors
 from asyncpar.errors import (
     ActorDown,
     PeerCancelled,
@@ -46,7 +47,7 @@ class JobActors:
         self, changed: Callable[[BaseException], WorldChanged], is_over: Callable[[BaseException], bool]
     ) -> None:
         self.placements: dict[str, ActorPlacement] = {}
-        self._changed = changed
+        self.changed = changed
         self._is_over = is_over
         self._system: ActorSystem | None = None
         self._opened = asyncio.Event()
@@ -95,13 +96,18 @@ class JobActors:
         """Return what a call raises that failed with ``error``: ``WorldChanged`` if it is the end of the world."""
         if isinstance(error, WorldChanged | UsageError):
             return error
+        own = None if self._system is not system else program_errors(error, self.is_end_of_world)
+        return self.changed(error) if own is None else own
+
+    def is_end_of_world(self, error: BaseException) -> bool:
+        """Decide whether ``error``, of this rank or another, comes of the end of the world."""
         is_remote = isinstance(error, RemoteError) and error.type_name in _WORLD_ERRORS
-        return self._changed(error) if is_remote or self._system is not system or self._is_over(error) else error
+        return is_remote or self._is_over(error)
 
     def no_world(self, what: str) -> WorldChanged:
         """Return the error of something that ``what`` cannot do between two worlds."""
         text = "this process has left the job" if self._has_ended else "the next world has not begun"
-        return self._changed(PeerLost(f"{what}: {text}", cause=text))
+        return self.changed(PeerLost(f"{what}: {text}", cause=text))
 
     @property
     def system(self) -> ActorSystem | None:
@@ -168,7 +174,7 @@ class ElasticEndpoint(Endpoint[P, R]):
             judged = self._actors.judge(system, error)
             if judged is error:
                 raise
-            raise judged from error
+            raise judged from _cause(judged, error)
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
         """Send the call now.  Raises ``WorldChanged`` between two worlds, ``ActorDown`` for a hole.
@@ -189,10 +195,15 @@ class ElasticEndpoint(Endpoint[P, R]):
             judged = self._actors.judge(system, error)
             if judged is error:
                 raise
-            raise judged from error
+            raise judged from _cause(judged, error)
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name} of {self._target!r}>"
+
+
+def _cause(judged: BaseException, error: BaseException) -> BaseException | None:
+    """Return the cause of ``judged``: the ``error`` that it stands for, unless it is a part of it."""
+    return error if isinstance(judged, WorldChanged) else judged.__cause__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +261,10 @@ class ElasticMesh(Generic[A]):
         try:
             values = await mesh.all(endpoint)(*args, **kwargs)
         except MeshError as error:
-            worldly = next((each for each in error.exceptions if self._actors.judge(system, each) is not each), None)
-            if worldly is None:
+            judged = self._actors.judge(system, error)
+            if judged is error:
                 raise
-            raise self._actors.judge(system, worldly) from error
+            raise judged from _cause(judged, error)
         return MeshAnswers(values=dict(zip(filled, values.values(), strict=True)), holes=holes)
 
     # -- for the job ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ around the objects of the last one: an actor that lives keeps its object, runs `
 and neither ``on_start`` nor ``on_stop``.  ``actor_places.py`` says who runs what, ``actor_lives.py`` runs it.
 
 Calls are not carried over.  When a world ends, what waits in a mailbox is refused at once, what runs has half a second
-to end and to be answered, and callers without an answer get ``WorldChanged``: the call was done once or not at all, and
-is never done twice.  Whether it may be asked again only the program knows.
+to end and to be answered, and callers without an answer get ``WorldChanged``: the call was done once or not at all (one
+that is cut is undone, see ``LivingActor.judge``), and is never done twice.  Whether it may be asked again only the
+program knows.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ElasticActors(JobActors):
         super().__init__(changed, is_over)
         self._identity = secrets.token_hex(8)
         self._plans: dict[str, ActorPlan] = {}
-        self._lives = ActorLives(self._plans, self.ref)
+        self._lives = ActorLives(self._plans, self.ref, self)
         self._meshes: dict[str, ElasticMesh[Any]] = {}
         self._is_sealed = False
         self._node: Node | None = None
@@ -242,7 +243,7 @@ class ElasticActors(JobActors):
         try:
             async with asyncio.timeout(HANDOVER):
                 for living in self._lives.living.values():
-                    await living.save()
+                    await living.hand_over()
                 await node.world.barrier(key=KEY)
         except (PeerError, StaleGeneration, TimeoutError) as error:
             _LOG.info("rank %d: the last states of actors are not saved: %s", node.rank, error)

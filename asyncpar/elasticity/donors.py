@@ -156,6 +156,11 @@ class SnapshotShelf:
         """The settings of the run whose state this is."""
         return {} if self._state is None else self._state.settings
 
+    @property
+    def steps(self) -> int:
+        """Number of committed steps of the state."""
+        return 0 if self._state is None else self._state.step
+
     def attach(self, state: ElasticState) -> None:
         """Serve ``state`` to newcomers."""
         self._state = state

@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.calls import CURRENT
@@ -17,8 +17,9 @@ from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Stra
 from asyncpar.elasticity.actor_places import DeclaredActor
 from asyncpar.elasticity.actor_refs import ElasticMesh, ElasticRef
 from asyncpar.elasticity.actor_snapshots import ActorSnapshots
-from asyncpar.elasticity.plain import encode_plain
-from asyncpar.errors import PeerError, StaleGeneration, UsageError
+from asyncpar.elasticity.interruption import program_errors
+from asyncpar.elasticity.plain import decode_plain, encode_plain
+from asyncpar.errors import PeerError, StaleGeneration, UsageError, WorldChanged
 from asyncpar.net.membership.world_messages import WorldChange
 
 _LOG: Final = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ class ElasticActor(Actor):
     A subclass that keeps something overrides ``state`` and ``restore``, and awaits ``save`` wherever other ranks are to
     have what it knows now, or is declared with ``save_every``: when this rank is lost, the actor goes on elsewhere from
     what was saved last.
+
+    A call that is cut in the middle, by the end of the world or by its caller, or that the end of the world makes fail,
+    changes nothing: the actor is restored to the state before it, or to that which the call itself has saved.
+    Endpoints with ``concurrency`` run beside others, and are not undone.
     """
 
     _home: LivingActor | None = None
@@ -47,7 +52,7 @@ class ElasticActor(Actor):
         return None
 
     def restore(self, state: Any) -> None:
-        """Take over ``state`` of an earlier life.  Runs after the constructor, before ``on_start``."""
+        """Take over ``state``: of an earlier life, between constructor and ``on_start``, or of before a cut call."""
 
     async def on_world(self, change: WorldChange) -> None:
         """Run in each world, before its first message; ``group`` is the one of that world.
@@ -114,6 +119,13 @@ class ActorPlan:
         return self.machine
 
 
+class WorldChanges(Protocol):
+    """How errors of the end of a world are known, and made."""
+
+    def is_end_of_world(self, error: BaseException) -> bool: ...
+    def changed(self, error: BaseException) -> WorldChanged: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class LivingActor:
     """An actor that lives on this rank, over all its worlds."""
@@ -123,6 +135,9 @@ class LivingActor:
     snapshots: ActorSnapshots
     find: Callable[[str], ElasticRef]
     lives_since: int
+    changes: WorldChanges
+    before: bytes | None = None
+    """The state before the call under way, or that which the call itself has saved; None between calls."""
     has_begun: bool = False
     is_carried: bool = False
     """Does it go on in the next world, here or elsewhere?  Then the end of this one is no end of the actor."""
@@ -135,21 +150,57 @@ class LivingActor:
         return self.plan.declared.name
 
     async def save(self) -> None:
-        """Keep the state as it is now, and have other ranks keep it."""
-        content = encode_plain(self.instance.state(), f"state of actor {self.name}")
+        """Keep the state as it is now, and have other ranks keep it; a call that was cut keeps nothing more."""
+        delivery = CURRENT.get()
+        if delivery is not None and delivery.execution is not None and delivery.execution.is_interrupted:
+            raise asyncio.CancelledError(f"actor {self.name!r}: {delivery.title} was cut, and saves nothing more")
+        content = self._content()
+        if self.before is not None:
+            self.before = content
+        await self._keep(content)
+
+    async def hand_over(self) -> None:
+        """Have other ranks keep the last state that is no middle of a call."""
+        await self._keep(self._content() if self.before is None else self.before)
+
+    async def _keep(self, content: bytes) -> None:
         self.unsaved = 0
         async with self.saving:  # the mirrors get them in order
             await self.snapshots.save(self.name, content)
 
-    async def handled(self) -> None:
+    def _content(self) -> bytes:
+        return encode_plain(self.instance.state(), f"state of actor {self.name}")
+
+    # -- the calls of endpoints that run alone ---------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note the state before a call, if the actor has one."""
+        if type(self.instance).state is not ElasticActor.state:
+            self.before = self._content()
+
+    def judge(self, error: BaseException, *, is_alone: bool) -> tuple[BaseException, bool]:
+        """Return what a call has failed with, and whether the program is at fault; undo the call if it is not."""
+        own = program_errors(error, self.changes.is_end_of_world)
+        is_cut = isinstance(error, asyncio.CancelledError)
+        before, self.before = self.before, (None if is_alone else self.before)
+        if is_alone and before is not None and (own is None or is_cut):
+            self.instance.restore(decode_plain(before))
+        if own is not None:
+            return own, not is_cut
+        _LOG.info("actor %r: a call has ended with the world: %s", self.name, error)
+        return (self.changes.changed(error) if isinstance(error, BaseExceptionGroup) else error), False
+
+    async def finish(self) -> None:
         """Save if that many messages have been handled.  Raises for an ask only, which is then not answered."""
+        delivery = CURRENT.get()
+        if delivery is None or delivery.spec is None or delivery.spec.concurrency is None:
+            self.before = None  # it is done, whatever follows
         self.unsaved += 1
         if self.plan.save_every is None or self.unsaved < self.plan.save_every:
             return
         try:
             await self.save()
         except (PeerError, StaleGeneration) as error:
-            delivery = CURRENT.get()
             if delivery is not None and delivery.call is not None:
                 raise
             _LOG.info("actor %r: its state is not saved elsewhere before the next world: %s", self.name, error)

@@ -1,8 +1,40 @@
-"""End a block of the program where it waits, without ending its task: as ``asyncio.timeout`` does, on an event."""
+"""End a block of the program where it waits, and judge how a block has ended: by the world's change, or by itself.
+
+A block is ended as by ``asyncio.timeout``, without ending its task.  What a block raises may be a group of errors, as
+of ``asyncio.TaskGroup`` and ``anyio.create_task_group``: ``program_errors`` is the one place that takes them apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+from asyncpar.errors import WorldChanged
+
+
+def is_world_changed(error: BaseException) -> bool:
+    """Check that ``error`` is ``WorldChanged``."""
+    return isinstance(error, WorldChanged)
+
+
+def program_errors(
+    error: BaseException, is_world_change: Callable[[BaseException], bool], *, is_interrupted: bool = False
+) -> BaseException | None:
+    """Return the part of ``error`` that is the program's own, None if all of it comes of a change of the world.
+
+    Groups of errors are taken apart at any depth: the result is a group of those that are no ``is_world_change``, with
+    their tracebacks, or ``error`` itself if it has no others.  ``is_interrupted``: cancellations come of a change, too.
+    """
+
+    def comes_of_change(leaf: BaseException) -> bool:
+        if isinstance(leaf, BaseExceptionGroup):
+            return False  # it is taken apart, whatever else it is
+        return (is_interrupted and isinstance(leaf, asyncio.CancelledError)) or is_world_change(leaf)
+
+    if not isinstance(error, BaseExceptionGroup):
+        return None if comes_of_change(error) else error
+    changes, others = error.split(comes_of_change)
+    return error if changes is None else others
 
 
 class Interruption:
@@ -25,10 +57,9 @@ class Interruption:
             self._was_fired = True
             self._task.cancel()
 
-    def end(self, error: BaseException | None) -> bool:
-        """End the block with ``error``; return whether ``interrupt`` alone ended it."""
+    def end(self) -> bool:
+        """End the block; return whether ``interrupt``, and nobody else, has cancelled its task."""
         task, self._task = self._task, None
         if task is None or not self._was_fired:
             return False
-        others = task.uncancel() > self._cancelling
-        return not others and (error is None or isinstance(error, asyncio.CancelledError))
+        return task.uncancel() <= self._cancelling

@@ -34,6 +34,7 @@ from asyncpar.elasticity.sharded import Sharding
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.elasticity.state_inputs import Parameters
 from asyncpar.elasticity.step import ElasticStep
+from asyncpar.elasticity.step_owner import MOST_FUTILE
 from asyncpar.elasticity.worlds import LaunchedWorld, LoneWorld, Membership, WorldSource
 from asyncpar.errors import (
     ActorDown,
@@ -65,9 +66,6 @@ _HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
 
 HEALINGS = 16
 """How often, within some 20 s, a newcomer asks for donors whose connections fail before it gives up."""
-
-MOST_FUTILE = 3
-"""A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
 
 
 class ElasticJob:
@@ -415,7 +413,7 @@ class ElasticJob:
         )
 
     def is_world_over(self, error: BaseException) -> bool:
-        """Does ``error`` come of the end of the world of now, and not of the program?"""
+        """Decide whether ``error``, which is no group, comes of the end of the current world, not of the program."""
         if isinstance(error, WorldChanged):
             return True
         if isinstance(error, DivergedState | ActorDown) or not isinstance(error, PeerError | StaleGeneration):

@@ -90,11 +90,13 @@ class PipeWorlds:
         self._pending = -1
         self._reached: Lineage | None = None
         """How far this process has come while it waits for its first world."""
-        self._lease = CommitLease(lambda: self._write({"kind": "lease"}))
+        self._lease = CommitLease(lambda: self._write({"kind": "lease", "steps": self._count_steps()}))
         self._end: Exception | None = None
         self._refused: Callable[[], None] = lambda: None
         self._is_opened = False
         self._snapshots_at: str | None = None
+        self._count_steps: Callable[[], int] = lambda: 0
+        """Returns how many steps are committed here."""
         self._donors: list[ClosableDonor] = []
 
     # -- what a job asks -----------------------------------------------------------------------------------------------
@@ -111,12 +113,14 @@ class PipeWorlds:
 
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
         """See ``WorldSource``."""
-        self._reached = lineage
+        self._reached, self._count_steps = lineage, lambda: shelf.steps
         if self._snapshots_at is None:
             self._snapshots_at = await self._pipe.serve_snapshots(shelf)
         place = {"address": self._snapshots_at, "settings": dict(shelf.settings)}
         message = {"kind": "join", "lineage": encode_lineage(self._reached), **place}
         membership = await self._ask("world", message)
+        if membership is None:
+            raise PeerLost("no world comes for this rank: the job is complete", cause="the job is complete")
         assert isinstance(membership, Membership)
         return membership
 

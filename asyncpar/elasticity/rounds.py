@@ -23,13 +23,13 @@ import numpy as np
 
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.checks import check_count
-from asyncpar.elasticity.interruption import Interruption
+from asyncpar.elasticity.interruption import Interruption, program_errors
 from asyncpar.elasticity.local_workers import DIFFERENCE, Contribution, LocalWorkers, momentum_name
 from asyncpar.elasticity.placement import PartPlacement, plan_moves
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.samples import portion_rng
 from asyncpar.elasticity.step import ElasticStep
-from asyncpar.elasticity.step_owner import StepOwner
+from asyncpar.elasticity.step_owner import MOST_FUTILE, StepOwner
 from asyncpar.elasticity.transfer import transfer
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.world_messages import WorldChange
@@ -51,6 +51,8 @@ class RoundContents:
     """The portions that somebody has."""
     is_known: bool = True
     """False for a newcomer, who does not know what the others have done, or are about to do."""
+    futile: int = 0
+    """How often its block has ended with the end of a world that did not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,20 +228,31 @@ class ElasticRound:
         if not self.is_replay:
             self._job.meter.waits()
         self._news.set()
-        if found is None:
+        own = None if found is None else program_errors(found, self._job.is_world_over)
+        if own is None:  # also if a call of the block met the end of the world: what is missing comes again
             try:
                 await asyncio.wait({meeting})
             except asyncio.CancelledError as cancelled:
-                found = cancelled
-        was_interrupted = self._interruption.end(found)
-        if found is not None and not was_interrupted:
-            meeting.cancel()
-            await asyncio.wait({meeting})
-            if found is not error:
-                raise found
-            return False
-        meeting.result()
-        return found is not None
+                found = own = cancelled
+        if self._interruption.end() and found is not None:
+            own = program_errors(found, self._job.is_world_over, is_interrupted=True)
+        elif found is not None and own is None and self._is_futile():
+            own = found
+        if own is None:
+            meeting.result()
+            return found is not None
+        meeting.cancel()
+        await asyncio.wait({meeting})
+        if own is not found:  # its context is what it was taken from
+            raise own from own.__cause__
+        if own is not error:
+            raise own
+        return False
+
+    def _is_futile(self) -> bool:
+        """Count a block that ended with the end of a world, though none has: the fault may be the program's."""
+        self._contents.futile = 0 if self.change is not None else self._contents.futile + 1
+        return self._contents.futile > MOST_FUTILE
 
     # -- this rank among the others ------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from asyncpar.core.observe.records import EventState
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
-from asyncpar.elasticity.interruption import Interruption
+from asyncpar.elasticity.interruption import Interruption, program_errors
 from asyncpar.elasticity.lineage import describe_divergence
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.reduction import Array, GradientLayout, Gradients, PortionSum
@@ -289,21 +289,24 @@ class ElasticStep:
                     await self._prepare_and_vote()
                 except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001  # judged as if of the block
                     found = failure
-            was_interrupted = self._interruption.end(found)
+            was_interrupted = self._interruption.end()
             if found is None:
                 self._record(EventState.COMPLETED)
                 await self._finish()
                 return False
-            if was_interrupted or self._job.is_world_over(found):
+            own = program_errors(found, self._job.is_world_over, is_interrupted=was_interrupted)
+            if own is None:
                 self._record(EventState.CANCELLED)
                 await self._job.reform(self, found)
                 return True
-            self._record(EventState.FAILED if isinstance(found, Exception) else EventState.CANCELLED)
-            self._job.failed = self.number, f"{type(found).__name__}: {found}"
+            self._record(EventState.FAILED if isinstance(own, Exception) else EventState.CANCELLED)
+            self._job.failed = self.number, f"{type(own).__name__}: {own}"
             self._machine.abort()
             await self._job.current_state.abort()
-            if found is not error:
-                raise found
+            if own is not found:  # its context is what it was taken from
+                raise own from own.__cause__
+            if own is not error:
+                raise own
             return False
         finally:
             self._job.ended(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.observe.steps import StepMeter
@@ -11,6 +11,9 @@ from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.reduction import FlatPool, GradientLayout
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.errors import WorldChanged
+
+MOST_FUTILE: Final = 3
+"""A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
 
 
 class StepOwner(Protocol):

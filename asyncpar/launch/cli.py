@@ -113,6 +113,7 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--elastic", metavar="HOW", default="restart", help="Hosts come or go: restart ranks, or ranks live on.")
 @option("--max-restarts", metavar="N", default="0", help="Start all ranks again after a failure, N times.  [0]")
 @option("--restart-window", metavar="SECONDS", default=None, help="Restarts within it count.  [all; ranks: 3600]")
+@option("--on-total-loss", metavar="HOW", default=None, help="All ranks lost: checkpoint (default), restart, fail.")
 @option("--spares", metavar="N", default="0", help="Processes of each host that wait to step in (--elastic ranks).")
 @option("--host-name", metavar="NAME", default=None, help="What this host is called (--elastic ranks).")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
@@ -191,6 +192,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         certs=given["certs"] or None,
         elastic=given["elastic"],
         restart_window=_window(given["restart_window"]),
+        on_total_loss=given["on_total_loss"],
         spares=parse_count("--spares", given["spares"]),
         host_name=given["host_name"],
         observers=parse_observers(given),

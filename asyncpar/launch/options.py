@@ -18,6 +18,7 @@ _CONF_IGNORED = ("last_call_timeout", "close_timeout", "read_timeout", "rank", "
 
 
 ELASTIC_MODES = ("restart", "ranks")
+ON_TOTAL_LOSS = ("checkpoint", "restart", "fail")
 
 
 class ProgramKind(StrEnum):
@@ -98,7 +99,8 @@ class LaunchOptions:
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
     meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
     lets ranks that do not run stay.  ``elastic`` says what is done to ranks when hosts come or go: ``restart`` or
-    ``ranks``, which live on, with so many ``spares`` per host that wait to step in; of restarts those within
+    ``ranks``, which live on, with so many ``spares`` per host that wait to step in, and which end, or begin anew, as
+    ``on_total_loss`` says (None: ``checkpoint``) when all are lost; of restarts those within
     ``restart_window`` count (None: all; an hour for ``ranks``).
     ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
     frames of a failure.  Times are in seconds.
@@ -129,6 +131,7 @@ class LaunchOptions:
     elastic: str = "restart"
     restart_window: float | None = None
     spares: int = 0
+    on_total_loss: str | None = None
     host_name: str | None = None
     full_traceback: bool = False
     post_mortem: str | None = None
@@ -144,6 +147,13 @@ class LaunchOptions:
         if self.nnodes > 1 and self.endpoint is None:
             raise UsageError("--rdzv-endpoint: expected host:port of the first host, needed with --nnodes > 1")
 
+    def _check_total_loss(self) -> None:
+        how = self.on_total_loss
+        if how is not None and (how not in ON_TOTAL_LOSS or self.elastic != "ranks"):
+            raise UsageError(
+                f"--on-total-loss: expected {' or '.join(ON_TOTAL_LOSS)}, with --elastic ranks, got {how!r}"
+            )
+
     def __post_init__(self) -> None:
         if self.nnodes < 1:
             raise UsageError(f"--nnodes: expected at least 1, got {self.nnodes}")
@@ -153,6 +163,7 @@ class LaunchOptions:
             raise UsageError(f"--elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
         if self.host_name is not None and self.elastic != "ranks":
             raise UsageError("--host-name: expected with --elastic ranks; otherwise hosts have their own names")
+        self._check_total_loss()
         if self.spares < 0 or (self.spares and self.elastic != "ranks"):
             raise UsageError(f"--spares: expected with --elastic ranks, and at least 0, got {self.spares}")
         if self.restart_window is not None and not self.restart_window > 0.0:

@@ -16,7 +16,7 @@ from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.device import Sendable, check_sendable, given_to_stage
-from asyncpar.pipeline.errors import ActionFailed
+from asyncpar.pipeline.errors import ActionFailed, principal_of
 from asyncpar.pipeline.mail import Array, Mail, Route, Tags, messages_in
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp
@@ -131,11 +131,12 @@ class PipelineRun:
             try:
                 with span:
                     await self._compute(operation)
-            except PeerError as error:  # of layers that talk to their peers
-                error.add_note(f"in {operation.kind} of virtual stage {operation.stage}")
-                raise
             except Exception as error:
-                raise ActionFailed(self._stages.rank, operation, error) from error
+                principal = principal_of(error) if isinstance(error, BaseExceptionGroup) else error
+                if not isinstance(principal, PeerError):
+                    raise ActionFailed(self._stages.rank, operation, error) from error
+                principal.add_note(f"in {operation.kind} of virtual stage {operation.stage}")
+                raise principal from principal.__cause__  # of layers that talk to their peers
 
     # -- computing -------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from asyncpar.blocking.program import ended_in_order, report_failures, terminate
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.arithmetic import TORCH_KERNEL
+from asyncpar.elasticity.interruption import is_world_changed, program_errors
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.elasticity.step import ElasticStep
@@ -279,9 +280,11 @@ class TorchStep:
         block, pending = self._block, self._pending
         torch.set_rng_state(self._random)
         self._model.drop_gradients()
-        is_swallowed = isinstance(error, WorldChanged)
-        if error is not None and not is_swallowed:
-            self._abandon(error)
+        own = None if error is None else program_errors(error, is_world_changed)
+        if own is not None:
+            self._abandon(own)
+            if own is not error:
+                raise own from own.__cause__
             return False
         self._thread.do(lambda: block.leave(error))
         try:
@@ -289,7 +292,7 @@ class TorchStep:
         except BaseException:
             _await_end(pending)
             raise
-        return is_swallowed
+        return error is not None
 
     def _abandon(self, error: BaseException) -> None:
         """End the block with ``error``, which is raised: what else comes of it is not worth more."""

@@ -63,6 +63,7 @@ WRONG: dict[str, list[str]] = {
     "--elastic": ["x"],
     "--max-restarts": ["x", "-1"],
     "--restart-window": ["x", "0"],
+    "--on-total-loss": ["", "never"],
     "--spares": ["x", "-1"],
     "--grace-period": ["x", "-1"],
     "--ttl": ["x", "-1"],

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ import torch
 
 import asyncpar.torch
 from asyncpar.blocking.thread import background
-from asyncpar.errors import UsageError
+from asyncpar.elasticity.donors import SnapshotShelf
+from asyncpar.elasticity.worlds import LoneWorld, Membership
+from asyncpar.errors import UsageError, WorldChanged
+from asyncpar.net.membership.lineage import MemberReport
+from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.testing.elastic_processes import ProcessWorlds
 from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
 from asyncpar.torch.elastic_state import Arithmetic
@@ -210,6 +215,42 @@ def test_an_aborted_step_leaves_no_trace_in_the_process() -> None:
         one_step(next(steps), model, job, scheduler)
         assert everything(model, optimizer, scheduler, job) != before
         assert job.state["notes"] == [0, 1]
+
+
+class AnotherWorld(LoneWorld):
+    """A world of one rank, which has successors."""
+
+    async def next_world(self, report: MemberReport) -> Membership:
+        first = await self.join(report.lineage, SnapshotShelf(), is_healed=False)
+        number = report.generation + 1
+        return replace(first, generation=number, change=WorldChange(generation=number))
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_the_end_of_a_world_in_a_group_of_errors_ends_the_step_and_nothing_else(*, is_nested: bool) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    changed = WorldChanged("the world is over", generation=0)
+    group = ExceptionGroup("of threads", [changed, ExceptionGroup("inner", [changed])] if is_nested else [changed])
+    with asyncpar.torch.elastic(model, optimizer, portions=1, notes=[], source=AnotherWorld()) as job:
+        numbers: list[int] = []
+        for step in job.steps(until=3):
+            with step:
+                numbers.append(step.number)
+                for portion in step.portions:
+                    model(torch.ones(4, 6)).square().mean().backward()
+                    step.add(portion, 0.0)
+                step.update()
+                job.state["notes"].append(step.number)
+                if numbers == [0, 1]:
+                    raise group
+        assert numbers == [0, 1, 1, 2]
+        assert job.state["notes"] == [0, 1, 2]
+        with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012
+            for step in job.steps(until=4):
+                with step:
+                    raise ExceptionGroup("of threads", [changed, ZeroDivisionError("mine")])
+        assert [repr(error) for error in raised.value.exceptions] == ["ZeroDivisionError('mine')"]
 
 
 def one_step(

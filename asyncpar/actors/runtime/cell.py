@@ -21,7 +21,7 @@ from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.calls import CURRENT, Delivery
 from asyncpar.actors.runtime.ending import Down, End, Ending
 from asyncpar.actors.runtime.endpoint import EndpointSpec
-from asyncpar.actors.runtime.executor import Executor, SelfCancelled
+from asyncpar.actors.runtime.executor import EndpointGuard, Executor, SelfCancelled
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.mailbox import BURST, ConcurrentEndpoints, Mailbox
 from asyncpar.actors.runtime.message import ABSENT, FULL, USAGE, MeshPlace
@@ -40,8 +40,8 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Mapping[str, EndpointSpec]
     owner: Cell | None = None
     place: MeshPlace | None = None
-    after_endpoint: Callable[[], Awaitable[None]] | None = None
-    """Awaited after each endpoint has run, before it is answered."""
+    guard: EndpointGuard | None = None
+    """Is there where each endpoint begins and ends."""
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,9 +111,7 @@ class Cell(ActorContext):
         self._endpoints = spec.endpoints
         self._create: Callable[[], Actor] | None = spec.create
         self._services = services
-        self._executor = Executor(
-            spec.ref.name, self.ending, services.callee, owner=self, after_endpoint=spec.after_endpoint
-        )
+        self._executor = Executor(spec.ref.name, self.ending, services.callee, owner=self, guard=spec.guard)
         self._mailbox: Mailbox | None = None
         self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
         self._watches: dict[Watch, None] | None = None

@@ -35,10 +35,27 @@ class Owner(Protocol):
         """End because of ``error``."""
 
 
+class EndpointGuard(Protocol):
+    """Is there where each endpoint of an actor begins and ends."""
+
+    def begin(self) -> None:
+        """Prepare for an endpoint that is about to run alone.  What this raises is an error of the endpoint."""
+
+    async def finish(self) -> None:
+        """Finish an endpoint that has run to its end; it is answered when this returns."""
+
+    def judge(self, error: BaseException, *, is_alone: bool) -> tuple[BaseException, bool]:
+        """Return what an endpoint's caller is to get for ``error``, and whether it is a fault of the endpoint.
+
+        What the endpoint has changed may be undone.  Raises if that fails, which is a failure of the actor.
+        """
+        ...
+
+
 class Executor:
     """Runs the endpoints and hooks of one actor, whose cell is the ``owner``."""
 
-    __slots__ = ("_after_endpoint", "_callee", "_ending", "_name", "_owner", "_running", "_thread", "actor")
+    __slots__ = ("_callee", "_ending", "_guard", "_name", "_owner", "_running", "_thread", "actor")
 
     def __init__(
         self,
@@ -47,14 +64,14 @@ class Executor:
         callee: Callee,
         *,
         owner: Owner,
-        after_endpoint: Callable[[], Awaitable[None]] | None = None,
+        guard: EndpointGuard | None = None,
     ) -> None:
         self.actor: Actor | None = None
         self._name = name
         self._ending = ending
         self._callee = callee
         self._owner = owner
-        self._after_endpoint = after_endpoint
+        self._guard = guard
         self._thread: WorkerThread | None = None
         self._running: Execution | None = None
 
@@ -80,20 +97,14 @@ class Executor:
         token = CURRENT.set(delivery)
         ticket, state = self._callee.begin(delivery), EventState.COMPLETED
         try:
-            method = getattr(self.actor, spec.name)
-            if spec.is_stream:
-                assert delivery.streams is not None, "a told call never streams"
-                await execution.run(delivery.streams.produce(method(*args, **kwargs), lambda: execution.is_interrupted))
-                value = None
-            elif spec.is_async:
-                value = await execution.run(method(*args, **kwargs))
-            else:
-                value = await execution.run((thread or self._own_thread()).run(partial(method, *args, **kwargs)))
-            if self._after_endpoint is not None:
-                await self._finish_endpoint(delivery, self._after_endpoint, is_own=thread is None)
+            if self._guard is not None and thread is None:
+                self._guard.begin()
+            value = await self._run(delivery, partial(getattr(self.actor, spec.name), *args, **kwargs), thread)
+            if self._guard is not None:
+                await self._finish_endpoint(delivery, self._guard, is_own=thread is None)
         except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
             state = EventState.FAILED if isinstance(error, Exception) else EventState.CANCELLED
-            self._broken_off(delivery, error)
+            self._broken_off(delivery, error, is_alone=thread is None)
         else:
             # a result of a concurrent endpoint may be changed by other endpoints: it is copied at once
             await self._callee.answered(delivery, value, may_change=thread is not None and spec.is_async)
@@ -148,16 +159,27 @@ class Executor:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    async def _finish_endpoint(
-        self, delivery: Delivery, after_endpoint: Callable[[], Awaitable[None]], *, is_own: bool
-    ) -> None:
+    async def _run(self, delivery: Delivery, call: Callable[[], Any], thread: WorkerThread | None) -> object:
+        """Return what the endpoint of ``delivery`` returns, None for a stream."""
+        spec, execution = delivery.spec, delivery.execution
+        assert spec is not None
+        assert execution is not None
+        if spec.is_stream:
+            assert delivery.streams is not None, "a told call never streams"
+            await execution.run(delivery.streams.produce(call(), lambda: execution.is_interrupted))
+            return None
+        if spec.is_async:
+            return await execution.run(call())
+        return await execution.run((thread or self._own_thread()).run(call))
+
+    async def _finish_endpoint(self, delivery: Delivery, guard: EndpointGuard, *, is_own: bool) -> None:
         """Run what comes before the answer; it can be interrupted as the endpoint could, and ends with the actor."""
         if self._ending.is_urgent or delivery.is_cancelled:
             raise asyncio.CancelledError("the actor ends before its endpoint was finished")
         execution = delivery.execution = Execution()
         if is_own:
             self._running = execution
-        await execution.run(after_endpoint())
+        await execution.run(guard.finish())
 
     def _bind(self, delivery: Delivery, spec: EndpointSpec) -> tuple[list[Any], dict[str, Any]] | None:
         """Return the arguments of a message; None if they are wrong, which its sender is told."""
@@ -169,14 +191,20 @@ class Executor:
             self._callee.refused(delivery, USAGE, str(error))
             return None
 
-    def _broken_off(self, delivery: Delivery, error: BaseException) -> None:
+    def _broken_off(self, delivery: Delivery, error: BaseException, *, is_alone: bool) -> None:
         """Handle an ``error`` that ended an endpoint."""
         if isinstance(error, ENDS_PROGRAM):
             raise error
+        judged, is_fault = error, True
+        if self._guard is not None:
+            try:
+                judged, is_fault = self._guard.judge(error, is_alone=is_alone)
+            except Exception as failure:  # noqa: BLE001  # user code; without it the actor cannot go on
+                self._owner.fail(failure)
         if isinstance(error, asyncio.CancelledError):
             self._cancelled(delivery, error)
-        else:
-            self._raised(delivery, error)
+        elif is_fault or delivery.call is not None:
+            self._raised(delivery, judged)
 
     def _raised(self, delivery: Delivery, error: BaseException) -> None:
         if delivery.call is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 from asyncpar.actors.runtime import message
@@ -16,6 +16,7 @@ from asyncpar.actors.runtime.calls import CURRENT
 from asyncpar.actors.runtime.cell import ActorSpec, Cell, Services
 from asyncpar.actors.runtime.ending import DownReason
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, describe_constructor
+from asyncpar.actors.runtime.executor import EndpointGuard
 from asyncpar.actors.runtime.failure import begin_in_user_code, describe_error, describe_failure, error_text
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.message import MeshPlace
@@ -80,7 +81,7 @@ class Lifecycle:
         name: str | None,
         owner: Cell | None = None,
         place: MeshPlace | None = None,
-        after_endpoint: Callable[[], Awaitable[None]] | None = None,
+        guard: EndpointGuard | None = None,
     ) -> ActorRef[Any]:
         """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
         check_actor_class(actor_class)
@@ -94,7 +95,7 @@ class Lifecycle:
             endpoints=endpoints,
             owner=owner,
             place=place,
-            after_endpoint=after_endpoint,
+            guard=guard,
         )
         cell = Cell(spec, services=self._services)
         self._registry.add(cell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from types import CoroutineType, TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -17,6 +17,7 @@ from asyncpar.actors.runtime.calls import EncodedArguments
 from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.actors.runtime.ending import Down
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
+from asyncpar.actors.runtime.executor import EndpointGuard
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.lifecycle import Lifecycle, Requests, check_actor_class
 from asyncpar.actors.runtime.message import MeshPlace
@@ -147,14 +148,14 @@ class ActorSystem(Messenger):
         *,
         name: str,
         place: MeshPlace | None = None,
-        after_endpoint: Callable[[], Awaitable[None]] | None = None,
+        guard: EndpointGuard | None = None,
     ) -> ActorRef[Any]:
         """Start an actor on this rank around an object that exists, and return its reference.  See ``spawn``.
 
-        ``after_endpoint`` is awaited after each endpoint has run, before its caller is answered.
+        ``guard`` is there where each endpoint begins and ends.
         """
         self._check_here("adopt")
-        return await self._lifecycle.spawn(type(actor), lambda: actor, name, place=place, after_endpoint=after_endpoint)
+        return await self._lifecycle.spawn(type(actor), lambda: actor, name, place=place, guard=guard)
 
     async def retire(self, names: Collection[str], *, within: float, handles_waiting: bool) -> None:
         """Begin to close this system: the actors of this rank called ``names`` take no more messages, and end.

@@ -94,6 +94,8 @@ class _RankSlot:
     """Which question it was that waits for a place."""
     is_departing: bool = False
     """Did it get SIGTERM, not from here, and asks to leave at the end of a step?"""
+    steps: int = -1
+    """At least so many steps were committed; -1: it has not asked to commit one."""
     has_said: bool = False
     """Has this host said that it waits?"""
 
@@ -223,6 +225,8 @@ class ElasticRanks:
         if message.get("kind") == "depart":
             return [self._depart(slot, member)]
         if message.get("kind") == "lease":
+            steps = message.get("steps")
+            slot.steps = max(slot.steps, steps) if isinstance(steps, int) else slot.steps
             return [] if slot.free_because else [GrantLease(member)]
         if message.get("kind") == "differs":
             return self._refused(slot, str(message.get("why", "")))
@@ -259,7 +263,7 @@ class ElasticRanks:
         for slot in asking:
             if slot.asked_at is None or slot.member is None or slot.free_because:
                 continue
-            if self._end is not None and (is_full or not slot.has_place):
+            if self._end is not None:  # also one that had a place: those who could heal it are done
                 slot.asked_at, slot.free_because = None, _DRAINED
                 commands.append(WriteToRank(slot.member, {"kind": "drained"}))
             elif is_full:
@@ -355,7 +359,7 @@ class ElasticRanks:
             return []
         if event.is_refused:
             return [*self._refused(slot, why), SignalRank(slot.number, signal.SIGKILL)]
-        if event.is_drained:
+        if event.is_drained or (self._end is not None and self._end.is_complete and slot.generation < 0):
             slot.free_because = _DRAINED
             return [WriteToRank(member, {"kind": "drained"})]
         return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
@@ -402,7 +406,7 @@ class ElasticRanks:
         if end.returncode == 0:
             commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
         else:
-            commands = [TellLeader(MemberDied(member, slot.free_because or end.ending))]
+            commands = [TellLeader(MemberDied(member, slot.free_because or end.ending, slot.steps))]
         if self._end is not None or self._is_leaving:
             return commands
         if slot.free_because == _DRAINED:

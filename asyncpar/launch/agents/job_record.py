@@ -8,6 +8,7 @@ import msgspec
 
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.options import ProgramKind, StreamChoice
+from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.world_messages import WorldTerms
 
 _UNBOUNDED = 7 * 24 * 3600.0
@@ -55,6 +56,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Another one for each launcher, by which agents know a job that is submitted again; "" for none."""
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
+    on_total_loss: OnTotalLoss = OnTotalLoss.CHECKPOINT
 
     @property
     def terms(self) -> WorldTerms:
@@ -68,6 +70,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
             most_hosts=self.most_hosts,
             members=self.slots if lives_on else 1,
             last_call=self.last_call,
+            on_total_loss=self.on_total_loss if lives_on else OnTotalLoss.RESTART,
             report_within=(self.silent_after or _UNBOUNDED) if lives_on else self.grace + _KILL_SECONDS,
         )
 

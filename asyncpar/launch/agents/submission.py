@@ -34,6 +34,7 @@ from asyncpar.launch.rank_process import rank_command
 from asyncpar.launch.run import new_loop
 from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import resolve
+from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.transport.rpc import Credentials, split_address
 from asyncpar.observe.summary import JobSummary
 
@@ -156,6 +157,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         log_directory=None if logs is None else str(logs),
         redirects=options.redirects,
         tee=options.tee,
+        on_total_loss=OnTotalLoss(options.on_total_loss or OnTotalLoss.CHECKPOINT),
     )
 
 

@@ -60,7 +60,7 @@ class HostFacts:
                 self._facts["stopped", member] = event
             case MemberReady() | MemberReported() | MemberDraining():
                 self._facts[type(event).__name__, event.member] = event
-            case MemberLeft(member) | MemberFailed(member, _, _) | MemberDied(member, _):
+            case MemberLeft(member) | MemberFailed(member, _, _) | MemberDied(member=member):
                 self._forget(member)
                 self._ends.setdefault(member, event)
                 while len(self._ends) > _MOST_ENDS:

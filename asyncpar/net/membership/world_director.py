@@ -174,6 +174,8 @@ class WorldRules:
     may_form: Callable[[Sequence[str]], bool] = bool
     may_settle: Callable[[Sequence[str]], bool] = bool
     may_join: Callable[[Sequence[str], str], bool] = _may_always_join
+    may_end: Callable[[Sequence[str]], bool] = lambda _: False
+    """Are members to leave together, if nobody else is there?"""
     are_more_coming: Callable[[], bool] = lambda: False
     """Do more members fetch the state?"""
     is_heard: Callable[[str], bool] = lambda _: True
@@ -455,6 +457,8 @@ class ElasticDirector:
             why = f"does not hear {odd[1]}, nor is heard there, while both are heard here"
             return self._evict(odd[0], why, now)
         world.ready_at = now if world.ready_at is None else world.ready_at
+        if self._ends_with(survivors):
+            return [Evict(member, "drained") for member in survivors]
         leaver = self._leaver(world)
         staying = tuple(member for member in survivors if member != leaver)
         ready = self._chosen(staying, lambda held: self.is_caught_up(held, lineage))
@@ -518,6 +522,10 @@ class ElasticDirector:
         """May too few form a world?  If with newcomers who need a step of them, or its repetition, they are enough."""
         coming = [member for member, held in self._arrived.items() if held.step >= lineage.step - 1]
         return self._rules.may_settle((*staying, *coming))
+
+    def _ends_with(self, survivors: Sequence[str]) -> bool:
+        """Decide whether all leave together: there is nobody to whom they could hand over."""
+        return not self._arrived and not self._rules.are_more_coming() and self._rules.may_end(survivors)
 
     def _leaver(self, world: _Current) -> str | None:
         """Return who leaves: one at a time, and none where another is lost, for what two hold is lost with both."""

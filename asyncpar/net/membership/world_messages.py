@@ -56,6 +56,8 @@ class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     last_call: float = 5.0
     report_within: float = 10.0
+    on_total_loss: str = "restart"
+    """See ``OnTotalLoss``."""
 
 
 # What a host tells the leader.
@@ -169,6 +171,8 @@ class MemberDied(msgspec.Struct, frozen=True):
 
     member: str
     how: str
+    steps: int = -1
+    """At least so many steps were committed there; -1: it never asked to commit one."""
 
 
 class HostDraining(msgspec.Struct, frozen=True):
@@ -215,6 +219,8 @@ class WorldAnnounced(msgspec.Struct, frozen=True, kw_only=True):
     lineage: Lineage
     decision: Decision
     change: WorldChange
+    origin: Lineage | None = None
+    """What the job began with."""
 
 
 class WorldStarted(msgspec.Struct, frozen=True):

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.restart_budget import RestartBudget, wait_after
+from asyncpar.net.membership.total_loss import UNKNOWN, refuse_to_begin_anew, refuse_to_begin_with, with_origin
 from asyncpar.net.membership.world_director import (
     GATHER_SECONDS,
     LEFT_WELL,
@@ -181,6 +183,10 @@ def _same(state: GroupState) -> GroupState:
     return state
 
 
+def _with_world(world: WorldAnnounced, state: GroupState) -> GroupState:
+    return replace(state, world=with_origin(world, state.world), generation=world.generation + 1)
+
+
 def _place(member: str) -> str:
     return member.rpartition("/")[0]
 
@@ -214,6 +220,8 @@ class WorldMachine:
         """Go on with the job and the world of the state."""
         self._generation = max(self._generation, self._state.generation)
         self._director, self._first, self._has_stopped = None, _FirstWorld(), False
+        self._steps = UNKNOWN
+        """At least so many steps were committed by members that are lost."""
         world = self._state.world
         if world is not None and world.members:
             self._director = self._make_director(len(world.members), world.generation)
@@ -233,6 +241,7 @@ class WorldMachine:
                 may_form=self._is_enough,
                 may_settle=self._will_be_enough,
                 may_join=self._has_place,
+                may_end=lambda members: all(self._placed[member].host in self._draining for member in members),
                 are_more_coming=lambda: bool(self._healing),
                 is_heard=lambda member: self._placed[member].host not in self._quiet,
             ),
@@ -452,7 +461,8 @@ class WorldMachine:
                 self._lost(member, LEFT_WELL, now)
             case MemberFailed(member, step, why):
                 self._failed(member, step, why, now)
-            case MemberDied(member, how):
+            case MemberDied(member, how, steps):
+                self._steps = max(self._steps, steps if member in self._placed else UNKNOWN)
                 self._lost(member, how, now)
 
     def _stopped(self, event: MemberStopped | MemberResumed, now: float) -> None:
@@ -509,7 +519,9 @@ class WorldMachine:
         chosen = sorted(counts, key=lambda host: (host not in whole, list(counts).index(host)))[: job.terms.most_hosts]
         members = [arrived for arrived in first.arrived.values() if arrived.host in chosen]
         later = [arrived for arrived in first.arrived.values() if arrived.host not in chosen]
-        if (why := _difference(members)) and not self._has_stopped:
+        lineages = [arrived.lineage for arrived in members]
+        why = _difference(members) or refuse_to_begin_with(job.terms.on_total_loss, self._state.world, lineages)
+        if why and not self._has_stopped:
             self._has_stopped = True
             self._tell(JobStopped(job.number, why))
         if self._has_stopped:
@@ -574,18 +586,24 @@ class WorldMachine:
             decision=formed.decision,
             change=formed.change,
         )
-        self._change(lambda state: replace(state, world=world, generation=world.generation + 1))
+        self._change(partial(_with_world, world))
 
     def _begin_anew(self) -> None:
         """Begin without a state, which no member has any more: those that arrive from now on make a first world."""
         director = self._director
         assert director is not None, "there was a world"
         self._director, self._first = None, _FirstWorld()
-        if not self._state.is_job_open or director.have_all_left:
+        job, last = self._state.job, self._state.world
+        if job is None or not self._state.is_job_open or director.have_all_left:
             return
+        steps = max(self._steps, UNKNOWN if last is None or not last.lineage.step else last.lineage.step)
+        self._steps = UNKNOWN
+        if (why := refuse_to_begin_anew(job.terms.on_total_loss, steps)) and not self._has_stopped:
+            self._has_stopped = True
+            self._tell(JobStopped(job.number, why))
         change = WorldChange(generation=self._generation, left=director.all_members, why=_ALL_LOST, is_by_loss=True)
         world = WorldAnnounced(
-            generation=self._generation, members=(), lineage=Lineage(0, b""), decision=Decision.ABORT, change=change
+            generation=self._generation, members=(), lineage=Lineage(steps, b""), decision=Decision.ABORT, change=change
         )
         self._generation += 1
-        self._change(lambda state: replace(state, world=world, generation=world.generation + 1))
+        self._change(partial(_with_world, world))

@@ -27,6 +27,7 @@ from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership.consensus_messages import Entry, Term
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
+from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_messages import HostCommand, JobOpened
 from asyncpar.net.membership.world_service import WorldService
@@ -376,7 +377,7 @@ class StrawRank:
         except asyncio.CancelledError as cancelled:
             error = cancelled
         self._holding = None
-        was_interrupted = holding.end(error)
+        was_interrupted = holding.end()
         if error is not None and not was_interrupted:
             raise error
         return not was_interrupted
@@ -502,6 +503,7 @@ def record(hosts: tuple[int, int]) -> SubmittedJob:
         grace=1.0,
         timeout=30.0,
         silent_after=10.0,
+        on_total_loss=OnTotalLoss.RESTART,  # histories go on
     )
 
 

@@ -346,6 +346,25 @@ def test_a_rank_that_ends_well_completes_the_job_and_the_others_are_left_alone()
     assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
+@pytest.mark.parametrize("asks_first", [False, True])
+def test_a_rank_that_is_being_healed_when_the_job_is_complete_ends_well(*, asks_first: bool) -> None:
+    host = Host(ElasticMode.RANKS, slots=2)
+    host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
+    host.feed(RankSaid("a/1/1", {"kind": "donors"}))
+    assert host.of(WriteToRank)[-1].message["donors"], "it is told from whom it can have the state"
+    complete = JobClosed(number=1, record=encode_record(JobEnd(exit_code=0)))
+    if asks_first:
+        host.feed(RankSaid("a/1/1", {"kind": "donors"}))
+        host.feed(complete)
+    else:
+        host.feed(complete)
+        host.feed(RankSaid("a/1/1", {"kind": "donors"}))  # those who could have given it are gone
+        assert host.of(WriteToRank) == [WriteToRank("a/1/1", {"kind": "drained"})]
+    assert host.feed(MemberDismissed("a/1/1", "all members are lost")) == [WriteToRank("a/1/1", {"kind": "drained"})]
+    host.gone(0, 0)
+    assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
+
+
 def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> None:
     host = Host(ElasticMode.RANKS)
     host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))

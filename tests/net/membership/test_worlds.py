@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from asyncpar.net.membership.group_codec import decode_group, decode_message, encode_group, encode_message
 from asyncpar.net.membership.group_state import GroupNode, GroupState, choose_voters
@@ -62,14 +63,14 @@ def node(name: str) -> GroupNode:
 class Talk:
     """A conversation with the leader of hosts, whose proposals are decided at once unless ``holds``."""
 
-    def __init__(self, *hosts: str, least: int = 1, most: int = 2) -> None:
+    def __init__(self, *hosts: str, least: int = 1, most: int = 2, on_total_loss: str = "restart") -> None:
         self.state = GroupState(nodes=tuple(map(node, hosts)))
         self.machine = WorldMachine(self.state, now=0.0)
         self.now = 0.0
         self.holds = False
         self.held: GroupState | None = None
         self.heard: list[HostCommand] = []
-        terms = WorldTerms(least_hosts=least, most_hosts=most, members=1, last_call=5.0)
+        terms = WorldTerms(least_hosts=least, most_hosts=most, members=1, last_call=5.0, on_total_loss=on_total_loss)
         self.job = JobOpened(number=1, terms=terms, record=b"job")
 
     def obey(self, commands: list[LeaderCommand]) -> None:
@@ -336,6 +337,110 @@ def test_who_was_healed_by_members_that_are_lost_begins_anew_with_the_others() -
     assert dismissed == ["b/0/b"]
     talk.wait(6.0)
     assert talk.members == ["a/0/b"]
+
+
+def dismissed(talk: Talk) -> list[str]:
+    return [told.member for told in talk.heard if isinstance(told, MemberDismissed) and told.is_drained]
+
+
+def test_hosts_that_all_drain_leave_together_at_the_end_of_one_step() -> None:
+    talk = begun("a", "b", "c")
+    talk.tell("a", HostDraining("a"))
+    talk.tell("b", HostDraining("b"))
+    talk.tell("c", HostDraining("c"))
+    talk.report("a/0/a", "b/0/a", "c/0/a", generation=0)
+    assert dismissed(talk) == ["a/0/a", "b/0/a", "c/0/a"]
+    for host in ("a", "b", "c"):
+        talk.tell(host, MemberLeft(f"{host}/0/a"), HostLeaving(host))
+    talk.wait(10.0)
+    assert talk.state.generation == 1, "no world comes after it"
+    assert reasons(talk) == []
+
+
+def test_the_last_of_the_draining_hosts_ends_with_its_step_without_another_world() -> None:
+    talk = begun("a", "b")
+    talk.tell("a", HostDraining("a"))
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert dismissed(talk) == ["a/0/a"]
+    assert talk.members == ["b/0/a"]
+    talk.tell("b", HostDraining("b"))
+    talk.report("b/0/a", generation=1)
+    assert dismissed(talk) == ["a/0/a", "b/0/a"]
+    assert talk.state.generation == 2
+
+
+def test_draining_hosts_hand_over_to_one_that_comes() -> None:
+    talk = begun("a", "b")
+    for host in ("a", "b"):
+        talk.tell(host, HostDraining(host))
+    talk.obey(talk.machine.handle(NodeJoined(node("c")), now=talk.now))
+    talk.arrive("c/0/a")
+    talk.report("a/0/a", "b/0/a", generation=0)
+    assert "c/0/a" in talk.members
+    assert len(dismissed(talk)) == 1, "one after another"
+
+
+def lose_all(on_total_loss: str, *, steps: int, is_led_by_another: bool = False) -> Talk:
+    """Have a world of two whose members are lost, when they had committed ``steps``."""
+    talk = Talk("a", "b", on_total_loss=on_total_loss)
+    talk.tell("a", talk.job)
+    talk.arrive("a/0/a", "b/0/a")
+    talk.tell("b", MemberDied("b/0/a", "was killed", steps))
+    if is_led_by_another:
+        talk.change_leader()
+        talk.tell("b", MemberDied("b/0/a", "was killed", steps))  # told again
+    talk.tell("a", MemberDied("a/0/a", "was killed", steps - 1))
+    assert talk.members == []
+    return talk
+
+
+def reasons(talk: Talk) -> list[str]:
+    return [told.why for told in talk.heard if isinstance(told, JobStopped)]
+
+
+@pytest.mark.parametrize("is_led_by_another", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 355])
+def test_a_job_whose_members_are_all_lost_ends_where_there_is_no_checkpoint(
+    steps: int, *, is_led_by_another: bool
+) -> None:
+    talk = lose_all("checkpoint", steps=steps, is_led_by_another=is_led_by_another)
+    if is_led_by_another:
+        talk.change_leader()
+    talk.arrive("a/0/b", "b/0/b")
+    talk.wait(6.0)
+    assert talk.members == []
+    (why,) = reasons(talk)
+    counts = {0: "its first committed steps", 1: "at least 1 committed step;", 355: "at least 355 committed steps;"}
+    assert f"all members are lost, and with them {counts[steps]}" in why
+    assert "--on-total-loss restart" in why
+
+
+@pytest.mark.parametrize("is_led_by_another", [False, True])
+def test_a_job_whose_members_are_all_lost_goes_on_from_a_checkpoint_again_and_again(*, is_led_by_another: bool) -> None:
+    talk = lose_all("checkpoint", steps=355, is_led_by_another=is_led_by_another)
+    saved = Lineage(0, b"saved")
+    talk.arrive("a/0/b", "b/0/b", lineage=saved)
+    assert talk.members == ["a/0/b", "b/0/b"]
+    talk.tell("a", MemberDied("a/0/b", "was killed", 7))
+    talk.tell("b", MemberDied("b/0/b", "was killed", 7))
+    talk.arrive("a/0/c", "b/0/c", lineage=saved)
+    assert talk.members == ["a/0/c", "b/0/c"], "it is still the last checkpoint"
+    talk.tell("a", MemberDied("a/0/c", "was killed", 9))
+    talk.tell("b", MemberDied("b/0/c", "was killed", 9))
+    talk.arrive("a/0/d", "b/0/d")
+    assert ["at least 9 committed steps" in why for why in reasons(talk)] == [True], "the checkpoint was deleted"
+
+
+def test_a_job_whose_members_are_all_lost_begins_anew_if_that_was_asked_for_or_nothing_was_committed() -> None:
+    for talk in (lose_all("restart", steps=355), lose_all("checkpoint", steps=-1), lose_all("fail", steps=-1)):
+        talk.arrive("a/0/b", "b/0/b")
+        assert talk.members == ["a/0/b", "b/0/b"]
+        assert reasons(talk) == []
+
+
+def test_a_job_whose_members_are_all_lost_ends_at_once_if_that_was_asked_for() -> None:
+    talk = lose_all("fail", steps=12)
+    assert reasons(talk) == ["all members are lost, and with them at least 12 committed steps (--on-total-loss fail)"]
 
 
 def test_too_few_commit_a_step_that_newcomers_have_to_be_healed_of() -> None:
