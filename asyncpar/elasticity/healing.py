@@ -158,7 +158,8 @@ class Healing:
         Raises ``DivergedState`` if they have not: this process computes otherwise.  ``PeerLost`` when no donor can
         answer any more: then ``fetch`` anew.
         """
-        for place in sorted(self._pinned):
+        while self._pinned:  # an update that is under way meanwhile may find donors lost, too
+            place = min(self._pinned)
             try:
                 theirs = await self._donors[place].lineage(self._pinned[place].pin, mine.step)
             except _LOST:

@@ -257,7 +257,9 @@ class PipeWorlds:
 
     def _fail(self, error: Exception) -> None:
         """Fail all that wait: nothing comes any more."""
-        self._end = self._end or error
+        if self._end is not None:
+            return
+        self._end = error
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)

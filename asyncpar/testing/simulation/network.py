@@ -337,9 +337,9 @@ class SimulatedNetwork:
         """Return how many ends of connections ``process`` has open."""
         return sum(lane.process is process for lane in self.lanes)
 
-    def withdraw(self, name: str) -> None:
-        """Answer no calls of ``name`` any more, unless another process of the node does."""
-        process = CURRENT.get()
+    def withdraw(self, name: str, process: SimulatedProcess | None = None) -> None:
+        """Let ``process``, by default the one that runs, answer no calls of ``name`` any more."""
+        process = process or CURRENT.get()
         assert process is not None
         assert process.node is not None
         if self._services.get((process.node, name), (None,))[0] is process:

@@ -117,7 +117,7 @@ class SimulatedPipe:
     async def close(self) -> None:
         self._take = lambda _: None
         if self._shelf is not None:
-            self._network.withdraw(f"shelf {self._member}")
+            self._network.withdraw(f"shelf {self._member}", self._process)
 
     async def _give(self, request: tuple[str, tuple[Any, ...]]) -> Any:
         """Give a joining rank something from the shelf; what travels is a copy."""

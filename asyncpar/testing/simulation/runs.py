@@ -261,6 +261,7 @@ class _Verdict:
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._cluster.network.mute()
         self._loop.bury(_LAST_SECONDS)
+        self._loop.bury(_LAST_SECONDS)  # what was begun by those that ended
 
     async def _watch(self) -> None:
         """Wait until the program has ended; see that it does so in time."""

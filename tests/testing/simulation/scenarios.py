@@ -245,7 +245,7 @@ def check_prompt_bits(result: SimulationResult) -> None:
     assert result.seconds < last + 12.0, f"it took {result.seconds - last:.1f} s after the last fault"
 
 
-async def drifting() -> tuple[float, tuple[int, ...], bytes]:
+async def drifting() -> tuple[float, tuple[int, ...], bytes] | None:
     """As ``bits``, but the memory of one node goes wrong by a bit."""
     total = np.zeros(1, np.float64)
     async with ap.elastic(portions=PORTIONS, seed=5) as job:
@@ -265,12 +265,12 @@ def check_drifting(result: SimulationResult) -> None:
     assert len(set(result.results.values())) <= 1, f"ends differ: {result.results}"
 
 
-async def with_ballast() -> tuple[float, tuple[int, ...], bytes]:
+async def with_ballast() -> tuple[float, tuple[int, ...], bytes] | None:
     """As ``bits``, with a state that takes longer to fetch than a step."""
     return await bits(1000)
 
 
-async def slowly() -> tuple[float, tuple[int, ...], bytes]:
+async def slowly() -> tuple[float, tuple[int, ...], bytes] | None:
     """As ``bits``, with steps of four seconds."""
     return await bits(seconds=0.5)
 
