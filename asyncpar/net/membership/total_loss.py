@@ -17,6 +17,7 @@ import msgspec
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.world_messages import WorldAnnounced
 
+ALL_LOST: Final = "all members are lost"
 UNKNOWN: Final = -1
 """The count of committed steps of a member that never asked to commit."""
 
@@ -55,4 +56,4 @@ def refuse_to_begin_with(policy: str, last: WorldAnnounced | None, arrived: Iter
 
 def _lost(steps: int) -> str:
     count = f"at least {steps} committed step{'s' if steps != 1 else ''}" if steps > 0 else "its first committed steps"
-    return f"all members are lost, and with them {count}"
+    return f"{ALL_LOST}, and with them {count}"

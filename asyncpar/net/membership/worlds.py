@@ -17,7 +17,13 @@ import msgspec
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.restart_budget import RestartBudget, wait_after
-from asyncpar.net.membership.total_loss import UNKNOWN, refuse_to_begin_anew, refuse_to_begin_with, with_origin
+from asyncpar.net.membership.total_loss import (
+    ALL_LOST,
+    UNKNOWN,
+    refuse_to_begin_anew,
+    refuse_to_begin_with,
+    with_origin,
+)
 from asyncpar.net.membership.world_director import (
     GATHER_SECONDS,
     LEFT_WELL,
@@ -67,7 +73,6 @@ LOSSES_WITHIN = 600.0
 """Seconds for which the loss of a host of the world is remembered by the leader; the next leader counts anew."""
 FORGIVEN_LOSSES = 2
 """A host that was lost more often of late waits before it has a place again, each time for longer."""
-_ALL_LOST = "all members are lost"
 _HAS_LEFT = "it has left"
 
 
@@ -542,7 +547,7 @@ class WorldMachine:
         for name in [name for name, one in arrived.items() if one.lineage.step > least]:
             del arrived[name]
             self._placed.pop(name, None)
-            self._tell(MemberDismissed(name, f"{_ALL_LOST}, and with them the state that it has"))
+            self._tell(MemberDismissed(name, f"{ALL_LOST}, and with them the state that it has"))
 
     def _tick(self, now: float) -> None:
         self._cooling = {host: (until, why) for host, (until, why) in self._cooling.items() if now < until}
@@ -570,7 +575,7 @@ class WorldMachine:
                     self._tell(dismissed)
                 case FormWorld():
                     self._announce(command)
-        if director.trouble == _ALL_LOST:
+        if director.trouble == ALL_LOST:
             self._begin_anew()
         elif director.trouble is not None and not self._has_stopped and self._state.job is not None:
             self._has_stopped = True
@@ -601,7 +606,7 @@ class WorldMachine:
         if (why := refuse_to_begin_anew(job.terms.on_total_loss, steps)) and not self._has_stopped:
             self._has_stopped = True
             self._tell(JobStopped(job.number, why))
-        change = WorldChange(generation=self._generation, left=director.all_members, why=_ALL_LOST, is_by_loss=True)
+        change = WorldChange(generation=self._generation, left=director.all_members, why=ALL_LOST, is_by_loss=True)
         world = WorldAnnounced(
             generation=self._generation, members=(), lineage=Lineage(steps, b""), decision=Decision.ABORT, change=change
         )

@@ -66,8 +66,8 @@ def simulated_job(hosts: tuple[int, int], **settings: Any) -> SubmittedJob:
         "least_hosts": hosts[0],
         "most_hosts": hosts[1],
         "last_call": 5.0,
-        "max_restarts": 0,
-        "restart_window": 1e6,
+        "max_restarts": 10,
+        "restart_window": 3600.0,
         "grace": 1.0,
         "timeout": 30.0,
         "silent_after": 10.0,
@@ -224,6 +224,8 @@ class SimulatedAgents:
         """The agents, by node, that have nothing to do any more: the job is over."""
         self._awaited: set[int] = set()
         """Nodes whose agent is about to start again."""
+        self.dead: set[int] = set()
+        """Nodes of which a process has died by a fault."""
 
     # -- agents ----------------------------------------------------------------------------------------------------
 
@@ -321,6 +323,8 @@ class SimulatedAgents:
 
     def died(self, process: SimulatedProcess) -> None:
         """Handle the death of a process by a fault: ranks end with their agent, which notices their ends."""
+        if process.node is not None:
+            self.dead.add(process.node)
         slots = self._slots.pop(process, None)
         if slots is not None:
             when = self.cluster.loop.now + self.cluster.dice.random() * NOTICE_SECONDS

@@ -11,6 +11,7 @@ from asyncpar.elasticity import job as elastic_job
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import LaunchError
+from asyncpar.net.membership.total_loss import ALL_LOST
 from asyncpar.testing.simulation.agents import SimulatedAgents, simulated_job
 from asyncpar.testing.simulation.cluster import SimulatedCluster
 from asyncpar.testing.simulation.job import JobRecord
@@ -24,7 +25,7 @@ _SOURCE: Final[ContextVar[WorldSource]] = ContextVar("asyncpar simulated worlds"
 class SimulatedElasticJob(JobRecord):
     """Runs ``main()``, which uses ``ap.elastic``, on every node.
 
-    A rank whose process dies does not start again, unless its node does; one that was declared lost does.
+    A rank whose process dies starts again, as a job's does; a job all of whose ranks have died ends.
     """
 
     def __init__(self, cluster: SimulatedCluster, main: ElasticMain, *, seed: object, least: int = 1) -> None:
@@ -63,8 +64,10 @@ class SimulatedElasticJob(JobRecord):
         return all(self.agents.is_over(node) for node in nodes)
 
     def failure(self) -> LaunchError | None:
-        end = self.agents.end
-        return None if end is None or end.is_complete else LaunchError(end.message or f"exit code {end.exit_code}")
+        end, everywhere = self.agents.end, len(self.agents.dead) == self.agents.cluster.size
+        if end is None or end.is_complete or (everywhere and ALL_LOST in end.message):
+            return None
+        return LaunchError(end.message or f"exit code {end.exit_code}")
 
     def _started(self, process: SimulatedProcess) -> None:
         self.ranks = [*(rank for rank in self.ranks if rank.node != process.node), process]

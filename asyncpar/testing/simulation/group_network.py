@@ -120,7 +120,7 @@ class SimulatedPeer:
         own = End(self._network, running(), end.process)
         own.other, end.other = end, own
         self._end = own
-        self._pipe = self._network.open_pipe(running(), end.process, deliver)
+        self._pipe = self._network.open_pipe(running(), end.process, deliver, is_checked=True)
         try:
             self._on_up(self._node)
             waiting, self._waiting = self._waiting, []

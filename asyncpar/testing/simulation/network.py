@@ -109,6 +109,8 @@ class SimulatedPipe:
     last: float = 0.0
     held: deque[bytes | str] = field(default_factory=deque)
     is_closed: bool = False
+    is_checked: bool = False
+    """Does it find damaged bytes itself, and ask for them again?"""
 
 
 @dataclass(slots=True)
@@ -265,11 +267,16 @@ class SimulatedNetwork:
     # -- connections -----------------------------------------------------------------------------------------------
 
     def open_pipe(
-        self, source: SimulatedProcess, target: SimulatedProcess, deliver: Callable[[bytes | str], None]
+        self,
+        source: SimulatedProcess,
+        target: SimulatedProcess,
+        deliver: Callable[[bytes | str], None],
+        *,
+        is_checked: bool = False,
     ) -> SimulatedPipe:
-        """Return a new direction of a connection."""
+        """Return a new direction of a connection; one that ``is_checked`` delivers no damaged bytes."""
         route = self.route(source.node, target.node)
-        pipe = SimulatedPipe(route, source, target, deliver)
+        pipe = SimulatedPipe(route, source, target, deliver, is_checked=is_checked)
         route.pipes[pipe] = None
         return pipe
 
@@ -307,7 +314,7 @@ class SimulatedNetwork:
             self._deliver(pipe, pipe.held.popleft())
 
     def _deliver(self, pipe: SimulatedPipe, piece: bytes | str) -> None:
-        if pipe.route.damages and isinstance(piece, bytes):
+        if pipe.route.damages and isinstance(piece, bytes) and not pipe.is_checked:
             pipe.route.damages -= 1
             place = int(self._dice.random() * len(piece))
             piece = piece[:place] + bytes([piece[place] ^ 1 << int(self._dice.random() * 8)]) + piece[place + 1 :]

@@ -184,8 +184,9 @@ def check_bits(result: SimulationResult) -> None:
         assert known.setdefault(step, (digest, total)) == (digest, total), f"step {step} was committed twice: {entry}"
         assert total == WHOLE * (step + 1) * (step + 2) / 2, f"step {step} came to {total}"
     ends = [value for value in result.results.values() if value is not None]
-    assert ends, "no rank has come to the end"
+    dead = {fault.node for fault in result.faults if fault.kind in ("kill", "kill_agent", "crash", "restart")}
+    assert ends or len(dead) == result.size, "no rank has come to the end"
     for value in ends:
         assert value[0] == WHOLE * UNTIL * (UNTIL + 1) / 2, f"the end is {value[0]}"
         assert value[1] == tuple(np.random.default_rng(3).random(UNTIL).tolist()), "random numbers were drawn twice"
-    assert len(set(ends)) == 1, f"ends differ: {result.results}"
+    assert len(set(ends)) <= 1, f"ends differ: {result.results}"
