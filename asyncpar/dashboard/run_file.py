@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from asyncpar.core.private_files import write_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 
@@ -17,14 +17,8 @@ _NEEDED: Final = ("heat", "ranks", "counts", "series", "links", "operations", "a
 
 
 def write_run(directory: Path, document: dict[str, Any]) -> None:
-    """Replace the file of the run in ``directory`` as a whole.  Raises ``OSError``."""
-    target = directory / RUN_FILE
-    partial = directory / f".{RUN_FILE}.{os.getpid()}"
-    try:
-        partial.write_bytes(msgspec.json.encode(document))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Replace the file of the run in ``directory`` as a whole, for this user alone.  Raises ``OSError``."""
+    write_private(directory / RUN_FILE, msgspec.json.encode(document))
 
 
 def read_run(path: Path) -> dict[str, Any]:

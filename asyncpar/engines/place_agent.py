@@ -178,6 +178,7 @@ class PlaceAgent:
             may_connect=False,
             coordinator=coordinator,
             bind=order.address,
+            meets_at=order.address,
             master_addr=order.address,
             job=order.job,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from asyncpar.core.private_files import write_private
 from asyncpar.core.system_errors import FULL, os_reason
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
 from asyncpar.launch.options import ObserverOptions
@@ -157,18 +157,13 @@ def print_result(what: str, text: str | bytes) -> None:
 def write_result(path: Path, content: bytes) -> None:
     """Write ``content`` to the file ``path``, whole or not at all.  Raises ``LaunchError`` when that is impossible.
 
-    What is no plain file (a pipe, a device) is written to as it is.
+    Only this user can read it.  What is no plain file (a pipe, a device) is written to as it is.
     """
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            draft.write_bytes(content)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_private(path, content)
     except OSError as error:
         raise LaunchError(f"{path} cannot be written: {os_reason(error)}") from error
 
