@@ -1,8 +1,8 @@
 """Files that only their user can read, and that never change what a symbolic link points to.
 
 The output of ranks, their stacks and their records are private to the user who runs them, whatever the umask is.
-Whoever can write to a folder of ours could put a link where we are about to write: a link in the way is replaced, not
-followed.
+A process that can write to a folder of ours could put a link where we are about to write: a link in the way is
+replaced, not followed.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import msgspec
 from asyncpar.core.private_files import write_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
+from asyncpar.harmless import harmless_values
 
 RUN_FILE: Final = "run.json"
 MOST_BYTES: Final = 16 << 20
@@ -18,7 +19,7 @@ _NEEDED: Final = ("heat", "ranks", "counts", "series", "links", "operations", "a
 
 def write_run(directory: Path, document: dict[str, Any]) -> None:
     """Replace the file of the run in ``directory`` as a whole, for this user alone.  Raises ``OSError``."""
-    write_private(directory / RUN_FILE, msgspec.json.encode(document))
+    write_private(directory / RUN_FILE, msgspec.json.encode(harmless_values(document)))
 
 
 def read_run(path: Path) -> dict[str, Any]:

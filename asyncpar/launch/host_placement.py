@@ -14,6 +14,7 @@ from pathlib import Path
 from asyncpar.core.private_files import make_private_folder
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
+from asyncpar.harmless import harmless_line
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.transport.rpc import check_bindable, is_loopback, join_address, split_address
@@ -173,7 +174,7 @@ def resolve_within(
                 raise
         if not is_told:
             is_told = True
-            sys.stderr.write(f"asyncpar launch: waiting for the host name {name}\n")
+            sys.stderr.write(f"asyncpar launch: waiting for the host name {harmless_line(name)}\n")
         sleep(_LOOK_UP_EVERY)
 
 

@@ -32,6 +32,7 @@ from asyncpar.core.observe.records import image_bytes
 from asyncpar.core.private_files import append_private, make_private_folder, open_private, remove_tree, write_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.harmless import harmless
 from asyncpar.launch.failure import RankEnd
 from asyncpar.observe.chains import show_stacks
 from asyncpar.observe.explain import RankFacts, explain
@@ -348,8 +349,8 @@ def _day(seconds: float) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that this user alone can read, whole or not at all."""
-    write_private(path, text.encode(errors="replace"))
+    """Write a file that this user alone can read, whole or not at all; no terminal obeys what is in it."""
+    write_private(path, harmless(text).encode())
 
 
 def _read_text(path: Path) -> str:

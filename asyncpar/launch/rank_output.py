@@ -306,7 +306,7 @@ class RankOutput:
     async def _show_lines(self, lines: list[bytes]) -> None:
         if lines:
             prefix = self._prefix.encode()
-            await self._display.lines(b"".join(prefix + line + b"\n" for line in lines))
+            await self._display.lines(b"".join(prefix + line + b"\n" for line in lines), is_output=True)
 
     def _tell(self, told: RankTold) -> None:
         if told != self._told:
