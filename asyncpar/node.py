@@ -323,7 +323,7 @@ async def start_node(attach: Attach) -> Node:
         await asyncio.wait({task})
         if _error_in(started) is None:
             raise
-        _error_in(task)  # what became of the rest
+        _error_in(task)  # else asyncio logs it as never retrieved
     else:
         if task.done():
             task.result()
