@@ -393,6 +393,7 @@ class CoordinatorServer:
             timeout=options.timeout,
             grace=options.grace,
             silent_after=options.silent_after,
+            stopped_after=options.stopped_after,
             reconnect=options.reconnect,
             log_directory=str(self._job.log_directory or ""),
             version=__version__,
