@@ -41,7 +41,7 @@ REMOVED: Final[ContextVar[tuple[str, ...]]] = ContextVar("asyncpar removed safeg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class SimulationSearch:
     """What a simulation was asked for besides seed, size and faults; ``options`` are the arguments that are not usual.
 
     A ``main`` or ``check`` that cannot be imported keeps the name of the parameter.
@@ -111,7 +111,7 @@ class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
         size: int,
         faults: tuple[Fault, ...],
         trace_hash: str,
-        search: Search | None = None,
+        search: SimulationSearch | None = None,
     ) -> None:
         super().__init__(seed, size, faults, trace_hash)
         self.cause = cause
@@ -119,7 +119,7 @@ class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
         self.size = size
         self.faults = faults
         self.trace_hash = trace_hash
-        self._search = search or Search()
+        self._search = search or SimulationSearch()
         self.lines: tuple[str, ...] = ()
         """What happened, as text, if ``record`` was asked for."""
         self.drawn: int | None = None

@@ -19,7 +19,7 @@ from asyncpar.testing.simulation.loop import SimulatedDeadlock, SimulationLoop
 from asyncpar.testing.simulation.network import Conditions
 from asyncpar.testing.simulation.patches import simulated_machine
 from asyncpar.testing.simulation.process import SimulatedProcess
-from asyncpar.testing.simulation.result import REMOVED, Search, SimulationFailed, SimulationResult
+from asyncpar.testing.simulation.result import REMOVED, SimulationFailed, SimulationResult, SimulationSearch
 from asyncpar.testing.simulation.shrink import shrink, simplify
 from asyncpar.testing.simulation.trace import Trace
 
@@ -183,12 +183,14 @@ def _run(main: Main | ElasticMain, settings: Settings, seed: int, faults: tuple[
     raise failed from failure
 
 
-def _search(main: Main | ElasticMain, settings: Settings) -> Search:
+def _search(main: Main | ElasticMain, settings: Settings) -> SimulationSearch:
     """Return what the run was asked for, for a test that repeats it."""
     options: dict[str, object] = {"elastic": True} if settings.is_elastic else {}
     usual = {"conditions": Conditions(), "core": None, "bound": BOUND_SECONDS, "pin": None}
     options |= {name: each for name in usual if (each := getattr(settings, name)) != usual[name]}
-    return Search(main=main, check=settings.check, expected=settings.expected, options=options, removed=REMOVED.get())
+    return SimulationSearch(
+        main=main, check=settings.check, expected=settings.expected, options=options, removed=REMOVED.get()
+    )
 
 
 def _check(check: Check | None, result: SimulationResult) -> BaseException | None:
