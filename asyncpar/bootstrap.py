@@ -170,11 +170,12 @@ def attach_launched(
         pinned = parse_transport(transport) or _transport_of(environment)
         arena = arena_settings(os.environ, pinned)
         gateway = ActorGateway()
-        server, connector = await serve_links(
+        line = open_agent_line(stack, environment)  # before all that takes time: it brings the reason of an end
+        serving_links = serve_links(
             stack, credentials, bind=environment.bind, transport=pinned, serving=serving, gateway=gateway
         )
+        server, connector = await line.unless_lost(serving_links, "serving links")
         request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
-        line = open_agent_line(stack, environment)
         observer = RankObserver(environment.rank)
         observer.warn_after = parse_wait_warning(os.environ.get(WAIT_WARNING))
         observer.reporter = line.reporter

@@ -7,9 +7,17 @@ remote code.
 
 from __future__ import annotations
 
+from asyncpar.harmless import harmless
+
 
 class AsyncparError(Exception):
-    """Base of every error raised by asyncpar."""
+    """Base of every error raised by asyncpar.
+
+    Its text may quote other processes, and is shown by whatever catches it: no terminal obeys what is in it.
+    """
+
+    def __str__(self) -> str:
+        return harmless(super().__str__())
 
 
 class UsageError(AsyncparError, ValueError):
@@ -190,7 +198,7 @@ class RemoteError(AsyncparError):
         quoted = "\n".join(f"  | {line}" for line in remote_traceback.rstrip().splitlines())
         super().__init__(f"rank {rank}: {type_name}: {message}")
         if quoted:
-            self.add_note(quoted)
+            self.add_note(harmless(quoted))
         self.rank = rank
         self.type_name = type_name
         self.message = message

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -306,65 +306,91 @@ async def start_rank(attach: Attach) -> Node:
 
 
 async def start_node(attach: Attach) -> Node:
-    """Start the task of a node and return the node when it is part of its world."""
+    """Start the task of a node and return the node when it is part of its world.
+
+    An error on the way is raised once all is taken down.  A cancellation meanwhile cuts that short, and the error is
+    raised all the same, since it came first.
+    """
     started: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(_live(attach, started), name="asyncpar node")
     try:
         waited: set[asyncio.Future[Any]] = {task, started}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if _error_in(started) is not None:
+            await asyncio.wait({task})
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task})
-        raise
-    if not started.done():
-        started.cancel()
-        task.result()
-        raise AsyncparError("the node ended before it had started")
+        if _error_in(started) is None:
+            raise
+        _error_in(task)  # else asyncio logs it as never retrieved
+    else:
+        if task.done():
+            task.result()
+            raise AsyncparError("the node ended before it had started")
     node = started.result()
     node._task = task
     return node
 
 
+def _error_in(started: asyncio.Future[Any]) -> BaseException | None:
+    return started.exception() if started.done() and not started.cancelled() else None
+
+
 async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
-    """Run the node in a task: build it up, wait for its end, take it down in reverse."""
+    """Run the node in a task: build it up, wait for its end, take it down in reverse.
+
+    ``started`` is the node, or the error that keeps it from being part of its world; that is known before it is taken
+    down.
+    """
     async with AsyncExitStack() as stack:
-        bootstrap = await attach(stack)
-        links = Links(world=bootstrap.world, rank=bootstrap.rank, connector=bootstrap.connector)
-        sharing, line = _share_memory(bootstrap, links), bootstrap.line
-        arena = await (sharing if line is None else line.unless_lost(sharing, "forming the arena"))
-        if arena is not None:
-            stack.callback(arena.close)
-        await stack.enter_async_context(links)
-        _observe(links, line)
-        watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_actor)
-        watch.subscribe(BlockedEvents(links.recorder).tell)
-        stack.callback(watch.stop)
-        if line is not None:
-            links.pauses = PauseRecorder(links.recorder)
-            links.pauses.start()
-            stack.callback(links.pauses.stop)
-        watch.start_quietly(None if line is None else line.reporter.blocked)
-        actors = await stack.enter_async_context(ActorSystem(links, watch))
-        node = Node(bootstrap, links, actors, arena)
-        bootstrap.join(links)
-        world = bootstrap.world
-        _log.info("rank %d of %d joined the world, generation %d", bootstrap.rank, world.size, world.generation)
-        if bootstrap.gateway is not None:
-            bootstrap.gateway.open(actors)
-            stack.callback(bootstrap.gateway.close)
-        if is_open():
-            from asyncpar.observe.rank_view import watch_node  # a rank that no agent started tells nobody
-
-            def predict(operation: str, nbytes: int, algorithm: str) -> float:
-                return node.world.predict(operation, nbytes, algorithm=algorithm)
-
-            stack.callback(watch_node(links, actors, arena, predict))
-        if line is not None:
-            line.deliver(links.end_job)
+        try:
+            node, bootstrap = await _build(stack, attach)
+        except Exception as error:
+            started.set_exception(error)
+            raise
         started.set_result(node)
         await node._serve()
-        if links.is_broken and bootstrap.server is not None:
+        if node.links.is_broken and bootstrap.server is not None:
             bootstrap.server.grace = BROKEN_GRACE_SECONDS
+
+
+async def _build(stack: AsyncExitStack, attach: Attach) -> tuple[Node, WorldBootstrap]:
+    """Return the node that is part of its world; what has to be undone at the end is on ``stack``."""
+    bootstrap = await attach(stack)
+    links = Links(world=bootstrap.world, rank=bootstrap.rank, connector=bootstrap.connector)
+    sharing, line = _share_memory(bootstrap, links), bootstrap.line
+    arena = await (sharing if line is None else line.unless_lost(sharing, "forming the arena"))
+    if arena is not None:
+        stack.callback(arena.close)
+    await stack.enter_async_context(links)
+    _observe(links, line)
+    watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_actor)
+    watch.subscribe(BlockedEvents(links.recorder).tell)
+    stack.callback(watch.stop)
+    if line is not None:
+        links.pauses = PauseRecorder(links.recorder)
+        links.pauses.start()
+        stack.callback(links.pauses.stop)
+    watch.start_quietly(None if line is None else line.reporter.blocked)
+    actors = await stack.enter_async_context(ActorSystem(links, watch))
+    node = Node(bootstrap, links, actors, arena)
+    bootstrap.join(links)
+    world = bootstrap.world
+    _log.info("rank %d of %d joined the world, generation %d", bootstrap.rank, world.size, world.generation)
+    if bootstrap.gateway is not None:
+        bootstrap.gateway.open(actors)
+        stack.callback(bootstrap.gateway.close)
+    if is_open():
+        from asyncpar.observe.rank_view import watch_node  # a rank that no agent started tells nobody
+
+        def predict(operation: str, nbytes: int, algorithm: str) -> float:
+            return node.world.predict(operation, nbytes, algorithm=algorithm)
+
+        stack.callback(watch_node(links, actors, arena, predict))
+    if line is not None:
+        line.deliver(links.end_job)
+    return node, bootstrap
 
 
 def _observe(links: Links, line: AgentLine | None) -> None:
@@ -406,5 +432,12 @@ async def init(*, transport: str | None = None) -> AsyncIterator[Node]:
     node = await Node.start(transport=transport)
     try:
         yield node
-    finally:
+    except Exception:
+        with suppress(asyncio.CancelledError):  # the error came first, and the program ends with it
+            await node.stop()
+        raise
+    except BaseException:
+        await node.stop()
+        raise
+    else:
         await node.stop()

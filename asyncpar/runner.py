@@ -25,7 +25,14 @@ SIGNAL_SECONDS = 0.3
 A launcher sends Ctrl-C to all ranks, but each gets it in its own time.
 """
 REASON_SECONDS = 0.1
-"""Seconds that a launched program goes on after SIGTERM, so that errors that explain it come first."""
+"""Seconds that a launched program goes on after SIGTERM, so that errors that explain it come first.
+
+What comes while the loop is busy does not count.
+"""
+LATE_SECONDS = 0.02
+"""A timer that is so late says that the loop was busy: errors that explain a signal may just have come."""
+MOST_DELAYS = 20
+"""How often a signal waits once more for a loop that is busy."""
 READ_SECONDS = 0.001
 """Seconds in which the loop reads a signal that came before an error: one look at the sockets may find both."""
 
@@ -99,7 +106,7 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
         nonlocal is_terminated
         is_terminated = True
         if reporter.is_connected:
-            asyncio.get_running_loop().call_later(REASON_SECONDS, task.cancel)
+            _call_when_quiet(task.cancel)
         else:
             task.cancel()
 
@@ -121,6 +128,20 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
         if is_terminated:
             raise SystemExit(SIGTERM_EXIT) from None
         raise
+
+
+def _call_when_quiet(end: Callable[[], object], delays: int = MOST_DELAYS) -> None:
+    """Call ``end`` once the loop has had ``REASON_SECONDS`` in which it was not busy."""
+    loop = asyncio.get_running_loop()
+    due = loop.time() + REASON_SECONDS
+
+    def look() -> None:
+        if loop.time() - due > LATE_SECONDS and delays > 0:
+            _call_when_quiet(end, delays - 1)
+        else:
+            end()
+
+    loop.call_at(due, look)
 
 
 async def _listen(is_terminated: Callable[[], bool]) -> None:

@@ -52,6 +52,10 @@ class FileSystem(ABC):
         """Is there such a folder?"""
 
     @abstractmethod
+    def is_link(self, path: Path) -> bool:
+        """Is this a symbolic link, whatever it points to?"""
+
+    @abstractmethod
     def has_file(self, path: Path) -> bool:
         """Is there such a file?"""
 
@@ -107,6 +111,9 @@ class LocalFiles(FileSystem):
     def has_folder(self, path: Path) -> bool:
         return path.is_dir()
 
+    def is_link(self, path: Path) -> bool:
+        return path.is_symlink()
+
     def has_file(self, path: Path) -> bool:
         return path.is_file()
 
@@ -147,7 +154,7 @@ class LocalFiles(FileSystem):
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -137,12 +137,14 @@ def tidy(folder: Path, files: FileSystem) -> None:
 def remove_old(folder: Path, files: FileSystem, *, keep: int, saved: int) -> tuple[Path, ...]:
     """Remove all complete checkpoints but the ``keep`` last ones and that of step ``saved``; return which.
 
-    Each loses its marker first, so that none is ever taken for complete that is not.
+    Each loses its marker first, so that none is ever taken for complete that is not.  Of a checkpoint that is a link,
+    the link is removed, and what it points to stays as it is.
     """
     old = [found for found in survey(folder, files).complete[:-keep] if found.step != saved]
     for found in old:
-        files.remove_file(found.path / MARKER)
-        files.sync_folder(found.path)
+        if not files.is_link(found.path):
+            files.remove_file(found.path / MARKER)
+            files.sync_folder(found.path)
         files.remove_folder(found.path)
     return tuple(found.path for found in old)
 

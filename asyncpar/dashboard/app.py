@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from asyncpar.dashboard.page_file import live_page, report_page
+from asyncpar.harmless import harmless_values
 
 MOST_BROWSERS: Final = 32
 MOST_READ: Final = 8
@@ -89,7 +90,7 @@ class Dashboard:
     async def show(self, picture: dict[str, Any]) -> None:
         """Make ``picture`` the latest.  A browser that is slow gets the latest when it has taken an earlier one."""
         async with self._news:
-            self._picture, self._event = picture, b"data: " + msgspec.json.encode(picture) + b"\n\n"
+            self._picture, self._event = picture, b"data: " + _encode(picture) + b"\n\n"
             self._has_ended = bool(picture.get("ended"))
             self._number += 1
             self._news.notify_all()
@@ -199,7 +200,11 @@ class Dashboard:
 
 
 def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json", headers=_HEADERS)
+    return web.Response(body=_encode(value), content_type="application/json", headers=_HEADERS)
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.encode(harmless_values(value))
 
 
 def _name_of(host: str) -> str:

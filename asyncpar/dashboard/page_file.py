@@ -11,6 +11,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from asyncpar.harmless import harmless_values
+
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
@@ -35,7 +37,7 @@ def live_page() -> Page:
 
 def report_page(document: dict[str, Any]) -> str:
     """Return the page with ``document`` (a picture, and lines of logs) inside, for a file."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(harmless_values(document), separators=(",", ":"), allow_nan=False)
     return _assemble(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")).html
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from asyncpar.core.private_files import write_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
+from asyncpar.harmless import harmless_values
 
 RUN_FILE: Final = "run.json"
 MOST_BYTES: Final = 16 << 20
@@ -17,14 +18,8 @@ _NEEDED: Final = ("heat", "ranks", "counts", "series", "links", "operations", "a
 
 
 def write_run(directory: Path, document: dict[str, Any]) -> None:
-    """Replace the file of the run in ``directory`` as a whole.  Raises ``OSError``."""
-    target = directory / RUN_FILE
-    partial = directory / f".{RUN_FILE}.{os.getpid()}"
-    try:
-        partial.write_bytes(msgspec.json.encode(document))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Replace the file of the run in ``directory`` as a whole, for this user alone.  Raises ``OSError``."""
+    write_private(directory / RUN_FILE, msgspec.json.encode(harmless_values(document)))
 
 
 def read_run(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TextIO
 
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
+from asyncpar.harmless import HarmlessStream, harmless_bytes, harmless_line
 from asyncpar.observe.progress import is_notebook
 from asyncpar.observe.progress_line import plain_line
 
@@ -32,19 +33,25 @@ class StreamConsole(Console):
     """Writes to ``sys.stdout`` and ``sys.stderr`` as they are at each moment; one thread at a time.
 
     On a terminal and in a notebook progress is one line, which the next one replaces; elsewhere each is a line.
+    Neither obeys what ranks print, but for colours.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shown = ""
+        self._stdout = HarmlessStream(colors=True)
 
     def output(self, output: PlaceOutput) -> None:
         with self._lock:
             self._end_line()
-            _write(sys.stderr if output.is_error else sys.stdout, output.text.decode(errors="replace"))
+            if output.is_error:
+                _write(sys.stderr, harmless_bytes(output.text, colors=_is_screen(sys.stderr)).decode())
+            else:
+                text = self._stdout.feed(output.text) if _is_screen(sys.stdout) else output.text
+                _write(sys.stdout, text.decode(errors="replace"))
 
     def progress(self, progress: PlaceProgress) -> None:
-        line = f"{progress.prefix}{plain_line(progress.record)}"
+        line = harmless_line(f"{progress.prefix}{plain_line(progress.record)}")
         with self._lock:
             is_terminal = sys.stderr is not None and sys.stderr.isatty()
             if is_terminal:
@@ -58,12 +65,18 @@ class StreamConsole(Console):
     def close(self) -> None:
         with self._lock:
             self._end_line()
+            _write(sys.stdout, self._stdout.feed(b"").decode())
 
     def _end_line(self) -> None:
         """Keep the progress that is shown, and go on below it."""
         if self._shown:
             self._shown = ""
             _write(sys.stderr, "\n")
+
+
+def _is_screen(stream: TextIO | None) -> bool:
+    """Does a person look at it?  A pipe or a file gets what ranks print as it is."""
+    return is_notebook() or (stream is not None and stream.isatty())
 
 
 def _write(stream: TextIO | None, text: str) -> None:

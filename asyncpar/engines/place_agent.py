@@ -33,6 +33,7 @@ from asyncpar.engines.interface import (
 )
 from asyncpar.engines.rank_program import CALL_FILE, PATHS_FILE, error_file, value_file
 from asyncpar.errors import AsyncparError
+from asyncpar.harmless import harmless_bytes
 from asyncpar.launch.agent import run_agent
 from asyncpar.launch.display import Display
 from asyncpar.launch.embedding import AgentEmbedding
@@ -59,8 +60,8 @@ class EventDisplay(Display):
         super().__init__(every=_PROGRESS_SECONDS)
         self._take = take
 
-    async def lines(self, text: bytes) -> None:
-        self._take(PlaceOutput(text, is_error=True))
+    async def lines(self, text: bytes, *, is_output: bool = False) -> None:
+        self._take(PlaceOutput(text if is_output else harmless_bytes(text), is_error=True))
 
     async def raw(self, chunk: bytes) -> None:
         if chunk:
@@ -178,6 +179,7 @@ class PlaceAgent:
             may_connect=False,
             coordinator=coordinator,
             bind=order.address,
+            meets_at=order.address,
             master_addr=order.address,
             job=order.job,
         )

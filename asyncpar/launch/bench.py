@@ -19,7 +19,7 @@ from asyncpar.bench.sizes import parse_size, short_size, sizes_between
 from asyncpar.bench.worker import BenchAssignment
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, print_result
 from asyncpar.launch.options import LaunchOptions, ProgramKind, check_transport, parse_count, parse_seconds
 
 _WORKER = (
@@ -142,7 +142,7 @@ def finish(report: BenchReport, options: BenchOptions) -> int:
     if options.plot is not None:
         plot_report(report, options.plot)
     if report.wrong_sizes:
-        click.echo(f"asyncpar bench: sizes with wrong elements: {report.wrong_sizes}", err=True)
+        print_line(f"asyncpar bench: sizes with wrong elements: {report.wrong_sizes}", err=True)
         return 1
     return 0
 

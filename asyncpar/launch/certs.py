@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option, print_line
 from asyncpar.launch.options import parse_count
 from asyncpar.net.security.certificates import certificate_file, list_roles
 
@@ -65,11 +65,11 @@ def _init(directory: Path, ranks: str, hosts: str | None, job: str | None, days:
         days=parse_count("--days", days),
     )
     homes = issue_certificates(directory, order, now=datetime.now(UTC))
-    click.echo(f"made the certificates of job {order.job!r} for {sum(order.ranks_per_host)} ranks, {order.days} days")
+    print_line(f"made the certificates of job {order.job!r} for {sum(order.ranks_per_host)} ranks, {order.days} days")
     for host, home in enumerate(homes):
-        click.echo(f"host {host}: {home}")
+        print_line(f"host {host}: {home}")
     if len(homes) > 1:
-        click.echo("copy each directory to its host and nowhere else; it holds private keys and the job's secret")
+        print_line("copy each directory to its host and nowhere else; it holds private keys and the job's secret")
     return 0
 
 
@@ -95,7 +95,7 @@ def _show(directory: Path) -> int:
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     for row in cells:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        click.secho(line, fg="red" if row[3] == "EXPIRED" else None)
+        print_line(line, color="red" if row[3] == "EXPIRED" else None)
     return 1 if any(row.expires <= now for row in rows) else 0
 
 

@@ -27,6 +27,7 @@ from asyncpar.launch.options import (
     parse_nproc,
     parse_seconds,
     parse_silent_after,
+    parse_stopped_after,
     parse_streams,
 )
 
@@ -119,6 +120,7 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
 @option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
 @option("--silent-after", metavar="SECONDS", default="30", help="End when a rank is stopped or hung; or off.  [30]")
+@option("--stopped-after", metavar="SECONDS", default="off", help="Earlier for one that is stopped (SIGSTOP).  [off]")
 @option("--log-dir", metavar="DIR", default=None, help="Log files: DIR/attempt_N/RANK/stdout.log, stderr.log.")
 @option("--post-mortem", metavar="DIR", default=None, help="After a failure, what happened is in a folder there.")
 @option("--redirects", "-r", metavar="STREAMS", default="0", help="To files only: 1 stdout, 2 stderr, 3 both.")
@@ -183,6 +185,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         grace=parse_seconds("--grace-period", given["grace_period"]),
         reconnect=parse_seconds("--reconnect-within", given["reconnect_within"]),
         silent_after=parse_silent_after(given["silent_after"]),
+        stopped_after=parse_stopped_after(given["stopped_after"]),
         log_dir=given["log_dir"],
         redirects=parse_streams("--redirects", given["redirects"]),
         tee=parse_streams("--tee", given["tee"]),

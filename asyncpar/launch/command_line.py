@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -13,8 +12,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from asyncpar.core.private_files import write_private
 from asyncpar.core.system_errors import FULL, os_reason
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
+from asyncpar.harmless import harmless, harmless_json
 from asyncpar.launch.options import ObserverOptions
 
 USAGE_EXIT = 2
@@ -72,7 +73,7 @@ class OneLineCommand(click.Command):
             return super().parse_args(context, fill_bare(self.params, arguments))
         except click.UsageError as error:
             called = f"asyncpar {self.name}"
-            click.echo(f"{called}: {error.format_message()} ({called} --help shows all)", err=True)
+            print_line(f"{called}: {error.format_message()} ({called} --help shows all)", err=True)
             sys.exit(USAGE_EXIT)
 
 
@@ -146,29 +147,34 @@ def parse_observers(given: Mapping[str, Any]) -> ObserverOptions:
     )
 
 
-def print_result(what: str, text: str | bytes) -> None:
-    """Write ``text`` to stdout.  Raises ``LaunchError``, which names ``what``, when that is impossible."""
+def print_result(what: str, text: str | bytes, *, colors: bool = False) -> None:
+    """Write ``text``, or the bytes of a JSON document, to stdout; no terminal obeys what is in it.
+
+    ``colors`` may stay, for a terminal.  Raises ``LaunchError``, which names ``what``, when it cannot be written.
+    """
+    shown = harmless_json(text) if isinstance(text, bytes) else harmless(text, colors=colors and sys.stdout.isatty())
     try:
-        click.echo(text, nl=False)
+        click.echo(shown, nl=False)
     except OSError as error:
         raise LaunchError(f"{what} cannot be written: {os_reason(error)}") from error
+
+
+def print_line(text: str, *, err: bool = False, color: str | None = None) -> None:
+    """Write a line to stdout or stderr; no terminal obeys what is in it."""
+    shown = harmless(text)
+    click.echo(shown if color is None else click.style(shown, fg=color), err=err)
 
 
 def write_result(path: Path, content: bytes) -> None:
     """Write ``content`` to the file ``path``, whole or not at all.  Raises ``LaunchError`` when that is impossible.
 
-    What is no plain file (a pipe, a device) is written to as it is.
+    Only this user can read it.  What is no plain file (a pipe, a device) is written to as it is.
     """
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            draft.write_bytes(content)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_private(path, content)
     except OSError as error:
         raise LaunchError(f"{path} cannot be written: {os_reason(error)}") from error
 
@@ -210,15 +216,15 @@ def exit_with(command: str, run: Callable[[], int]) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # they end in their own way
         exit_code = run()
     except UsageError as error:
-        click.echo(f"asyncpar {command}: {as_typed(str(error))}", err=True)
+        print_line(f"asyncpar {command}: {as_typed(str(error))}", err=True)
         exit_code = USAGE_EXIT
     except AsyncparError as error:
-        click.echo(f"asyncpar {command}: {as_typed(str(error))}", err=True)
+        print_line(f"asyncpar {command}: {as_typed(str(error))}", err=True)
         exit_code = 1
     except OSError as error:
         if error.errno not in FULL:
             raise
-        click.echo(f"asyncpar {command}: {os_reason(error)}", err=True)
+        print_line(f"asyncpar {command}: {os_reason(error)}", err=True)
         exit_code = 1
     except KeyboardInterrupt:  # before or after the agent, which has a handler of its own
         exit_code = 128 + signal.SIGINT

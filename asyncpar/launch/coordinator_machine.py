@@ -82,6 +82,7 @@ class JobSettings:
     timeout: float = 300.0
     grace: float = 10.0
     silent_after: float | None = 30.0
+    stopped_after: float | None = None
     reconnect: float = 5.0
     log_directory: str = ""
     version: str = ""
@@ -114,7 +115,7 @@ class CoordinatorMachine:
         self._failures: list[RankEnd] = []
         self._late: list[RankEnd] = []
         """Ranks that failed after all were asked to end: they explain nothing."""
-        self._silent = SilentRanks(settings.silent_after)
+        self._silent = SilentRanks(settings.silent_after, settings.stopped_after)
         self._waits = WaitBoard()
         self._arrivals = HostArrivals(settings.nnodes, may_name=not settings.is_elastic)
         self._give_up: dict[int, str] = {}

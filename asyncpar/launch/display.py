@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 
 from asyncpar.core.concurrency.worker import DaemonThread
 from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.harmless import HarmlessStream, harmless_bytes, harmless_line, harmless_values
 from asyncpar.observe.progress_line import drawn_line, plain_line
 
 
@@ -101,7 +102,7 @@ class Display(ABC):
     def progress(self, rank: int, prefix: str, record: ProgressRecord) -> None:
         """Show ``record`` soon; it is ignored when a lower rank reports, too."""
         if self._rank is None or rank <= self._rank:
-            self._rank, self._latest = rank, (prefix, record)
+            self._rank, self._latest = rank, (harmless_line(prefix), harmless_values(record))
             self._news.set()
 
     async def run(self) -> None:
@@ -117,8 +118,8 @@ class Display(ABC):
         self._rank = self._latest = None
 
     @abstractmethod
-    async def lines(self, text: bytes) -> None:
-        """Show whole lines (each with its end) on stderr."""
+    async def lines(self, text: bytes, *, is_output: bool = False) -> None:
+        """Show whole lines (each with its end) on stderr; of what ranks print (``is_output``) also the colours."""
 
     @abstractmethod
     async def raw(self, chunk: bytes) -> None:
@@ -142,29 +143,38 @@ class PlainDisplay(Display):
     """
 
     def __init__(
-        self, stdout: OutputStream, stderr: OutputStream, *, is_stdout_shared: bool = False, every: float = 1.0
+        self,
+        stdout: OutputStream,
+        stderr: OutputStream,
+        *,
+        is_stdout_shared: bool = False,
+        stdout_filter: HarmlessStream | None = None,
+        every: float = 1.0,
     ) -> None:
+        """``stdout_filter`` is for a stdout that is a terminal; a pipe or a file gets every byte as it is."""
         super().__init__(every=every)
+        self._filter = stdout_filter
         self._stdout = stdout
         self._stderr = stderr
         self._is_stdout_shared = is_stdout_shared
         self._line_has_ended = asyncio.Event()
         self._line_has_ended.set()
 
-    async def lines(self, text: bytes) -> None:
+    async def lines(self, text: bytes, *, is_output: bool = False) -> None:  # noqa: ARG002  # no terminal, no colours
         try:
             async with asyncio.timeout(_LINE_PATIENCE):
                 await self._line_has_ended.wait()
         except TimeoutError:
             self._line_has_ended.set()  # a prompt, or a row of dots: wait no second time
-        await self._stderr.write(text)
+        await self._stderr.write(harmless_bytes(text))
 
     async def raw(self, chunk: bytes) -> None:
         ends_line = not chunk or chunk.endswith(b"\n")
         if self._is_stdout_shared and not ends_line:
             self._line_has_ended.clear()
-        if chunk:
-            await self._stdout.write(chunk)
+        shown = chunk if self._filter is None else self._filter.feed(chunk)
+        if shown:
+            await self._stdout.write(shown)
         if ends_line:
             self._line_has_ended.set()
 
@@ -195,8 +205,9 @@ class TerminalDisplay(Display):
         self._splitter = LineSplitter()
         self._bar: ProgressRecord | None = None
 
-    async def lines(self, text: bytes) -> None:
-        await self._stderr.run(lambda: self._draw(text))
+    async def lines(self, text: bytes, *, is_output: bool = False) -> None:
+        shown = harmless_bytes(text, colors=is_output)
+        await self._stderr.run(lambda: self._draw(shown))
 
     async def raw(self, chunk: bytes) -> None:
         if not self._is_stdout_shared:
@@ -205,7 +216,7 @@ class TerminalDisplay(Display):
             return
         lines = self._splitter.feed(chunk) if chunk else self._splitter.finish()
         if lines:
-            await self.lines(b"".join(line + b"\n" for line in lines))
+            await self.lines(b"".join(line + b"\n" for line in lines), is_output=True)
 
     async def show(self, prefix: str, record: ProgressRecord) -> None:  # noqa: ARG002  # there is one bar only
         self._bar = record
@@ -232,9 +243,11 @@ class TerminalDisplay(Display):
 
 def make_display(stdout: OutputStream, stderr: OutputStream) -> Display:
     """Return the display that fits our own standard streams."""
-    if os.isatty(2) and os.environ.get("TERM", "") != "dumb":
+    has_colors = os.environ.get("TERM", "") != "dumb"
+    if os.isatty(2) and has_colors:
         return TerminalDisplay(stdout, stderr, descriptor=2, is_stdout_shared=os.isatty(1))
-    return PlainDisplay(stdout, stderr, is_stdout_shared=_is_one_place(1, 2))
+    stdout_filter = HarmlessStream(colors=has_colors) if os.isatty(1) else None
+    return PlainDisplay(stdout, stderr, is_stdout_shared=_is_one_place(1, 2), stdout_filter=stdout_filter)
 
 
 def _is_one_place(one: int, other: int) -> bool:

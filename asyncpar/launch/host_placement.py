@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncpar.core.private_files import make_private_folder
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
+from asyncpar.harmless import harmless_line
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.transport.rpc import check_bindable, is_loopback, join_address, split_address
@@ -28,7 +30,7 @@ class HostPlacement:
 
     ``serve_at``: where to serve the coordinator (host, port), None if another host does; ``may_connect``: if another
     agent serves there already, connect to it.  ``coordinator``: its ``host:port``, "" for the address served here.
-    ``bind`` is for the servers of ranks.
+    ``bind`` is for the servers of ranks, and ``meets_at`` the address where agents meet, as numbers.
     """
 
     host: str
@@ -38,13 +40,15 @@ class HostPlacement:
     may_connect: bool
     coordinator: str
     bind: str
+    meets_at: str
     master_addr: str
     job: str
 
     @property
     def is_private(self) -> bool:
         """Do all agents of the job meet on this machine's loopback?"""
-        return is_loopback(self.bind)
+        served = () if self.serve_at is None else (self.serve_at[0],)
+        return all(is_loopback(address) for address in (self.bind, self.meets_at, *served))
 
 
 def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlacement:
@@ -68,6 +72,7 @@ def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlac
             may_connect=False,
             coordinator="",
             bind=_LOOPBACK,
+            meets_at=address,
             master_addr=_LOOPBACK,
             **common,
         )
@@ -95,6 +100,7 @@ def _among_several(
         # a name that comes late may still be that of a pod which is gone, so it is looked up again and again
         coordinator=join_address(name if patience and serve_at is None else address, port),
         bind=_resolve("--local-addr", bind),
+        meets_at=address,
         master_addr=name,
         **common,
     )
@@ -109,7 +115,7 @@ def make_log_directory(options: LaunchOptions) -> Path | None:
     except OSError as error:
         raise UsageError(f"--log-dir: a temporary directory cannot be made: {os_reason(error)}; name one") from error
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory)
     except OSError as error:
         raise UsageError(f"--log-dir: {directory} cannot be made: {os_reason(error)}") from error
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -168,7 +174,7 @@ def resolve_within(
                 raise
         if not is_told:
             is_told = True
-            sys.stderr.write(f"asyncpar launch: waiting for the host name {name}\n")
+            sys.stderr.write(f"asyncpar launch: waiting for the host name {harmless_line(name)}\n")
         sleep(_LOOK_UP_EVERY)
 
 

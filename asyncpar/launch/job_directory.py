@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from asyncpar.core.private_files import remove_tree, write_private
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.private_directory import private_directory
 
@@ -102,7 +102,7 @@ def make_job_directory(environment: Mapping[str, str], entry: JobEntry) -> JobEn
             if attempt == _TRIES - 1:
                 raise
     entry = msgspec.structs.replace(entry, born=_born(entry.pid), started=time.time())
-    (draft / _ENTRY).write_bytes(msgspec.json.encode(entry))
+    write_private(draft / _ENTRY, msgspec.json.encode(entry))
     return msgspec.structs.replace(entry, directory=str(_place_directory(draft, name, entry.born)))
 
 
@@ -206,4 +206,4 @@ def _born(pid: int) -> float:
 
 
 def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar.harmless import harmless_values
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.job import LaunchJob
 from asyncpar.observe.alarms import find_alarms
@@ -112,7 +113,7 @@ class WholeJob:
         match event.WhichOneof("event"):
             case "observed":
                 with suppress(msgspec.DecodeError):
-                    self._hosts[agent] = unpack(event.observed.summary, HostSummary), time.monotonic()
+                    self._hosts[agent] = harmless_values(unpack(event.observed.summary, HostSummary)), time.monotonic()
                 if self._listeners:
                     summary = self.summary()
                     for listener in list(self._listeners):

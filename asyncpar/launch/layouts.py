@@ -16,7 +16,7 @@ from asyncpar.core.config.checks import check_choice
 from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.core.config.schedule_type import parse_schedule_name
 from asyncpar.errors import UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, print_result
 from asyncpar.launch.options import parse_count
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ def run_plan(given: dict[str, Any]) -> int:
         width = shutil.get_terminal_size().columns if is_terminal else None
         colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         shown = show_findings(job, search, findings, top, source=source, width=width, colour=colour)
-        print_result("the layouts", shown)
+        print_result("the layouts", shown, colors=True)
     if findings.layouts:
         return 0
-    click.echo(f"asyncpar plan: {_nothing_fits(job, search, findings)}", err=True)
+    print_line(f"asyncpar plan: {_nothing_fits(job, search, findings)}", err=True)
     return 1
 
 

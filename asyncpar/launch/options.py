@@ -120,6 +120,7 @@ class LaunchOptions:
     max_restarts: int = 0
     grace: float = 10.0
     silent_after: float | None = 30.0
+    stopped_after: float | None = None
     reconnect: float = 5.0
     log_dir: str | None = None
     redirects: StreamChoice = StreamChoice()
@@ -182,8 +183,8 @@ class LaunchOptions:
         _check_seconds("--last-call", self.last_call, least=0.0)
         _check_seconds("--grace-period", self.grace, least=0.0)
         _check_seconds("--reconnect-within", self.reconnect, least=0.0)
-        if self.silent_after is not None:
-            _check_seconds("--silent-after", self.silent_after, least=1.0)
+        for option, limit in (("--silent-after", self.silent_after), ("--stopped-after", self.stopped_after)):
+            _check_seconds(option, 1.0 if limit is None else limit, least=1.0)
         check_transport(self.transport)
 
 
@@ -271,4 +272,13 @@ def parse_seconds(name: str, text: str) -> float:
 
 def parse_silent_after(text: str) -> float | None:
     """Parse ``--silent-after``: seconds, or ``off`` or 0 (None)."""
-    return None if text == "off" else parse_seconds("--silent-after", text) or None
+    return _parse_limit("--silent-after", text)
+
+
+def parse_stopped_after(text: str) -> float | None:
+    """Parse ``--stopped-after``: seconds, or ``off`` or 0 (None)."""
+    return _parse_limit("--stopped-after", text)
+
+
+def _parse_limit(name: str, text: str) -> float | None:
+    return None if text == "off" else parse_seconds(name, text) or None

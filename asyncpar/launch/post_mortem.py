@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import socket
 import sys
 import time
@@ -30,8 +29,10 @@ from typing import Any, Final
 from asyncpar import __version__
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.records import image_bytes
+from asyncpar.core.private_files import append_private, make_private_folder, open_private, remove_tree, write_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.harmless import harmless
 from asyncpar.launch.failure import RankEnd
 from asyncpar.observe.chains import show_stacks
 from asyncpar.observe.explain import RankFacts, explain
@@ -85,7 +86,7 @@ class TailFile:
         self._size = 0
         self._descriptor = None
         with suppress(OSError):
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._descriptor = open_private(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
 class PostMortem:
@@ -114,7 +115,7 @@ class PostMortem:
         folder = Path(directory).absolute() / f"{_plain(job)}-{_plain(host)}-{os.getpid()}"
         try:
             for part in ("rings", "logs", "stacks"):
-                (folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_folder(folder / part, under=folder.parent)
             folder.chmod(0o700)
             _write(folder / "environment.json", json.dumps(redacted(environment), indent=1, sort_keys=True))
             described = {
@@ -136,7 +137,7 @@ class PostMortem:
     def make_ring(self, place: LaunchEnvironment) -> int:
         """Return a descriptor of the memory for the events of a rank.  Raises ``OSError`` if the disk is full."""
         path = self.folder / "rings" / f"{_name(place.generation, place.rank)}.ring"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(descriptor, 0, image_bytes())  # now: else a full disk would kill the rank that writes
         except OSError:
@@ -148,7 +149,7 @@ class PostMortem:
     def make_stack_file(self, place: LaunchEnvironment) -> int:
         """Return the file into which a rank writes its stacks when it crashes, or does not answer."""
         path = self.folder / "stacks" / f"{_name(place.generation, place.rank)}.dump"
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        return open_private(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
     def add_stacks(self, generation: int, stacks: ProcessStacks) -> None:
         """Keep the stacks of a rank, as they were when the job began to end."""
@@ -177,13 +178,13 @@ class PostMortem:
             "is_peer_error": end.is_peer_error,
             "blames": end.blames,
         }
-        with suppress(OSError), (self.folder / "ends.jsonl").open("a", encoding="utf-8", errors="replace") as file:
-            file.write(json.dumps(line) + "\n")
+        with suppress(OSError):
+            append_private(self.folder / "ends.jsonl", (json.dumps(line) + "\n").encode())
 
     def finish(self, *, has_failed: bool, message: str = "") -> Path | None:
         """Write the summary and return the folder; remove it if nothing has failed."""
         if not has_failed:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_tree(self.folder)
             with suppress(OSError):
                 self.folder.parent.rmdir()  # if it is empty, and was made for this
             return None
@@ -348,16 +349,8 @@ def _day(seconds: float) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that this user alone can read, whole or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    new.replace(path)
+    """Write a file that this user alone can read, whole or not at all; no terminal obeys what is in it."""
+    write_private(path, harmless(text).encode())
 
 
 def _read_text(path: Path) -> str:

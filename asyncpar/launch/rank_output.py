@@ -16,6 +16,7 @@ import msgspec
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.private_files import make_private_folder, open_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.launch.display import Display, LineSplitter, write_all
 from asyncpar.launch.failure import (
@@ -52,16 +53,9 @@ class RankLogs:
         if self._directory is None or stream not in wanted:
             return None
         directory = self._directory / f"attempt_{attempt}" / str(rank)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory, under=self._directory)
         name = "stdout.log" if stream == Streams.STDOUT else "stderr.log"
-        return FileIO(directory / name, "w", opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that this user alone can read: programs print what others need not see."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, 0o600)  # it may be there already, with another mode
-    return descriptor
+        return FileIO(directory / name, "w", opener=open_private)
 
 
 CHUNK_BYTES = 1 << 16
@@ -312,7 +306,7 @@ class RankOutput:
     async def _show_lines(self, lines: list[bytes]) -> None:
         if lines:
             prefix = self._prefix.encode()
-            await self._display.lines(b"".join(prefix + line + b"\n" for line in lines))
+            await self._display.lines(b"".join(prefix + line + b"\n" for line in lines), is_output=True)
 
     def _tell(self, told: RankTold) -> None:
         if told != self._told:

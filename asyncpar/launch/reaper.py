@@ -51,8 +51,8 @@ def explain(folders: "set[str]") -> None:
 
 
 def remove(path: str) -> None:
-    """Remove the file, or the directory of files, at ``path``."""
-    if not os.path.isdir(path):
+    """Remove the file, or the directory of files, at ``path``; of a link, the link alone."""
+    if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return
     for name in os.listdir(path):

@@ -89,11 +89,22 @@ CONDITION_WORDS: Final = {
 """What is said of a rank that others wait for."""
 
 
-class SilentRanks:
-    """Follows the ranks of one generation; a rank may be silent for ``limit`` seconds, None for ever."""
+def limit_of(condition: Condition, silent_after: float | None, stopped_after: float | None) -> float | None:
+    """Return how many seconds a rank may be in ``condition``, None: for ever."""
+    if condition is not Condition.STOPPED or stopped_after is None:
+        return silent_after
+    return stopped_after if silent_after is None else min(stopped_after, silent_after)
 
-    def __init__(self, limit: float | None) -> None:
+
+class SilentRanks:
+    """Follows the ranks of one generation; a rank may be silent for ``limit`` seconds, None for ever.
+
+    One that is stopped may be so for ``stopped_limit`` seconds, if that is less; None: as any that is silent.
+    """
+
+    def __init__(self, limit: float | None, stopped_limit: float | None = None) -> None:
         self._limit = limit
+        self._stopped_limit = stopped_limit
         self._states: dict[int, RankState] = {}
         self._silent_since: dict[int, float] = {}
 
@@ -126,9 +137,10 @@ class SilentRanks:
         return [(rank, self._describe(rank, now)) for rank in sorted(late)]
 
     def _deadline(self, rank: int) -> float | None:
-        if self._limit is None:
+        state = self._states[rank]
+        limit = limit_of(state.condition, self._limit, self._stopped_limit)
+        if limit is None:
             return None
-        state, limit = self._states[rank], self._limit
         if state.condition is Condition.STOPPED and state.phase in (None, Phase.FORMING) and self._is_forming():
             limit = min(limit, FORMING_SECONDS)
         return self._silent_since[rank] + limit

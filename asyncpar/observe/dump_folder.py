@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from asyncpar.core.private_files import make_private_folder, write_private
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.observe.explain import RankFacts, explain
 from asyncpar.observe.flight import torch_dumps
@@ -30,20 +31,23 @@ class DumpFolder(NamedTuple):
 def write_dumps(
     folder: Path, images: Mapping[int, bytes], facts: Mapping[int, RankFacts], *, for_torch: bool = False
 ) -> None:
-    """Write the images of ranks into ``folder``, which is made; ``for_torch`` also as torch's flight recorder does."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the images of ranks into ``folder``, which is made; only this user can read them.
+
+    ``for_torch``: also as torch's flight recorder does.
+    """
+    make_private_folder(folder)
     for rank, image in images.items():
-        (folder / f"rank_{rank}.ring").write_bytes(image)
-    (folder / _FACTS).write_bytes(msgspec.json.encode({str(rank): asdict(known) for rank, known in facts.items()}))
+        write_private(folder / f"rank_{rank}.ring", image)
+    write_private(folder / _FACTS, msgspec.json.encode({str(rank): asdict(known) for rank, known in facts.items()}))
     if for_torch:
         write_torch_dumps(folder, {rank: read_image(image) for rank, image in images.items()})
 
 
 def write_torch_dumps(folder: Path, images: Mapping[int, RankImage]) -> None:
     """Write ``torch_rank_N`` for each rank: ``torchfrtrace -p torch_rank_ FOLDER`` reads them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     for rank, dump in torch_dumps(images).items():
-        (folder / f"{_PREFIX}{rank}").write_bytes(pickle.dumps(dump))
+        write_private(folder / f"{_PREFIX}{rank}", pickle.dumps(dump))
 
 
 def read_dumps(folder: Path) -> DumpFolder:

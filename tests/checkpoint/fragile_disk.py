@@ -128,6 +128,9 @@ class FragileFiles(FileSystem):
     def has_folder(self, path: Path) -> bool:
         return path.name in self._folder(path.parent).entries
 
+    def is_link(self, path: Path) -> bool:  # this disk has none
+        return False
+
     def has_file(self, path: Path) -> bool:
         return path.name in self._folder(path.parent).entries
 

@@ -94,3 +94,31 @@ def test_two_saves_into_one_folder_at_once_do_not_disturb_each_other(tmp_path: P
         await load_and_check(tmp_path, small_model(), Layout())
 
     run_virtual(main())
+
+
+def test_a_kept_checkpoint_that_is_a_link_is_removed_and_not_followed(tmp_path: Path) -> None:
+    folder, archive = tmp_path / "folder", tmp_path / "archive"
+
+    async def main() -> None:
+        await save(archive, small_model(), Layout(dp=2), step=1)
+        before = {path.name: path.read_bytes() for path in (archive / "step_000000001").iterdir()}
+        folder.mkdir()
+        (folder / "step_000000001").symlink_to(archive / "step_000000001")
+        for step in (2, 3):
+            await save(folder, small_model(), Layout(dp=2), step=step, keep=1)
+        assert {path.name: path.read_bytes() for path in (archive / "step_000000001").iterdir()} == before
+        assert sorted(path.name for path in folder.iterdir()) == [".saving.lock", "step_000000003"]
+        await load_and_check(archive, small_model(), Layout())
+
+    run_virtual(main())
+
+
+def test_no_file_is_made_where_a_link_with_the_name_of_the_lock_points(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / ".saving.lock").symlink_to(tmp_path / "elsewhere")
+        async with local_world(1) as nodes:
+            errors = await each_fails(nodes, lambda node: saving(node, tmp_path, small_model(), Layout(), step=1))
+        assert_all_say(errors, "symbolic link")
+        assert not (tmp_path / "elsewhere").exists()
+
+    run_virtual(main())

@@ -28,6 +28,7 @@ def placement(*, bind: str = "127.0.0.1") -> HostPlacement:
         may_connect=False,
         coordinator="127.0.0.1:1",
         bind=bind,
+        meets_at=bind,
         master_addr="127.0.0.1",
         job="j",
     )

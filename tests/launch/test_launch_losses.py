@@ -119,6 +119,14 @@ def test_a_stopped_rank_is_told_at_once_and_is_an_error_after_the_limit(launcher
     assert delay(records) < 5.0
 
 
+def test_a_stopped_rank_is_an_error_earlier_if_the_user_asks(launcher: Launcher) -> None:
+    options = ("--silent-after", "off", "--stopped-after", "2")
+    done, records = launch(launcher, STEPS, 1, "-", int(signal.SIGSTOP), options=options)
+    check_survivors(records, 1)
+    assert "rank 1 is stopped; after 2 s of it (--stopped-after) the job ends" in done.stderr
+    assert "rank 1 failed first: was stopped for 2." in done.stderr
+
+
 def test_an_ask_to_a_stopped_rank_ends_with_an_error_that_names_it(launcher: Launcher) -> None:
     body = """
         async def body(node):

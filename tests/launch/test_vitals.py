@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from asyncpar.core.observe.reporting import Phase
 from asyncpar.launch.vitals import (
     FORMING_SECONDS,
@@ -78,6 +80,17 @@ def test_a_silent_rank_is_given_up_after_the_limit() -> None:
     assert ranks.next_deadline == 39.5
     assert ranks.expired(39.4) == []
     assert ranks.expired(40.0) == [(2, "was stopped for 30.5 s")]
+
+
+@pytest.mark.parametrize(("limit", "stopped_limit", "expected"), [(30.0, 5.0, 5.0), (None, 5.0, 5.0), (4.0, 5.0, 4.0)])
+def test_a_stopped_rank_has_a_limit_of_its_own(limit: float | None, stopped_limit: float, expected: float) -> None:
+    ranks = SilentRanks(limit, stopped_limit)
+    ranks.take(stopped(2), now=0.0)
+    assert ranks.next_deadline == expected
+    assert ranks.expired(expected) == [(2, f"was stopped for {expected} s")]
+    hung = RankState(generation=0, rank=2, phase=Phase.MEMBER, condition=Condition.HUNG, seconds=0.0)
+    ranks.take(hung, now=1.0)
+    assert ranks.next_deadline == (None if limit is None else 1.0 + limit)
 
 
 def test_a_rank_that_goes_on_is_not_given_up() -> None:

@@ -75,30 +75,49 @@ class AgentLine:
         self._stop_reading()
 
     async def unless_lost(self, work: Coroutine[Any, Any, T], operation: str) -> T:
-        """Return what ``work`` returns.  Raises ``PeerLost`` as soon as the agent says that a rank is lost."""
+        """Return what ``work`` returns.  Raises ``PeerLost`` as soon as the agent says that a rank is lost.
+
+        Agents report a loss before they ask ranks to end.  So a cancellation that comes of that ends with the loss,
+        too, however busy this process was when both came.
+        """
         running = asyncio.ensure_future(work)
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
-        try:
-            if not self._losses:
-                both: set[asyncio.Future[Any]] = {running, waiter}
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._waiter = None
-            waiter.cancel()
-            if not running.done():
-                running.cancel()
-                await asyncio.wait({running})
-        if self._losses and (running.cancelled() or running.exception() is not None):
+        is_cancelled = await self._wait_for(running)
+        if self._losses and (is_cancelled or running.cancelled() or running.exception() is not None):
             rank, host, how = self._losses[0]
-            cause = None if running.cancelled() else running.exception()
+            has_failed = not running.cancelled()
             raise PeerLost(
                 f"{operation}: rank {rank} on {host} is lost: {how}",
                 rank=rank,
                 host=host,
                 operation=operation,
                 cause=how,
-            ) from cause
+            ) from (running.exception() if has_failed else None)
         return running.result()
+
+    async def _wait_for(self, running: asyncio.Future[Any]) -> bool:
+        """Wait until ``running`` is done, which a loss cancels.
+
+        Returns whether this was cancelled because of a loss; a cancellation that no loss explains is raised.
+        """
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        both: set[asyncio.Future[Any]] = {running, waiter}
+        try:
+            if not self._losses:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running})
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running})
+            self._read_now()
+            if not self._losses:
+                raise
+            return True
+        finally:
+            self._waiter = None
+            waiter.cancel()
+        return False
 
     def deliver(self, take: Callable[[int, str], object]) -> None:
         """Give ``take`` each loss (rank, how) from now on, and those until now: this rank is part of its world."""
@@ -107,6 +126,11 @@ class AgentLine:
         losses, self._losses = self._losses, []
         for loss in losses:
             take(loss.rank, loss.how)
+
+    def _read_now(self) -> None:
+        """Take what has come, and the loop has not found yet."""
+        if self._descriptor is not None:
+            self._read()
 
     def _read(self) -> None:
         assert self._descriptor is not None

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from pathlib import Path
 
 from asyncpar.core.observe.reporting import open_closed_streams
+from asyncpar.core.private_files import make_private_folder
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
@@ -295,7 +296,7 @@ def _lock(directory: Path, descriptor: int) -> None:
 def _given_directory(option: str, path: str) -> Path:
     directory = Path(path)
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(directory)
     except OSError as error:
         raise UsageError(f"{option}: {directory} cannot be made: {os_reason(error)}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):

@@ -50,6 +50,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     grace: float
     timeout: float
     silent_after: float | None
+    stopped_after: float | None = None
     transport: str | None = None
     log_directory: str | None = None
     ticket: str = ""

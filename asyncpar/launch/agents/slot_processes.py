@@ -35,7 +35,7 @@ from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.launch.vitals import Condition, RankState, limit_of
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.membership.pipe_messages import MOST_BYTES
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE
@@ -260,7 +260,7 @@ class SlotProcesses:
             return
         is_stopped = state.condition is Condition.STOPPED
         how = "is stopped" if is_stopped else "runs no Python code: something holds its GIL"
-        limit = self._record.silent_after
+        limit = limit_of(state.condition, self._record.silent_after, self._record.stopped_after)
         if is_stopped and self._record.mode is ElasticMode.RANKS:
             limit = STOPPED_PATIENCE if limit is None else min(STOPPED_PATIENCE, limit)
         if limit is not None:

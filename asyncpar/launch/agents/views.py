@@ -7,6 +7,7 @@ import textwrap
 import msgspec
 
 from asyncpar.bench.table import Column, choose_columns, format_row, format_titles
+from asyncpar.harmless import harmless_line, harmless_values
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +98,9 @@ def _of(rank: RankView | None, name: str) -> str:
 
 def show_group(view: GroupView, *, width: int | None) -> str:
     """Return the text to print; ``width`` is the number of characters in a line, None for any number."""
-    lines = [part for text in _sentences(view) for part in _wrap(text, width)]
+    lines = [part for text in _sentences(view) for part in _wrap(harmless_line(text), width)]
     columns = choose_columns(_COLUMNS, width)
-    rows: list[Row] = [(host, rank) for host in view.hosts for rank in host.ranks or (None,)]
+    rows: list[Row] = [(host, rank) for host in harmless_values(view.hosts) for rank in host.ranks or (None,)]
     return "\n".join([*lines, "", *format_titles(columns), *(format_row(row, columns) for row in rows), ""])
 
 

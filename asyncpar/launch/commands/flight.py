@@ -9,7 +9,7 @@ import click
 
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option
+from asyncpar.launch.command_line import OneLineCommand, UncutGroup, exit_with, option, print_line
 from asyncpar.launch.commands.job_choice import ask_job
 from asyncpar.launch.commands.trace import ask_rings
 
@@ -43,9 +43,9 @@ def _dump(job: str | None, folder: Path, *, for_torch: bool) -> int:
     except OSError as error:
         raise LaunchError(f"{folder} cannot be written: {os_reason(error)}") from error
     ranks = "1 rank" if len(images) == 1 else f"{len(images)} ranks"
-    click.echo(f"{folder}: events of {ranks}; `asyncpar flight explain {folder}` says what holds the job up")
+    print_line(f"{folder}: events of {ranks}; `asyncpar flight explain {folder}` says what holds the job up")
     for rank, why in sorted(silent.items()):
-        click.echo(f"rank {rank} is not in it: {why}", err=True)
+        print_line(f"rank {rank} is not in it: {why}", err=True)
     return 0
 
 
@@ -68,12 +68,12 @@ def _explain(folder: str | None, job: str | None) -> int:
     if folder is not None and job is not None:
         raise UsageError(f"FOLDER: expected without --job, got {folder!r}; a folder has one job")
     if folder is not None:
-        click.echo(explain_dumps(Path(folder)))
+        print_line(explain_dumps(Path(folder)))
         return 0
     images, silent = ask_rings(job)
     found = {rank: read_image(image) for rank, image in images.items()}
     problems = [f"rank {rank}: {why}" for rank, why in sorted(silent.items())]
-    click.echo(describe_findings(found, ask_facts(job), problems))
+    print_line(describe_findings(found, ask_facts(job), problems))
     return 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncpar.core.observe.waits import find_root
+from asyncpar.harmless import harmless_values
 from asyncpar.launch.commands.job_text import TITLES, format_rows, headline, row_of
 from asyncpar.observe.holdups import describe_holdups, find_trouble, find_waits
 from asyncpar.observe.summary import JobSummary, RankReport
@@ -39,6 +40,7 @@ def fit_job(job: JobSummary, *, columns: int, lines: int, unanswered: str = "") 
 
     Sentences are folded between words.  Where not all ranks fit, those that have to do with what holds the job up do.
     """
+    job = harmless_values(job)
     is_roomy = lines >= _FEW_LINES
     sentences = [*filter(None, [unanswered]), *describe_holdups(job), *job.alarms]
     troubles = _fold(sentences, columns, most=max(1, (lines - 1) // 2))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from asyncpar.core.observe.waits import spell_seconds
+from asyncpar.harmless import harmless_values
 from asyncpar.observe.alarms import count_missing_rounds
 from asyncpar.observe.holdups import WAITING_SECONDS, describe_holdups, is_waiting
 from asyncpar.observe.summary import JobSummary, RankReport
@@ -19,6 +20,7 @@ _RIGHT: Final = frozenset({"rank", "pid", "for"})
 
 def show_job(job: JobSummary, *, width: int | None = None) -> str:
     """Return the text to print; lines are cut to ``width`` characters."""
+    job = harmless_values(job)
     rows = [TITLES, *(row_of(report) for report in job.ranks[:MOST_LINES])]
     missing = count_missing_rounds(job)
     unknown = [f"who is slow is not known yet (steps still to be seen: {missing})"] if missing else []

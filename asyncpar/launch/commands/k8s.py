@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, print_result
 from asyncpar.launch.options import parse_count, parse_kind
 from asyncpar.launch.scheduler_programs import ask_scheduler
 
@@ -75,7 +75,7 @@ def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int
     try:
         _give_owner(manifests)
     except LaunchError as error:  # the job runs all the same
-        click.echo(f"asyncpar k8s: {error}", err=True)
+        print_line(f"asyncpar k8s: {error}", err=True)
     return 0
 
 

@@ -39,7 +39,7 @@ def _logs(job: str | None, ranks: tuple[str, ...], lines: str, *, as_json: bool)
         told = {str(answer.rank): last_lines(answer, int(lines)) for answer in reply.ranks}
         print_result("the output", msgspec.json.encode(told) + b"\n")
         return 0
-    print_result("the output", show_logs(reply.ranks, int(lines)))
+    print_result("the output", show_logs(reply.ranks, int(lines)), colors=True)
     return 0
 
 

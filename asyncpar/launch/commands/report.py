@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, write_result
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, write_result
 
 
 @click.command(cls=OneLineCommand)
@@ -27,5 +27,5 @@ def _report(run: Path, output: Path) -> int:
 
     html = report_page(read_run(run)).encode()
     write_result(output, html)
-    click.echo(f"{output}: {len(html) / 1000:.0f} kB", err=True)
+    print_line(f"{output}: {len(html) / 1000:.0f} kB", err=True)
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from asyncpar.errors import LaunchError, UsageError
+from asyncpar.harmless import harmless_line
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.commands.job_choice import ask_job, job_argument
 from asyncpar.launch.job_directory import find_job
@@ -128,4 +129,6 @@ def _paint(summary: JobSummary, unanswered: str, columns: int, lines: int) -> Te
         *((line, "") for line in ranks),
         *((line, "dim") for line in screen.notes),
     ]
-    return Text("\n", no_wrap=True, overflow="crop").join(Text(line, style) for line, style in styled[:lines])
+    return Text("\n", no_wrap=True, overflow="crop").join(
+        Text(harmless_line(line), style) for line, style in styled[:lines]
+    )

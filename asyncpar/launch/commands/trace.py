@@ -11,7 +11,7 @@ import click
 
 from asyncpar.core.observe.waits import name_ranks
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option, write_result
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, write_result
 from asyncpar.launch.commands.job_choice import ask_job, parse_ranks
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def _trace(job: str | None, seconds: float, output: Path, ranks: tuple[str, ...]
     timeline = make_timeline(images)
     content = encode_chrome(timeline) if as_json else encode_perfetto(timeline)
     write_result(output, content)
-    click.echo(_describe(timeline, output, len(content)))
+    print_line(_describe(timeline, output, len(content)))
     for gap in describe_gaps(images, timeline, seconds):
-        click.echo(gap, err=True)
+        print_line(gap, err=True)
     for rank, why in sorted(silent.items()):
-        click.echo(f"rank {rank} is not in it: {why}", err=True)
+        print_line(f"rank {rank} is not in it: {why}", err=True)
     return 0
 
 

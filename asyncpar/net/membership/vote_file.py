@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from asyncpar.core.private_files import open_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.consensus_messages import DurableState
@@ -54,7 +55,7 @@ class DirectoryDisk:
         """See ``VoteDisk``; blocks for two ``fsync``."""
         path = self._directory / name
         beside = path.with_name(f"{name}.new")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = open_private(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             _write_all(descriptor, data)
             os.fsync(descriptor)

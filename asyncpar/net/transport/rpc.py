@@ -348,10 +348,11 @@ def join_address(host: str, port: int) -> str:
 
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[v6]:port``.  Raises ``UsageError`` for anything else."""
-    host, colon, port = address.rpartition(":")
+    name, colon, port = address.rpartition(":")
+    host = name.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65_535:
         raise UsageError(f"address: expected host:port, got {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
 
 
 class _AddToken:

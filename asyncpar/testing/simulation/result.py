@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from asyncpar.errors import AsyncparError
 from asyncpar.testing.simulation.faults import Fault
@@ -34,19 +36,90 @@ class SimulationResult:
     """What happened, as text, if ``record`` was asked for."""
 
 
+REMOVED: Final[ContextVar[tuple[str, ...]]] = ContextVar("asyncpar removed safeguards", default=())
+"""The safeguards that ``without`` has taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationSearch:
+    """What a simulation was asked for besides seed, size and faults; ``options`` are the arguments that are not usual.
+
+    A ``main`` or ``check`` that cannot be imported keeps the name of the parameter.
+    """
+
+    main: object = None
+    check: object = None
+    expected: tuple[type[BaseException], ...] | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+    def as_test(self, failed: SimulationFailed, main: str | None) -> str:
+        """Return the text of a test that fails as ``failed``; ``main``: the name of the program there."""
+        imports = ["import asyncpar as ap"]
+        names = {"Fault"} | ({"Conditions"} if "conditions" in self.options else set())
+        names |= {"without"} if self.removed else set()
+        imports.append(f"from asyncpar.testing.simulation import {', '.join(sorted(names))}")
+        given = {"size": str(failed.size), "seed": str(failed.seed), "faults": "faults"}
+        given |= {name: repr(value) for name, value in self.options.items()}
+        called = _name(self.main, "main", imports) if main is None else main
+        if self.check is not None:
+            given["check"] = _name(self.check, "check", imports)
+        if self.expected is not None:
+            kinds = [_name(kind, kind.__name__, imports) for kind in self.expected]
+            given["expected"] = f"({', '.join(kinds)}{',' if len(kinds) == 1 else ''})"
+        given["shrinks"] = "False"
+        listed = "".join(f"        {fault!r},\n" for fault in failed.faults)
+        faults = f"[\n{listed}    ]" if failed.faults else "[]"
+        lines = [f"    faults = {faults}"]
+        if self.removed:
+            lines.append(f"    with without({', '.join(map(repr, self.removed))}):")
+        indent = "        " if self.removed else "    "
+        arguments = "".join(f"{indent}    {name}={value},\n" for name, value in given.items())
+        lines.append(f"{indent}ap.testing.simulate(\n{indent}    {called},\n{arguments}{indent})")
+        body = "\n".join(lines)
+        return "\n".join(imports) + f"\n\n\ndef test_seed_{failed.seed}() -> None:\n{body}\n"
+
+
+def _name(value: object, otherwise: str, imports: list[str]) -> str:
+    """Return the name of ``value``, after adding its import; ``otherwise`` if it cannot be imported."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if module == "builtins":
+        return str(name)
+    if (
+        not isinstance(module, str)
+        or not name.isidentifier()
+        or getattr(sys.modules.get(module), name, None) is not value
+    ):
+        return otherwise
+    if module == "__main__":
+        return str(name)
+    imports.append(f"from {module} import {name}")
+    return str(name)
+
+
 class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
     """A simulated program failed; the message says with which seed and faults, and how to see it again.
 
     ``cause`` is what went wrong; ``faults`` are those that are needed for that.
     """
 
-    def __init__(self, cause: BaseException, *, seed: int, size: int, faults: tuple[Fault, ...], trace_hash: str):
+    def __init__(
+        self,
+        cause: BaseException,
+        *,
+        seed: int,
+        size: int,
+        faults: tuple[Fault, ...],
+        trace_hash: str,
+        search: SimulationSearch | None = None,
+    ) -> None:
         super().__init__(seed, size, faults, trace_hash)
         self.cause = cause
         self.seed = seed
         self.size = size
         self.faults = faults
         self.trace_hash = trace_hash
+        self._search = search or SimulationSearch()
         self.lines: tuple[str, ...] = ()
         """What happened, as text, if ``record`` was asked for."""
         self.drawn: int | None = None
@@ -62,14 +135,9 @@ class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
             f"again, as a test (trace: record=True):\n\n{self.as_test()}"
         )
 
-    def as_test(self, main: str = "main") -> str:
-        """Return a test that runs the failing case; ``main`` is the program's name in it."""
-        listed = "".join(f"        {fault!r},\n" for fault in self.faults)
-        faults = f"[\n{listed}    ]" if self.faults else "[]"
-        return (
-            "import asyncpar as ap\n"
-            "from asyncpar.testing.simulation import Fault\n\n\n"
-            f"def test_seed_{self.seed}() -> None:\n"
-            f"    faults = {faults}\n"
-            f"    ap.testing.simulate({main}, size={self.size}, seed={self.seed}, faults=faults)\n"
-        )
+    def as_test(self, main: str | None = None) -> str:
+        """Return a test that runs the failing case; ``main`` is the program's name in it (None: as it is imported).
+
+        It has all arguments of the simulation, and the safeguards that were taken away.
+        """
+        return self._search.as_test(self, main)

@@ -19,7 +19,7 @@ from asyncpar.testing.simulation.loop import SimulatedDeadlock, SimulationLoop
 from asyncpar.testing.simulation.network import Conditions
 from asyncpar.testing.simulation.patches import simulated_machine
 from asyncpar.testing.simulation.process import SimulatedProcess
-from asyncpar.testing.simulation.result import SimulationFailed, SimulationResult
+from asyncpar.testing.simulation.result import REMOVED, SimulationFailed, SimulationResult, SimulationSearch
 from asyncpar.testing.simulation.shrink import shrink, simplify
 from asyncpar.testing.simulation.trace import Trace
 
@@ -121,18 +121,12 @@ def explore(
 ) -> list[SimulationResult]:
     """Simulate ``main`` with each of ``seeds`` and so many drawn ``faults``; return the results.
 
-    ``settings`` and errors are those of ``simulate``: the first seed that fails raises.  How long the program needs
-    without faults is seen with the first seed.
+    ``settings`` and errors are those of ``simulate``: the first seed that fails raises, and ``simulate`` with that seed
+    fails in the same way.  Without ``within`` each seed is run without faults first, to see how long the program needs.
 
     Faults are drawn of ``kinds``.
     """
-    results: list[SimulationResult] = []
-    within = settings.pop("within", None)
-    for seed in seeds:
-        if faults and within is None:
-            within = 1.1 * simulate(main, seed=seed, **settings).seconds
-        results.append(simulate(main, seed=seed, faults=faults, kinds=kinds, within=within, **settings))
-    return results
+    return [simulate(main, seed=seed, faults=faults, kinds=kinds, **settings) for seed in seeds]
 
 
 def _check_size(size: object) -> int:
@@ -177,9 +171,26 @@ def _run(main: Main | ElasticMain, settings: Settings, seed: int, faults: tuple[
         loop.close()
     if failure is None:
         return result
-    failed = SimulationFailed(failure, seed=seed, size=settings.size, faults=faults, trace_hash=result.trace_hash)
+    failed = SimulationFailed(
+        failure,
+        seed=seed,
+        size=settings.size,
+        faults=faults,
+        trace_hash=result.trace_hash,
+        search=_search(main, settings),
+    )
     failed.lines = tuple(lines or ())
     raise failed from failure
+
+
+def _search(main: Main | ElasticMain, settings: Settings) -> SimulationSearch:
+    """Return what the run was asked for, for a test that repeats it."""
+    options: dict[str, object] = {"elastic": True} if settings.is_elastic else {}
+    usual = {"conditions": Conditions(), "core": None, "bound": BOUND_SECONDS, "pin": None}
+    options |= {name: each for name in usual if (each := getattr(settings, name)) != usual[name]}
+    return SimulationSearch(
+        main=main, check=settings.check, expected=settings.expected, options=options, removed=REMOVED.get()
+    )
 
 
 def _check(check: Check | None, result: SimulationResult) -> BaseException | None:

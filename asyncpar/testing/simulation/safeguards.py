@@ -41,6 +41,7 @@ from asyncpar.net.transport.messages import MessageInbox
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameVerifier, Key
 from asyncpar.testing.simulation import connector
 from asyncpar.testing.simulation.process import CURRENT
+from asyncpar.testing.simulation.result import REMOVED
 
 _LONG: Final = 1e6
 """Seconds."""
@@ -67,7 +68,11 @@ def without(*names: str) -> Iterator[None]:
             for place, attribute, replacement in SAFEGUARDS[name].patches():
                 stack.callback(setattr, place, attribute, inspect.getattr_static(place, attribute))
                 setattr(place, attribute, replacement)
-        yield
+        token = REMOVED.set((*REMOVED.get(), *names))
+        try:
+            yield
+        finally:
+            REMOVED.reset(token)
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from asyncpar.core.observe.agent_line import AgentLine, Loss, encode_loss
 from asyncpar.core.observe.reporting import Reporter
+from asyncpar.errors import PeerLost
 
 
 @pytest.fixture
@@ -39,3 +40,46 @@ async def test_what_an_older_world_left_in_the_pipe_does_not_end_a_newer_one(pip
     with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=1)) as line:
         line.open()
         assert await line.unless_lost(asyncio.sleep(0.05, "joined"), "join") == "joined"
+
+
+async def test_a_cancellation_that_a_loss_explains_ends_with_the_loss(pipe: tuple[int, int]) -> None:
+    """The process was busy: the loss is in the pipe, and the loop has not looked."""
+    with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=0)) as line:
+        line.open()
+        waiting = asyncio.ensure_future(line.unless_lost(asyncio.sleep(3600), "join"))
+        await asyncio.sleep(0)
+        os.write(pipe[1], encode_loss(Loss(1, "host", "was killed by SIGKILL"), generation=0))
+        waiting.cancel()
+        with pytest.raises(PeerLost, match="join: rank 1 on host is lost: was killed by SIGKILL"):
+            await waiting
+
+
+async def test_a_cancellation_while_the_work_ends_does_not_replace_the_loss(pipe: tuple[int, int]) -> None:
+    is_ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            is_ending.set()
+            await may_end.wait()
+
+    with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=0)) as line:
+        line.open()
+        waiting = asyncio.ensure_future(line.unless_lost(work(), "join"))
+        await asyncio.sleep(0)
+        os.write(pipe[1], encode_loss(Loss(1, "host", "ended"), generation=0))
+        await is_ending.wait()
+        waiting.cancel()
+        with pytest.raises(PeerLost, match="rank 1 on host is lost: ended"):
+            await waiting
+
+
+async def test_a_cancellation_without_a_loss_is_one(pipe: tuple[int, int]) -> None:
+    with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=0)) as line:
+        line.open()
+        waiting = asyncio.ensure_future(line.unless_lost(asyncio.sleep(3600), "join"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting

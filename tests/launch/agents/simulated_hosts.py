@@ -477,7 +477,7 @@ class _Quiet:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    async def lines(self, content: bytes) -> None:
+    async def lines(self, content: bytes, *, is_output: bool = False) -> None:
         del content
 
     async def watch(self, _: Callable[[], None]) -> None:

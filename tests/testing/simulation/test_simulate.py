@@ -185,7 +185,7 @@ def test_a_failure_says_how_to_see_it_again_with_as_few_faults_as_needed() -> No
     assert f"seed {failed.seed}, 4 nodes, trace hash {failed.trace_hash}" in text
     assert "(of 8; none of these can be left out)" in text
     scope: dict[str, Any] = {"main": fragile, "check": check}
-    exec(failed.as_test().replace("faults=faults)", "faults=faults, check=check)"), scope)
+    exec(failed.as_test(), scope)
     with pytest.raises(SimulationFailed) as again:
         scope[f"test_seed_{failed.seed}"]()
     assert again.value.trace_hash == failed.trace_hash

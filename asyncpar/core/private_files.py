@@ -1,0 +1,95 @@
+"""Files that only their user can read, and that never change what a symbolic link points to.
+
+The output of ranks, their stacks and their records are private to the user who runs them, whatever the umask is.
+A process that can write to a folder of ours could put a link where we are about to write: a link in the way is
+replaced, not followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PRIVATE: Final = 0o600
+
+
+def make_private_folder(path: Path, *, under: Path | None = None) -> None:
+    """Make the folder ``path`` and those above it that are missing; the new ones can only be entered by this user.
+
+    Folders between ``under``, which is ours, and ``path`` must be no links: ``OSError`` names one that is.
+    """
+    missing = []
+    above = path
+    while not above.is_dir():
+        missing.append(above)
+        above = above.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if under is not None:
+        for folder in (path, *path.parents):
+            if folder == under:
+                break
+            refuse_link(folder)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise ``OSError`` if ``path`` is a symbolic link."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path))
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Return a descriptor of ``path`` for the ``flags`` of ``os.open``: a plain file for this user alone.
+
+    One that is there gets that mode, too.  A link is replaced by a new file if ``flags`` allow to make one.
+    """
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags, _PRIVATE)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not flags & os.O_CREAT or not os.path.islink(path):
+            raise
+        os.unlink(path)
+        descriptor = os.open(path, flags | os.O_EXCL, _PRIVATE)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, _PRIVATE)
+    return descriptor
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Make ``content`` that of the file ``path``, whole or not at all, for this user alone.  Raises ``OSError``.
+
+    A link of that name is replaced; what it points to stays as it is.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def append_private(path: Path, content: bytes) -> None:
+    """Append ``content`` to the file ``path``, which is made for this user alone.  Raises ``OSError``."""
+    descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove the folder ``path`` with what is in it, as far as possible; of a link, the link alone."""
+    if path.is_symlink():
+        with suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
