@@ -8,7 +8,8 @@ is enough; gRPC then ends the connection as if the peer had.
 
 The thread is one for the process, as the table of descriptors is, and runs while there is a server.  It does not depend
 on an event loop: a flood during a long computation is bounded, too; but the time that a connection waits counts only
-while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.  Where
+while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.  It needs
+no new descriptor, so that it goes on when there is none left.  Where
 descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, and gRPC's own limits are all there is.
 """
 
@@ -24,9 +25,11 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Iterable
 
 import msgspec
 
+from asyncpar.core.descriptors import SpareDescriptor, descriptor_limit, is_exhausted
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
 
 CALM_SECONDS = 0.5
@@ -36,6 +39,7 @@ BUSY_SECONDS = 0.05
 """Time between two looks while some are not."""
 
 _DESCRIPTORS = "/dev/fd"
+_MOST_TRIED = 1 << 16
 _TELL_SECONDS = 60.0
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of struct tcp_info in linux/tcp.h
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
@@ -125,6 +129,7 @@ class ConnectionWatch:
         self._seen: dict[int, _Connection | None] = {}
         self._closing: set[int] = set()
         self._looked_at = float("-inf")
+        self._spare: SpareDescriptor | None = None
         self._thread: threading.Thread | None = None
 
     def register(self, port: int) -> ServerConnections:
@@ -134,6 +139,7 @@ class ConnectionWatch:
             self._servers[port] = server
             self._seen.clear()  # sockets of this port may have been looked at before it was ours
             if os.path.isdir(_DESCRIPTORS) and (self._thread is None or not self._thread.is_alive()):
+                self._spare = self._spare or SpareDescriptor()
                 self._thread = threading.Thread(target=self._run, name="asyncpar connection watch", daemon=True)
                 self._thread.start()
         return server
@@ -149,6 +155,19 @@ class ConnectionWatch:
                 self._changed.notify_all()
         if thread is not None:
             thread.join()
+            self._release()
+
+    def _release(self) -> None:
+        """Close the spare descriptor, unless another server has come meanwhile."""
+        with self._changed:
+            spare, self._spare = self._spare, None if self._thread is None else self._spare
+        if spare is not None and spare is not self._spare:
+            spare.close()
+
+    @property
+    def servers(self) -> int:
+        """How many servers are watched."""
+        return len(self._servers)
 
     def _run(self) -> None:
         with self._changed:
@@ -182,18 +201,22 @@ class ConnectionWatch:
     def _list(self) -> dict[int, int]:
         """Return a descriptor of each open socket of this process, by inode."""
         sockets = {}
-        for name in os.listdir(_DESCRIPTORS):
+        for descriptor in _open_descriptors():
             try:
-                status = os.fstat(int(name))
-            except OSError:  # closed meanwhile
+                status = os.fstat(descriptor)
+            except OSError:  # it is closed
                 continue
             if stat.S_ISSOCK(status.st_mode):
-                sockets[status.st_ino] = int(name)
+                sockets[status.st_ino] = descriptor
         return sockets
+
+    def _duplicate(self, descriptor: int) -> _Duplicate:
+        assert self._spare is not None, "the thread starts with it"
+        return _Duplicate(self._spare, descriptor)
 
     def _inspect(self, descriptor: int) -> _Connection | None:
         """Return the connection behind ``descriptor`` if it is one to a server of ours."""
-        with _duplicate(descriptor) as sock:
+        with self._duplicate(descriptor) as sock:
             if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
             try:
@@ -217,7 +240,7 @@ class ConnectionWatch:
         for peer, inode in waiting.items():
             connection = self._seen[inode]
             assert connection is not None
-            with _duplicate(descriptors[inode]) as sock:
+            with self._duplicate(descriptors[inode]) as sock:
                 received = 0 if sock is None else _bytes_received(sock)
             strangers.append(Stranger(peer=peer, seconds=connection.waited or 0.0, received=received))
             connection.waited = 0.0 if connection.waited is None else connection.waited + counted
@@ -227,7 +250,7 @@ class ConnectionWatch:
             server.count_evicted(len(fresh), now=now)
         for peer in evicted:
             self._closing.add(waiting[peer])
-            with _duplicate(descriptors[waiting[peer]]) as sock:
+            with self._duplicate(descriptors[waiting[peer]]) as sock:
                 if sock is not None:
                     _end(sock, peer)
 
@@ -241,27 +264,39 @@ def _end(sock: socket.socket, peer: Peer) -> None:
         return
 
 
-class _duplicate:  # noqa: N801 - used like a function
-    """A socket object for a duplicate of ``descriptor`` inside ``with``; None if it is closed or no socket."""
+def _open_descriptors() -> Iterable[int]:
+    """Return the numbers of the open descriptors of this process, or all that may be open if it can open no more."""
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+    return range(min(descriptor_limit(), _MOST_TRIED))
 
-    def __init__(self, descriptor: int) -> None:
+
+class _Duplicate:
+    """A socket object for a duplicate of a descriptor inside ``with``; None if it is closed or no socket."""
+
+    def __init__(self, spare: SpareDescriptor, descriptor: int) -> None:
+        self._spare = spare
         self._descriptor = descriptor
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> socket.socket | None:
         try:
-            copy = os.dup(self._descriptor)
+            copy = self._spare.lend(self._descriptor)
         except OSError:
             return None
         try:
             self._socket = socket.socket(fileno=copy)
         except OSError:
-            os.close(copy)
+            self._spare.take_back()
         return self._socket
 
     def __exit__(self, *_: object) -> None:
         if self._socket is not None:
-            self._socket.close()
+            self._socket.detach()
+            self._spare.take_back()
 
 
 def _bytes_received(sock: socket.socket) -> int:

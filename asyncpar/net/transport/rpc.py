@@ -22,12 +22,13 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 
 from asyncpar.core.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.core.descriptors import descriptor_limit
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import PeerIdentity, Role, certified_role
 from asyncpar.net.transport.connection_watch import WATCH, ServerConnections
-from asyncpar.net.transport.stranger_limits import descriptor_limit, server_limits
+from asyncpar.net.transport.stranger_limits import server_limits
 from asyncpar.net.transport.tls import channel_credentials, server_credentials
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -237,7 +238,7 @@ class RpcServer:
             )
         self.credentials = credentials
         interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept, self.refused)]
-        options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit())]
+        options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit(), WATCH.servers)]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port
