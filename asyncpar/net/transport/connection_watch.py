@@ -16,6 +16,7 @@ descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, an
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import ipaddress
 import logging
 import os
@@ -23,6 +24,7 @@ import random
 import socket
 import stat
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -38,6 +40,11 @@ CALM_SECONDS = 0.5
 BUSY_SECONDS = 0.05
 """Time between two looks while some are not."""
 
+FLOOD_SECONDS = 0.01
+"""Time between two looks while some send more than a peer does before its first call."""
+
+_FLOOD_BYTES = 1 << 16
+_TRIM_SECONDS = 0.5
 _DESCRIPTORS = "/dev/fd"
 _MOST_TRIED = 1 << 16
 _TELL_SECONDS = 60.0
@@ -129,6 +136,7 @@ class ConnectionWatch:
         self._seen: dict[int, _Connection | None] = {}
         self._closing: set[int] = set()
         self._looked_at = float("-inf")
+        self._heap = _Heap()
         self._spare: SpareDescriptor | None = None
         self._thread: threading.Thread | None = None
 
@@ -172,11 +180,10 @@ class ConnectionWatch:
     def _run(self) -> None:
         with self._changed:
             while self._servers and self._thread is threading.current_thread():
-                is_busy = self._look(time.monotonic())
-                self._changed.wait(BUSY_SECONDS if is_busy else CALM_SECONDS)
+                self._changed.wait(self._look(time.monotonic()))
 
-    def _look(self, now: float) -> bool:
-        """Close what is too much; return whether any connection is unauthenticated."""
+    def _look(self, now: float) -> float:
+        """Close what is too much; return the seconds until the next look."""
         descriptors = self._list()
         passed, self._looked_at = min(now - self._looked_at, 2 * CALM_SECONDS), now  # more: the process was stopped
         live: dict[int, dict[Peer, int]] = {port: {} for port in self._servers}
@@ -189,14 +196,15 @@ class ConnectionWatch:
         for inode in self._seen.keys() - descriptors.keys():
             del self._seen[inode]
         self._closing &= descriptors.keys()
-        is_busy = False
+        is_busy, is_flood = False, False
         for port, server in self._servers.items():
             server.forget_closed(set(live[port]), before=now)
             waiting = {peer: inode for peer, inode in live[port].items() if not server.is_accepted(peer)}
             server.open_strangers = len(waiting)
             is_busy |= bool(waiting)
-            self._evict(server, waiting, descriptors, now, passed)
-        return is_busy
+            is_flood |= self._evict(server, waiting, descriptors, now, passed) > _FLOOD_BYTES
+        self._heap.look(is_flood=is_flood, now=now)
+        return FLOOD_SECONDS if is_flood else BUSY_SECONDS if is_busy else CALM_SECONDS
 
     def _list(self) -> dict[int, int]:
         """Return a descriptor of each open socket of this process, by inode."""
@@ -234,7 +242,8 @@ class ConnectionWatch:
         descriptors: dict[int, int],
         now: float,
         passed: float,
-    ) -> None:
+    ) -> int:
+        """Close what is too much of ``waiting``; return how many bytes all of them have sent."""
         strangers = []
         counted = passed if waiting and server.takes_calls() else 0.0
         for peer, inode in waiting.items():
@@ -253,6 +262,23 @@ class ConnectionWatch:
             with self._duplicate(descriptors[waiting[peer]]) as sock:
                 if sock is not None:
                     _end(sock, peer)
+        return sum(stranger.received for stranger in strangers)
+
+
+class _Heap:
+    """Gives memory back that floods took: the allocator of the C library keeps what many threads have freed."""
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        self._is_dirty = False
+        self._trimmed_at = float("-inf")
+
+    def look(self, *, is_flood: bool, now: float) -> None:
+        """Take whether there is a flood now; trim at intervals while there is one, and once after it."""
+        self._is_dirty |= is_flood
+        if self._is_dirty and self._trim is not None and now >= self._trimmed_at + _TRIM_SECONDS:
+            self._trim(0)
+            self._is_dirty, self._trimmed_at = is_flood, now
 
 
 def _end(sock: socket.socket, peer: Peer) -> None:

@@ -55,6 +55,8 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.enable_channelz", 0),  # what it keeps of connections that have ended is as large as what they have sent
+    ("grpc.max_channel_trace_event_memory_per_node", 0),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
 )

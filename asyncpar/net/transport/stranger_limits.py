@@ -29,6 +29,9 @@ STRANGER_SECONDS: Final = 15.0
 STRANGER_BYTES: Final = 1 << 20
 """How many bytes may come over a connection before its first accepted call."""
 
+STRANGERS_BYTES: Final = 1 << 20
+"""How many bytes may have come over all such connections to one server; beyond that, those with most are closed."""
+
 MAX_PER_ADDRESS: Final = 48
 """Most of them from one address, so that a flood from there leaves some places for everybody else."""
 
@@ -62,13 +65,16 @@ class Stranger(msgspec.Struct, frozen=True, kw_only=True):
 def choose_evictions(strangers: Iterable[Stranger], dice: random.Random) -> list[tuple[str, int]]:
     """Return the peers whose connections to close.
 
-    Those that stayed too long or sent too much; some of an address that has more than ``MAX_PER_ADDRESS``; and while
-    more than ``MAX_STRANGERS`` are left, one of the address that has most of them.  Chance chooses.  So a flood from
-    one address pushes out none of another, and a peer that shares the address of a flood gets in after a few tries.
+    Those that stayed too long or sent too much, alone or together; some of an address that has more than
+    ``MAX_PER_ADDRESS``; and while more than ``MAX_STRANGERS`` are left, one of the address that has most of them.
+    Chance chooses.  So a flood from one address pushes out none of another, and a peer that shares the address of a
+    flood gets in after a few tries.
     """
-    evicted, crowds, left = [], defaultdict[str, list[tuple[str, int]]](list), 0
-    for stranger in strangers:
-        if stranger.seconds > STRANGER_SECONDS or stranger.received > STRANGER_BYTES:
+    evicted, crowds, left, received = [], defaultdict[str, list[tuple[str, int]]](list), 0, 0
+    for stranger in sorted(strangers, key=lambda stranger: stranger.received):
+        received += stranger.received
+        is_late = stranger.seconds > STRANGER_SECONDS
+        if is_late or stranger.received > STRANGER_BYTES or received > STRANGERS_BYTES:
             evicted.append(stranger.peer)
         else:
             crowds[stranger.peer[0]].append(stranger.peer)

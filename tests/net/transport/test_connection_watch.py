@@ -26,6 +26,7 @@ from asyncpar.net.transport.stranger_limits import (
     MAX_STRANGERS,
     STRANGER_BYTES,
     STRANGER_SECONDS,
+    STRANGERS_BYTES,
     Stranger,
     choose_evictions,
     server_limits,
@@ -45,10 +46,16 @@ def stranger(host: str, port: int, *, seconds: float = 0.0, received: int = 0) -
 
 def test_few_strangers_that_are_short_and_quiet_stay() -> None:
     crowd = [
-        stranger("ab"[port % 2], port, seconds=STRANGER_SECONDS, received=STRANGER_BYTES)
-        for port in range(MAX_STRANGERS)
+        stranger("ab"[port % 2], port, seconds=STRANGER_SECONDS, received=1 << 13) for port in range(MAX_STRANGERS)
     ]
     assert choose_evictions(crowd, random.Random(1)) == []
+
+
+def test_strangers_that_together_send_too_much_are_evicted_those_with_most_first() -> None:
+    crowd = [stranger("a", port, received=port * STRANGERS_BYTES // 40) for port in range(1, 21)]
+    evicted = choose_evictions(crowd, random.Random(1))
+    assert evicted == [("a", port) for port in range(9, 21)]
+    assert sum(one.received for one in crowd if one.peer not in evicted) <= STRANGERS_BYTES
 
 
 def test_strangers_of_one_address_leave_places_for_others() -> None:
