@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="needs /proc"),
 ]
 
-CUTS = 24
+CUTS = 8
 KEPT = 128 << 20
 """Most bytes of memory that a process keeps of a flood."""
 
@@ -50,5 +50,4 @@ def test_a_job_goes_on_while_its_servers_are_flooded_and_gives_the_memory_back(
         go_on(job)
     go_on(job)
     eventually(lambda: max(kept().values()) < KEPT, lambda: f"{kept()}")
-    print({pid: size >> 20 for pid, size in kept().items()}, flood.sent, flood.cut)
     assert terminate(process) == 143, job.said()
