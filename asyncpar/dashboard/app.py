@@ -62,14 +62,19 @@ class Dashboard:
         lines: Lines = lambda _: (),
         output: OutputRead | None = None,
         flight: FlightLook | None = None,
+        trust: Callable[[asyncio.BaseTransport | None], None] = lambda _: None,
     ) -> None:
-        """``names`` are those of this machine and of proxies, beside loopback, by which browsers may ask."""
+        """``names`` are those of this machine and of proxies, beside loopback, by which browsers may ask.
+
+        ``trust`` gets each connection over which the token has come.
+        """
         self._token = token.encode()
         self._proxies = frozenset(name.lower().strip("[]") for name in names)
         self._names = self._proxies.union(_LOOPBACK)
         self._lines = lines
         self._output = output
         self._flight = flight
+        self._trust = trust
         self._looking: asyncio.Task[dict[str, Any]] | None = None
         self._picture: dict[str, Any] | None = None
         self._event = b""
@@ -133,6 +138,7 @@ class Dashboard:
                 text="the token is missing or wrong; it is in the address that the launcher printed\n",
                 headers={"WWW-Authenticate": "Bearer", **_HEADERS},
             )
+        self._trust(request.transport)
 
     async def _page(self, _: web.Request) -> web.Response:
         page = live_page()

@@ -1,4 +1,7 @@
-"""Serve a dashboard from the launcher's process: one address, one token."""
+"""Serve a dashboard from the launcher's process: one address, one token.
+
+Connections without the token are bounded, since they take descriptors of the process that looks after the ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from asyncpar.core.concurrency.doorkeeper import Doorkeeper, turn_backlog
 from asyncpar.core.system_errors import os_reason
 from asyncpar.dashboard.app import Dashboard, FlightLook, OutputRead
 from asyncpar.dashboard.log_tail import LogTail
@@ -40,28 +44,39 @@ class DashboardServer:
         self._host, self._port = host, port
         self.token = secrets.token_urlsafe(24) if token is None else token
         self.tail = LogTail() if tail is None else tail
+        self._keeper = Doorkeeper()
         self.dashboard = Dashboard(
-            self.token, names=[host, *names], lines=self.tail.after, output=output, flight=flight
+            self.token,
+            names=[host, *names],
+            lines=self.tail.after,
+            output=output,
+            flight=flight,
+            trust=self._keeper.trust,
         )
         self._runner = web.AppRunner(
             self.dashboard.application, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_PATIENCE
         )
+        self._listening: asyncio.Server | None = None
         self.latest: dict[str, Any] | None = None
 
     async def __aenter__(self) -> DashboardServer:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
+        assert self._runner.server is not None
+        greet = self._keeper.before(self._runner.server)
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            self._listening = await loop.create_server(greet, self._host, self._port, backlog=turn_backlog())
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
                 f"--dashboard: {self._host}:{self._port} cannot be bound ({os_reason(error)}); give another port"
             ) from error
-        self._port = self._runner.addresses[0][1]
+        self._port = self._listening.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 from numpy.typing import NDArray
 
+from asyncpar.core.descriptors import is_exhausted
 from asyncpar.errors import SnapshotTooLarge
 
 _MADV_POPULATE_WRITE = 23
@@ -21,7 +22,12 @@ _LEFT_ALONE = 0.05
 def check_room(nbytes: int, what: str, *, available: int | None = None) -> None:
     """Raise ``SnapshotTooLarge``, naming ``what``, unless ``nbytes`` fit into memory (default: of this machine)."""
     if available is None:
-        available = int(psutil.virtual_memory().available)
+        try:
+            available = int(psutil.virtual_memory().available)
+        except OSError as error:
+            if not is_exhausted(error):
+                raise
+            return  # no file can be opened, to see how much there is
     room = int(available * (1.0 - _LEFT_ALONE))
     if nbytes > room:
         raise SnapshotTooLarge(f"{what} need {nbytes} bytes of memory, and there are {room}; nothing was changed")

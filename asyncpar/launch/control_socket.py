@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from asyncpar.core.concurrency.doorkeeper import serve_streams
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import LaunchError
 from asyncpar.observe.service import LENGTH, frame, read_frame
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MOST_REQUEST_BYTES: Final = 1 << 16
 _REQUEST_SECONDS: Final = 2.0
 _LONGEST_PATH: Final = 100
+_CONNECTION_SECONDS: Final = 60.0  # of the user's own commands, whose answers may be long
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ async def serve_control(path: Path, watch: JobWatch) -> AsyncIterator[None]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _short(path) as name:
         listening.bind(name)
-    server = await asyncio.start_unix_server(serve, sock=listening)
+    server = await serve_streams(serve, listening=listening, seconds=_CONNECTION_SECONDS)
     try:
         yield
     finally:

@@ -201,7 +201,7 @@ def _others() -> str:
 def _born(pid: int) -> float:
     try:
         return float(psutil.Process(pid).create_time())
-    except psutil.Error:
+    except (psutil.Error, OSError):  # too many open files, for instance
         return -1.0
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.descriptors import has_room, is_exhausted
 from asyncpar.core.observe.rank_observer import WAIT_WARNING
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
@@ -30,6 +31,9 @@ _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
 _KILL_PATIENCE = 5.0
 _REAP_PATIENCE = 1.0
+_ROOM_PATIENCE = 10.0
+_DESCRIPTORS_OF_A_START = 24
+"""Most descriptors that are open while a rank is started: those it gets, ours, and those of ``subprocess``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +135,14 @@ class RankProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Is the leader stopped, by a signal or a debugger?"""
+        """Is the leader stopped, by a signal or a debugger?  Not as far as is known, if no file can be opened."""
         try:
             status = psutil.Process(self.pid).status()
         except psutil.NoSuchProcess:
+            return False
+        except OSError as error:
+            if not is_exhausted(error):
+                raise
             return False
         return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
@@ -173,6 +181,14 @@ class RankProcess:
         return True
 
 
+async def find_room() -> None:
+    """Wait until there are descriptors for one more rank, but not for ever: what then cannot be opened says so."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _ROOM_PATIENCE
+    while not has_room(_DESCRIPTORS_OF_A_START) and loop.time() < deadline:  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(_POLL_EVERY)
+
+
 @contextlib.contextmanager
 def _interrupt_blocked() -> Iterator[None]:
     """Start children with SIGINT blocked: a Ctrl-C waits until the trampoline can end without a traceback."""
@@ -201,14 +217,18 @@ async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_group_alive(group: int) -> bool:
-    """Does any process of ``group`` still run?  Zombies do not."""
+    """Does any process of ``group`` still run?  Zombies do not, unless no file can be opened, to see that they are."""
     try:
         os.killpg(group, 0)
+        return any(_is_running_in(group, pid) for pid in psutil.pids())
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return any(_is_running_in(group, pid) for pid in psutil.pids())
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+        return True
 
 
 def _is_running_in(group: int, pid: int) -> bool:

@@ -30,7 +30,7 @@ from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_files import RankFiles
 from asyncpar.launch.rank_output import RankLogs, RankOutput
-from asyncpar.launch.rank_process import ChildStreams, RankProcess
+from asyncpar.launch.rank_process import ChildStreams, RankProcess, find_room
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.tracebacks import find_traceback, shorten
 from asyncpar.launch.vitals import LOOK_SECONDS, RankState
@@ -115,6 +115,7 @@ class WorkerGroup:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for plan in self._plans:
+                await find_room()
                 self._start(plan, tasks)
             for process in self._processes.values():
                 process.go()

@@ -1,20 +1,38 @@
-"""Prometheus at the agent of a host: ``/metrics`` with the ranks of that host."""
+"""Prometheus at the agent of a host: ``/metrics`` with the ranks of that host.
+
+Each connection is served by a thread.  Who connects has nothing to prove, so all of them are strangers: they are
+bounded, and cut off in time.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from socketserver import ThreadingMixIn
 from types import TracebackType
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from asyncpar.core.concurrency.doorkeeper import STRANGER_SECONDS, PendingConnections, stranger_places
+from asyncpar.core.descriptors import is_exhausted, is_reserved
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.observe.metrics import collect_metrics, labels_of
 from asyncpar.observe.summary import RankReport
 
 Source = Callable[[], Iterable[RankReport]]
+
+_LOOK_SECONDS: Final = 0.5
+_FULL_SECONDS: Final = 0.1
+_log = logging.getLogger(__name__)
 
 
 class RankCollector(Collector):
@@ -37,6 +55,87 @@ class RankCollector(Collector):
             yield family
 
 
+class _QuietHandler(WSGIRequestHandler):
+    """Answers one request, and logs none."""
+
+    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002 - the name of the base class
+
+
+class _BoundedServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, of which only so many may be there, each for ``STRANGER_SECONDS``."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int) -> None:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        self._changed = threading.Lock()
+        self._strangers = PendingConnections[socket.socket](random.SystemRandom())
+        self._due: dict[socket.socket, float] = {}
+        super().__init__((str(address[0]), int(address[1])), _QuietHandler)
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server what this host is called, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if is_exhausted(error):
+                time.sleep(_FULL_SECONDS)  # it is asked again at once as long as somebody waits
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Let a connection in, and shut another one down if that makes room; its thread closes it."""
+        if is_reserved(request.fileno()):
+            return False
+        total, per_address = stranger_places()
+        with self._changed:
+            pushed = self._strangers.enter(request, limit=total, address=client_address[0], per_address=per_address)
+            self._due[request] = time.monotonic() + STRANGER_SECONDS
+            if pushed is not None:
+                self._cut(pushed)
+        return True
+
+    def service_actions(self) -> None:
+        """Cut off those who have been here too long."""
+        now = time.monotonic()
+        with self._changed:
+            for request in [request for request, due in self._due.items() if due <= now]:
+                self._cut(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changed:
+            self._strangers.leave(request)
+            self._due.pop(request, None)
+            super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the names of the base class
+        _log.debug("a request of metrics from %s ended", client_address, exc_info=True)
+
+    def end(self) -> None:
+        """Stop serving, and end the threads of connections."""
+        self.shutdown()
+        self.server_close()
+        with self._changed:
+            for request in tuple(self._due):
+                self._cut(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        self._strangers.leave(request)
+        self._due.pop(request, None)
+        try:
+            request.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the peer has left already
+            return
+
+
 class MetricsServer:
     """Serves ``http://host:port/metrics`` from a thread of its own, inside ``with``; ``port`` 0 is any free one."""
 
@@ -48,18 +147,22 @@ class MetricsServer:
     def __enter__(self) -> MetricsServer:
         """Begin to serve.  Raises ``UsageError`` when the address cannot be bound."""
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, registry=self._registry)
+            self._server = _BoundedServer(self._host, self._port)
         except OSError as error:
             where = f"{self._host}:{self._port}"
             raise UsageError(f"--metrics: {where} cannot be bound ({os_reason(error)})") from error
+        self._server.set_app(make_wsgi_app(self._registry))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="asyncpar metrics", daemon=True
+        )
+        self._thread.start()
         self._port = self._server.server_port
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.end()
         self._thread.join()
 
     @property

@@ -33,7 +33,7 @@ from asyncpar.launch.job import JobCertificates
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
-from asyncpar.launch.rank_process import command_line, elastic_environment, rank_environment
+from asyncpar.launch.rank_process import command_line, elastic_environment, find_room, rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState, limit_of
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
@@ -150,6 +150,7 @@ class SlotProcesses:
         before = self._running.get(order.slot)
         if before is not None:
             await before.is_clear.wait()
+        await find_room()
         here, there = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=here, limit=MOST_BYTES)
         tools = replace(

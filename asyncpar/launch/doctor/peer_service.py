@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from asyncpar.core.concurrency.doorkeeper import serve_streams
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError
@@ -60,7 +61,7 @@ async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server
             await close_stream(writer)
 
     try:
-        return await asyncio.start_server(serve, address or None, port, limit=_LONGEST_LINE)
+        return await serve_streams(serve, host=address or None, port=port, longest_line=_LONGEST_LINE)
     except OSError as error:
         raise LaunchError(f"--listen: {address or '*'}:{port} cannot be had ({os_reason(error)})") from error
 

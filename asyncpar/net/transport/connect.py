@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 
+from asyncpar.core.concurrency.doorkeeper import turn_backlog
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
@@ -28,7 +29,7 @@ from asyncpar.net.transport.handshaking import (
     TurnedAwayError,
 )
 from asyncpar.net.transport.lane_kind import LaneListener
-from asyncpar.net.transport.sockets import ACCEPTED_AT_ONCE, Pulse, lengthen_queue, read_tcp_info, tune_tcp, tune_unix
+from asyncpar.net.transport.sockets import Pulse, lengthen_queue, read_tcp_info, tune_tcp, tune_unix
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
@@ -67,7 +68,7 @@ class TcpListener(LaneListener):
         """Bind and accept.  Raises ``UsageError`` when the address cannot be bound."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._porter.greet, self._bind, 0, backlog=ACCEPTED_AT_ONCE)
+            self._server = await loop.create_server(self._porter.greet, self._bind, 0, backlog=turn_backlog())
             lengthen_queue(self._server)
         except OSError as error:
             raise UsageError(f"bind: {self._bind} cannot be bound ({os_reason(error)})") from error
@@ -155,7 +156,7 @@ class UnixListener(LaneListener):
         try:
             sock.bind(_address(self.name))
             self._server = await asyncio.get_running_loop().create_unix_server(
-                self._porter.greet, sock=sock, backlog=ACCEPTED_AT_ONCE
+                self._porter.greet, sock=sock, backlog=turn_backlog()
             )
             lengthen_queue(self._server)
         except BaseException:

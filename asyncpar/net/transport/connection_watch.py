@@ -8,13 +8,15 @@ is enough; gRPC then ends the connection as if the peer had.
 
 The thread is one for the process, as the table of descriptors is, and runs while there is a server.  It does not depend
 on an event loop: a flood during a long computation is bounded, too; but the time that a connection waits counts only
-while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.  Where
+while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.  It needs
+no new descriptor, so that it goes on when there is none left.  Where
 descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, and gRPC's own limits are all there is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import ipaddress
 import logging
 import os
@@ -22,11 +24,14 @@ import random
 import socket
 import stat
 import struct
+import sys
 import threading
 import time
+from collections.abc import Iterable
 
 import msgspec
 
+from asyncpar.core.descriptors import SpareDescriptor, descriptor_limit, is_exhausted
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
 
 CALM_SECONDS = 0.5
@@ -35,7 +40,13 @@ CALM_SECONDS = 0.5
 BUSY_SECONDS = 0.05
 """Time between two looks while some are not."""
 
+FLOOD_SECONDS = 0.01
+"""Time between two looks while some send more than a peer does before its first call."""
+
+_FLOOD_BYTES = 1 << 16
+_TRIM_SECONDS = 0.5
 _DESCRIPTORS = "/dev/fd"
+_MOST_TRIED = 1 << 16
 _TELL_SECONDS = 60.0
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of struct tcp_info in linux/tcp.h
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
@@ -125,6 +136,8 @@ class ConnectionWatch:
         self._seen: dict[int, _Connection | None] = {}
         self._closing: set[int] = set()
         self._looked_at = float("-inf")
+        self._heap = _Heap()
+        self._spare: SpareDescriptor | None = None
         self._thread: threading.Thread | None = None
 
     def register(self, port: int) -> ServerConnections:
@@ -134,6 +147,7 @@ class ConnectionWatch:
             self._servers[port] = server
             self._seen.clear()  # sockets of this port may have been looked at before it was ours
             if os.path.isdir(_DESCRIPTORS) and (self._thread is None or not self._thread.is_alive()):
+                self._spare = self._spare or SpareDescriptor()
                 self._thread = threading.Thread(target=self._run, name="asyncpar connection watch", daemon=True)
                 self._thread.start()
         return server
@@ -149,15 +163,27 @@ class ConnectionWatch:
                 self._changed.notify_all()
         if thread is not None:
             thread.join()
+            self._release()
+
+    def _release(self) -> None:
+        """Close the spare descriptor, unless another server has come meanwhile."""
+        with self._changed:
+            spare, self._spare = self._spare, None if self._thread is None else self._spare
+        if spare is not None and spare is not self._spare:
+            spare.close()
+
+    @property
+    def servers(self) -> int:
+        """How many servers are watched."""
+        return len(self._servers)
 
     def _run(self) -> None:
         with self._changed:
             while self._servers and self._thread is threading.current_thread():
-                is_busy = self._look(time.monotonic())
-                self._changed.wait(BUSY_SECONDS if is_busy else CALM_SECONDS)
+                self._changed.wait(self._look(time.monotonic()))
 
-    def _look(self, now: float) -> bool:
-        """Close what is too much; return whether any connection is unauthenticated."""
+    def _look(self, now: float) -> float:
+        """Close what is too much; return the seconds until the next look."""
         descriptors = self._list()
         passed, self._looked_at = min(now - self._looked_at, 2 * CALM_SECONDS), now  # more: the process was stopped
         live: dict[int, dict[Peer, int]] = {port: {} for port in self._servers}
@@ -170,30 +196,35 @@ class ConnectionWatch:
         for inode in self._seen.keys() - descriptors.keys():
             del self._seen[inode]
         self._closing &= descriptors.keys()
-        is_busy = False
+        is_busy, is_flood = False, False
         for port, server in self._servers.items():
             server.forget_closed(set(live[port]), before=now)
             waiting = {peer: inode for peer, inode in live[port].items() if not server.is_accepted(peer)}
             server.open_strangers = len(waiting)
             is_busy |= bool(waiting)
-            self._evict(server, waiting, descriptors, now, passed)
-        return is_busy
+            is_flood |= self._evict(server, waiting, descriptors, now, passed) > _FLOOD_BYTES
+        self._heap.look(is_flood=is_flood, now=now)
+        return FLOOD_SECONDS if is_flood else BUSY_SECONDS if is_busy else CALM_SECONDS
 
     def _list(self) -> dict[int, int]:
         """Return a descriptor of each open socket of this process, by inode."""
         sockets = {}
-        for name in os.listdir(_DESCRIPTORS):
+        for descriptor in _open_descriptors():
             try:
-                status = os.fstat(int(name))
-            except OSError:  # closed meanwhile
+                status = os.fstat(descriptor)
+            except OSError:  # it is closed
                 continue
             if stat.S_ISSOCK(status.st_mode):
-                sockets[status.st_ino] = int(name)
+                sockets[status.st_ino] = descriptor
         return sockets
+
+    def _duplicate(self, descriptor: int) -> _Duplicate:
+        assert self._spare is not None, "the thread starts with it"
+        return _Duplicate(self._spare, descriptor)
 
     def _inspect(self, descriptor: int) -> _Connection | None:
         """Return the connection behind ``descriptor`` if it is one to a server of ours."""
-        with _duplicate(descriptor) as sock:
+        with self._duplicate(descriptor) as sock:
             if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
             try:
@@ -211,13 +242,14 @@ class ConnectionWatch:
         descriptors: dict[int, int],
         now: float,
         passed: float,
-    ) -> None:
+    ) -> int:
+        """Close what is too much of ``waiting``; return how many bytes all of them have sent."""
         strangers = []
         counted = passed if waiting and server.takes_calls() else 0.0
         for peer, inode in waiting.items():
             connection = self._seen[inode]
             assert connection is not None
-            with _duplicate(descriptors[inode]) as sock:
+            with self._duplicate(descriptors[inode]) as sock:
                 received = 0 if sock is None else _bytes_received(sock)
             strangers.append(Stranger(peer=peer, seconds=connection.waited or 0.0, received=received))
             connection.waited = 0.0 if connection.waited is None else connection.waited + counted
@@ -227,9 +259,26 @@ class ConnectionWatch:
             server.count_evicted(len(fresh), now=now)
         for peer in evicted:
             self._closing.add(waiting[peer])
-            with _duplicate(descriptors[waiting[peer]]) as sock:
+            with self._duplicate(descriptors[waiting[peer]]) as sock:
                 if sock is not None:
                     _end(sock, peer)
+        return sum(stranger.received for stranger in strangers)
+
+
+class _Heap:
+    """Gives memory back that floods took: the allocator of the C library keeps what many threads have freed."""
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        self._is_dirty = False
+        self._trimmed_at = float("-inf")
+
+    def look(self, *, is_flood: bool, now: float) -> None:
+        """Take whether there is a flood now; trim at intervals while there is one, and once after it."""
+        self._is_dirty |= is_flood
+        if self._is_dirty and self._trim is not None and now >= self._trimmed_at + _TRIM_SECONDS:
+            self._trim(0)
+            self._is_dirty, self._trimmed_at = is_flood, now
 
 
 def _end(sock: socket.socket, peer: Peer) -> None:
@@ -241,27 +290,39 @@ def _end(sock: socket.socket, peer: Peer) -> None:
         return
 
 
-class _duplicate:  # noqa: N801 - used like a function
-    """A socket object for a duplicate of ``descriptor`` inside ``with``; None if it is closed or no socket."""
+def _open_descriptors() -> Iterable[int]:
+    """Return the numbers of the open descriptors of this process, or all that may be open if it can open no more."""
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+    return range(min(descriptor_limit(), _MOST_TRIED))
 
-    def __init__(self, descriptor: int) -> None:
+
+class _Duplicate:
+    """A socket object for a duplicate of a descriptor inside ``with``; None if it is closed or no socket."""
+
+    def __init__(self, spare: SpareDescriptor, descriptor: int) -> None:
+        self._spare = spare
         self._descriptor = descriptor
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> socket.socket | None:
         try:
-            copy = os.dup(self._descriptor)
+            copy = self._spare.lend(self._descriptor)
         except OSError:
             return None
         try:
             self._socket = socket.socket(fileno=copy)
         except OSError:
-            os.close(copy)
+            self._spare.take_back()
         return self._socket
 
     def __exit__(self, *_: object) -> None:
         if self._socket is not None:
-            self._socket.close()
+            self._socket.detach()
+            self._spare.take_back()
 
 
 def _bytes_received(sock: socket.socket) -> int:

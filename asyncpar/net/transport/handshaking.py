@@ -1,21 +1,22 @@
 """Turn fresh connections into lanes: no peer is admitted before the handshake is complete.
 
-Connections that wait (``PendingConnections``).  When there are too many, one leaves, and chance says who.  If it were
-the oldest, a flood could keep out everybody who needs longer for a handshake than the flood for its next ``limit``
-connections; so everybody has a chance, at each try.
+When too many connections wait (``PendingConnections``), one leaves, and chance says who.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import socket
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, cast
+from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
+from asyncpar.core.concurrency.doorkeeper import PendingConnections
+from asyncpar.core.descriptors import descriptor_limit, is_reserved, places
 from asyncpar.errors import AuthenticationError, PeerLost
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.protection import Protection
@@ -34,6 +35,9 @@ MAX_STRANGERS = 64
 
 As many may be in their handshake that have shown it; strangers do not push these out.
 """
+
+MAX_PER_ADDRESS = 48
+"""Most of them from one address, so that a flood from there leaves some places for everybody else."""
 
 
 class TurnedAwayError(ConnectionResetError):
@@ -105,6 +109,17 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         why = f"the peer closed the connection during the handshake ({exc or 'no reason'})"
         self.fail(ConnectionResetError(why) if self.handshake.is_trusted else TurnedAwayError(why))
+
+    @property
+    def address(self) -> str:
+        """The address of the peer; "" for a Unix socket, or where there is no connection any more."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return peer[0] if isinstance(peer, tuple) and peer else ""
+
+    @property
+    def takes_reserve(self) -> bool:
+        """Does this connection take one of the descriptors that the process keeps for itself?"""
+        return self._socket is not None and is_reserved(self._socket.fileno())
 
     def fail(self, error: Exception) -> None:
         """End without a lane, unless there is one; the peer learns nothing."""
@@ -233,7 +248,7 @@ class Porter:
             self._medium,
             self._busy_poll,
             seconds=STRANGER_SECONDS,
-            on_stranger=lambda stranger: self._enter(self._strangers, stranger),
+            on_stranger=self._receive,
             on_trusted=self._trust,
         )
         stranger.lane.add_done_callback(lambda lane: self._leave(stranger, lane))
@@ -245,15 +260,30 @@ class Porter:
         for stranger in (*self._strangers, *self._guests):
             stranger.fail(_stopped())
 
+    def _receive(self, stranger: HandshakeProtocol) -> None:
+        if stranger.takes_reserve:
+            stranger.fail(OSError(errno.EMFILE, "too few file descriptors are left for strangers"))
+        else:
+            total = places(MAX_STRANGERS, descriptor_limit())
+            per_address = min(total, MAX_PER_ADDRESS * total // MAX_STRANGERS)
+            self._enter(self._strangers, stranger, limit=total, per_address=per_address)
+
     def _trust(self, guest: HandshakeProtocol) -> None:
         self._strangers.leave(guest)
-        self._enter(self._guests, guest)
+        self._enter(self._guests, guest, limit=MAX_STRANGERS)
 
-    def _enter(self, pending: PendingConnections[HandshakeProtocol], who: HandshakeProtocol) -> None:
+    def _enter(
+        self,
+        pending: PendingConnections[HandshakeProtocol],
+        who: HandshakeProtocol,
+        *,
+        limit: int,
+        per_address: int | None = None,
+    ) -> None:
         if self._is_closed:
             who.fail(_stopped())
             return
-        pushed = pending.enter(who, limit=MAX_STRANGERS)
+        pushed = pending.enter(who, limit=limit, address=who.address, per_address=per_address)
         if pushed is not None:
             pushed.push_out()
 
@@ -269,33 +299,3 @@ class Porter:
 
 def _stopped() -> ConnectionResetError:
     return ConnectionResetError("this node stopped accepting links")
-
-
-T = TypeVar("T")
-
-
-class PendingConnections(Generic[T]):
-    """A bounded set of those who wait."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self._dice = dice
-        self._waiting: dict[T, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(tuple(self._waiting))
-
-    def enter(self, who: T, *, limit: int) -> T | None:
-        """Let ``who`` wait; return who must leave for it, None while there is room for ``limit``."""
-        pushed = None
-        if len(self._waiting) >= limit:
-            pushed = self._dice.choice(tuple(self._waiting))
-            del self._waiting[pushed]
-        self._waiting[who] = None
-        return pushed
-
-    def leave(self, who: T) -> None:
-        """Remove ``who``, which does not wait any more, if it ever did."""
-        self._waiting.pop(who, None)

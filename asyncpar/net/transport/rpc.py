@@ -22,12 +22,13 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 
 from asyncpar.core.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.core.descriptors import descriptor_limit
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import PeerIdentity, Role, certified_role
 from asyncpar.net.transport.connection_watch import WATCH, ServerConnections
-from asyncpar.net.transport.stranger_limits import descriptor_limit, server_limits
+from asyncpar.net.transport.stranger_limits import server_limits
 from asyncpar.net.transport.tls import channel_credentials, server_credentials
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -54,6 +55,8 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.enable_channelz", 0),  # what it keeps of connections that have ended is as large as what they have sent
+    ("grpc.max_channel_trace_event_memory_per_node", 0),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
 )
@@ -237,7 +240,7 @@ class RpcServer:
             )
         self.credentials = credentials
         interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept, self.refused)]
-        options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit())]
+        options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit(), WATCH.servers)]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port

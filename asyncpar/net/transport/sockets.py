@@ -37,9 +37,6 @@ _RETRANSMITS = struct.Struct("<xxBB")
 _LAST_ACK = struct.Struct("<56xI")
 
 
-ACCEPTED_AT_ONCE = 32
-"""Most connections that are accepted in one turn of the loop, so that a flood does not keep it from everything else."""
-
 BACKLOG = 4096
 """Most connections that may wait to be accepted, as far as ``net.core.somaxconn`` allows.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+
+from asyncpar.core.descriptors import spare_descriptors
 
 HANDSHAKE_SECONDS: Final = 5.0
 """How long a connection may take to become one of HTTP/2, TLS included; gRPC alone would wait for two minutes."""
@@ -28,32 +29,29 @@ STRANGER_SECONDS: Final = 15.0
 STRANGER_BYTES: Final = 1 << 20
 """How many bytes may come over a connection before its first accepted call."""
 
-LEAST_CONNECTIONS: Final = 64
-_FALLBACK_CONNECTIONS: Final = 512
+STRANGERS_BYTES: Final = 1 << 20
+"""How many bytes may have come over all such connections to one server; beyond that, those with most are closed."""
+
+MAX_PER_ADDRESS: Final = 48
+"""Most of them from one address, so that a flood from there leaves some places for everybody else."""
+
+LEAST_CONNECTIONS: Final = 8
+_MOST_HALVINGS: Final = 3
 
 
-def server_limits(descriptors: int) -> list[tuple[str, int]]:
+def server_limits(descriptors: int, others: int = 0) -> list[tuple[str, int]]:
     """Return the options of a gRPC server in a process that may have so many ``descriptors``.
 
-    At most half of them go to connections to the server, so that a flood leaves enough for everything else.
+    The first server may have half of those that the process does not need for itself; one that starts beside ``others``
+    half as many as the one before it, so that floods of all of them leave enough for everything else.
     """
-    connections = max(LEAST_CONNECTIONS, descriptors // 2)
+    connections = max(LEAST_CONNECTIONS, spare_descriptors(descriptors) >> min(others + 1, _MOST_HALVINGS))
     return [
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * 1000)),
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
         ("grpc.max_concurrent_streams", STREAMS),
         ("grpc.max_allowed_incoming_connections", min(connections, 1 << 30)),
     ]
-
-
-def descriptor_limit() -> int:
-    """Return how many file descriptors this process may have."""
-    if sys.platform == "win32":
-        return 2 * _FALLBACK_CONNECTIONS
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 31 if soft == resource.RLIM_INFINITY else soft
 
 
 class Stranger(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +65,25 @@ class Stranger(msgspec.Struct, frozen=True, kw_only=True):
 def choose_evictions(strangers: Iterable[Stranger], dice: random.Random) -> list[tuple[str, int]]:
     """Return the peers whose connections to close.
 
-    Those that stayed too long or sent too much; and while more than ``MAX_STRANGERS`` are left, one of the address that
-    has most of them, chosen by chance.  So a flood from one address pushes out none of another, and a peer that
-    shares the address of a flood gets in after a few tries.
+    Those that stayed too long or sent too much, alone or together; some of an address that has more than
+    ``MAX_PER_ADDRESS``; and while more than ``MAX_STRANGERS`` are left, one of the address that has most of them.
+    Chance chooses.  So a flood from one address pushes out none of another, and a peer that shares the address of a
+    flood gets in after a few tries.
     """
-    evicted, crowds, left = [], defaultdict[str, list[tuple[str, int]]](list), 0
-    for stranger in strangers:
-        if stranger.seconds > STRANGER_SECONDS or stranger.received > STRANGER_BYTES:
+    evicted, crowds, left, received = [], defaultdict[str, list[tuple[str, int]]](list), 0, 0
+    for stranger in sorted(strangers, key=lambda stranger: stranger.received):
+        received += stranger.received
+        is_late = stranger.seconds > STRANGER_SECONDS
+        if is_late or stranger.received > STRANGER_BYTES or received > STRANGERS_BYTES:
             evicted.append(stranger.peer)
         else:
             crowds[stranger.peer[0]].append(stranger.peer)
             left += 1
     for crowd in crowds.values():
         dice.shuffle(crowd)
+        left -= max(0, len(crowd) - MAX_PER_ADDRESS)
+        evicted += crowd[MAX_PER_ADDRESS:]
+        del crowd[MAX_PER_ADDRESS:]
     while left > MAX_STRANGERS:
         evicted.append(max(crowds.values(), key=len).pop())
         left -= 1

@@ -15,7 +15,9 @@ import asyncpar
 from asyncpar.core.concurrency import streams
 from asyncpar.core.concurrency.streams import close_stream
 
-MAKES_STREAMS = re.compile(r"\b(?:open_connection|open_unix_connection|start_server|start_unix_server)\(")
+MAKES_STREAMS = re.compile(
+    r"(?<!def )\b(?:open_connection|open_unix_connection|start_server|start_unix_server|serve_streams)\("
+)
 
 
 async def read_all(reader: asyncio.StreamReader) -> None:

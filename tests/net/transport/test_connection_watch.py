@@ -22,13 +22,16 @@ from asyncpar.net.transport import connection_watch, rpc, stranger_limits
 from asyncpar.net.transport.connection_watch import WATCH, ConnectionWatch, ServerConnections, parse_peer
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.net.transport.stranger_limits import (
+    MAX_PER_ADDRESS,
     MAX_STRANGERS,
     STRANGER_BYTES,
     STRANGER_SECONDS,
+    STRANGERS_BYTES,
     Stranger,
     choose_evictions,
     server_limits,
 )
+from tests.core.test_descriptors import no_more_descriptors
 
 CREDENTIALS = Credentials(b"s" * 32)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and empty SETTINGS
@@ -42,8 +45,23 @@ def stranger(host: str, port: int, *, seconds: float = 0.0, received: int = 0) -
 
 
 def test_few_strangers_that_are_short_and_quiet_stay() -> None:
-    crowd = [stranger("a", port, seconds=STRANGER_SECONDS, received=STRANGER_BYTES) for port in range(MAX_STRANGERS)]
+    crowd = [
+        stranger("ab"[port % 2], port, seconds=STRANGER_SECONDS, received=1 << 13) for port in range(MAX_STRANGERS)
+    ]
     assert choose_evictions(crowd, random.Random(1)) == []
+
+
+def test_strangers_that_together_send_too_much_are_evicted_those_with_most_first() -> None:
+    crowd = [stranger("a", port, received=port * STRANGERS_BYTES // 40) for port in range(1, 21)]
+    evicted = choose_evictions(crowd, random.Random(1))
+    assert evicted == [("a", port) for port in range(9, 21)]
+    assert sum(one.received for one in crowd if one.peer not in evicted) <= STRANGERS_BYTES
+
+
+def test_strangers_of_one_address_leave_places_for_others() -> None:
+    crowd = [stranger("a", port) for port in range(MAX_STRANGERS)]
+    evicted = choose_evictions(crowd, random.Random(1))
+    assert len(crowd) - len(evicted) == MAX_PER_ADDRESS < MAX_STRANGERS
 
 
 def test_who_stays_too_long_or_sends_too_much_is_evicted() -> None:
@@ -111,7 +129,7 @@ async def check(channel: grpc.aio.Channel) -> None:
 def few_connections(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Allow servers that start now so many connections."""
 
-    def limits(descriptors: int) -> list[tuple[str, int]]:
+    def limits(descriptors: int, _others: int) -> list[tuple[str, int]]:
         return [*(dict(server_limits(descriptors)) | {"grpc.max_allowed_incoming_connections": count}).items()]
 
     monkeypatch.setattr(rpc, "server_limits", limits)
@@ -167,6 +185,20 @@ async def test_only_a_connection_without_an_accepted_call_is_closed(bind: str, m
         assert set(connections._accepted) == {peer}  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted
         await check(channel)
         assert set(connections._accepted) == {peer}, "the same connection served the second call"  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted
+
+
+async def test_strangers_are_closed_although_the_process_can_open_nothing_any_more() -> None:
+    async with serving() as (server, connections), asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(PREFACE)
+        await reader.readexactly(1)  # gRPC has the connection
+        with no_more_descriptors():
+            writer.write(b"\0\0\0\x04\0\0\0\0\0" * (STRANGER_BYTES // 9 + 1))
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(1 << 16):
+                    pass
+        writer.close()
+        assert connections.evicted == 1
 
 
 async def test_a_refused_call_makes_no_connection_known(monkeypatch: pytest.MonkeyPatch) -> None:

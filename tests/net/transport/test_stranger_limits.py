@@ -7,14 +7,25 @@ import contextlib
 
 import pytest
 
+from asyncpar.core.descriptors import descriptor_limit, descriptor_reserve
 from asyncpar.net.transport import rpc
 from asyncpar.net.transport.rpc import Credentials, RpcServer
-from asyncpar.net.transport.stranger_limits import LEAST_CONNECTIONS, descriptor_limit, server_limits
+from asyncpar.net.transport.stranger_limits import LEAST_CONNECTIONS, server_limits
 
 
-@pytest.mark.parametrize(("descriptors", "connections"), [(1024, 512), (20_000, 10_000), (10, LEAST_CONNECTIONS)])
-def test_connections_take_half_of_the_descriptors_at_most(descriptors: int, connections: int) -> None:
-    assert dict(server_limits(descriptors))["grpc.max_allowed_incoming_connections"] == connections
+def most_connections(descriptors: int, others: int = 0) -> int:
+    return dict(server_limits(descriptors, others))["grpc.max_allowed_incoming_connections"]
+
+
+@pytest.mark.parametrize(("descriptors", "connections"), [(1024, 352), (20_000, 9_840), (10, LEAST_CONNECTIONS)])
+def test_connections_take_half_of_the_spare_descriptors_at_most(descriptors: int, connections: int) -> None:
+    assert most_connections(descriptors) == connections
+
+
+@pytest.mark.parametrize("descriptors", [128, 256, 1024, 4096, 1 << 20])
+def test_several_servers_together_leave_the_reserve(descriptors: int) -> None:
+    taken = sum(most_connections(descriptors, others) for others in range(4))
+    assert taken <= descriptors - descriptor_reserve(descriptors)
 
 
 def test_the_limit_of_this_process_is_known() -> None:
@@ -25,7 +36,7 @@ def test_the_limit_of_this_process_is_known() -> None:
 async def test_a_connection_that_never_speaks_http_is_closed_and_so_is_one_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def few(descriptors: int) -> list[tuple[str, int]]:
+    def few(descriptors: int, _others: int) -> list[tuple[str, int]]:
         limits = dict(server_limits(descriptors))
         limits |= {"grpc.server_handshake_timeout_ms": 150, "grpc.max_allowed_incoming_connections": 2}
         return list(limits.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from asyncpar.net.transport.handshaking import PendingConnections
+from asyncpar.core.concurrency.doorkeeper import PendingConnections
 
 
 def test_nobody_leaves_while_there_is_room() -> None:
