@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.bench.chaos_judge import Logs
 from scripts.bench.elastic_rank import MODES
 from scripts.bench.namespaces import NoNamespacesError, hosts
-from scripts.bench.siege_judge import MOST_GAP, Gap, SiegeVerdict, judge_siege, quiet_gaps
+from scripts.bench.siege_judge import MOST_GAP, TRACEBACK, Gap, SiegeVerdict, judge_siege, quiet_gaps
 from scripts.bench.siege_plan import KINDS, draw_faults
 from scripts.bench.siege_run import Siege
 
@@ -97,6 +98,10 @@ async def lineages_alone(options: argparse.Namespace, folder: Path, steps: int) 
 async def besiege(options: argparse.Namespace, count: int, folder: Path) -> bool:
     """Run with ``count`` hosts, print what came of it, and return whether all judges are content."""
     names = [f"host{number}" for number in range(count)]
+    work = asyncio.current_task()
+    assert work is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # namespaces that are left behind stay
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     with ExitStack() as stack:
         try:
             network = stack.enter_context(hosts(names))
@@ -105,9 +110,20 @@ async def besiege(options: argparse.Namespace, count: int, folder: Path) -> bool
         siege = Siege(options, names, folder, network)
         arguments = arguments_of(options, str(folder / "rank-{pid}.jsonl"), steps=ENDLESS, compute=options.compute)
         why = await siege.run(arguments, draw_faults(options.seed, options.faults, options.kinds))
+    (folder / "hits.txt").write_text("".join(f"{json.dumps(asdict(hit))}\n" for hit in siege.hits))
+    verdict = await judge_run(options, siege, folder)
+    verdict.ended += [why] if why else []
+    gaps = quiet_gaps(siege.logs, siege.hits, until=siege.watched_until)
+    _print(options, count, siege, verdict, max(gaps, key=lambda gap: gap.seconds))
+    print(json.dumps(figures(options, count, siege, verdict, gaps), default=str), flush=True)
+    return not verdict.troubles
+
+
+async def judge_run(options: argparse.Namespace, siege: Siege, folder: Path) -> SiegeVerdict:
+    """Compute what the run has committed without faults, and compare."""
     steps = 1 + max((line["step"] for _, line in siege.logs.of("committed")), default=-1)
     lineages = await lineages_alone(options, folder, steps) if steps else []
-    verdict = judge_siege(
+    return judge_siege(
         siege.logs,
         siege.lines.lines,
         siege.hits,
@@ -116,12 +132,6 @@ async def besiege(options: argparse.Namespace, count: int, folder: Path) -> bool
         until=siege.watched_until,
         most_gap=options.gap,
     )
-    verdict.ended += [why] if why else []
-    (folder / "hits.txt").write_text("".join(f"{json.dumps(asdict(hit))}\n" for hit in siege.hits))
-    gaps = quiet_gaps(siege.logs, siege.hits, until=siege.watched_until)
-    _print(options, count, siege, verdict, max(gaps, key=lambda gap: gap.seconds))
-    print(json.dumps(figures(options, count, siege, verdict, gaps), default=str), flush=True)
-    return not verdict.troubles
 
 
 def figures(
@@ -170,7 +180,8 @@ def _print(options: argparse.Namespace, count: int, siege: Siege, verdict: Siege
             print(f"  {name}: {text}")
         if len(found) > SHOWN:
             print(f"  {name}: and {len(found) - SHOWN} more")
-    for line in verdict.lines[:AROUND]:
+    ends = [line for line in verdict.lines if TRACEBACK not in line.text]  # which have their tracebacks before them
+    for line in (ends or verdict.lines)[:AROUND]:
         print("  --")
         for text in siege.lines.around(line):
             print(f"  {text}")

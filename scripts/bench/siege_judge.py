@@ -16,7 +16,7 @@ MOST_GAP = 10.0
 AFTERMATH = 20.0
 """Seconds after a fault has healed for which the loss of a rank is put down to it."""
 
-_TRACEBACK = "Traceback (most recent call last)"
+TRACEBACK = "Traceback (most recent call last)"
 _CRASHED = re.compile(r": rank \S+/\d+ (?:exited with code|was killed by)|: \S+ is killed: ")
 _DECLARED = re.compile(r": rank (?P<host>\S+)/\d+ (?:is ended|starts again): (?P<why>.*)")
 _DISMISSED = "the others have gone on without this host"
@@ -125,7 +125,7 @@ def _judge_lines(lines: Iterable[Line], hits: Sequence[Hit], verdict: SiegeVerdi
         shown = f"{line.source}:{line.number}: {line.text}"
         if _CRASHED.search(line.text):
             verdict.crashes.append(shown)
-        elif _TRACEBACK in line.text:
+        elif TRACEBACK in line.text:
             verdict.tracebacks.append(shown)
         elif _ALL_LOST in line.text:
             verdict.repeated.append(shown)

@@ -60,9 +60,10 @@ class AgentLogs:
                 self.lines.append(Line(time.monotonic(), path.stem, number, text))
             self._read[path] = offset + end, number
 
-    def around(self, line: Line, count: int = 12) -> list[str]:
+    def around(self, line: Line, before: int = 12, after: int = 4) -> list[str]:
         """Return the lines of the same source near ``line``."""
-        near = [one for one in self.lines if one.source == line.source and abs(one.number - line.number) <= count]
+        wanted = range(line.number - before, line.number + after + 1)
+        near = [one for one in self.lines if one.source == line.source and one.number in wanted]
         return [f"{one.source}:{one.number}: {one.text}" for one in near]
 
 
@@ -93,30 +94,26 @@ class Siege:
 
     async def run(self, arguments: Sequence[str], faults: Iterator[tuple[Strike, ...]]) -> str:
         """Run all faults, and return why that has not come to its end, "" if it has."""
-        watching = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(self._options.limit):
                 for name in self._names:
                     await self._agents.start(name)
                     await self._until(lambda: self._is_whole(members=False), "all agents", self._options.patience)
                 launcher = await self._launch(arguments)
-                watching = asyncio.create_task(self._watch(launcher))
-                besieging = asyncio.create_task(self._besiege(faults))
-                await asyncio.wait({watching, besieging}, return_when=asyncio.FIRST_COMPLETED)
-                besieging.cancel()
-                with suppress(asyncio.CancelledError):
-                    await besieging
-                if watching.done():
-                    watching.result()
+                tasks += [asyncio.create_task(self._watch(launcher)), asyncio.create_task(self._besiege(faults))]
+                for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    task.result()
         except TimeoutError:
             return f"the run took longer than {self._options.limit:g} s"
         except SiegeError as error:
             return str(error)
         finally:
             self.watched_until = time.monotonic()
-            if watching is not None:
-                watching.cancel()
-                await asyncio.wait({watching})
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
             await self._agents.close()
             self._refresh()
         return ""
