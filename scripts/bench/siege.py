@@ -201,7 +201,10 @@ def main() -> None:
             folder.mkdir(parents=True)
         else:
             folder = Path(tempfile.mkdtemp(prefix="asyncpar-siege-"))
-        passes = asyncio.run(besiege(options, count, folder))
+        try:
+            passes = asyncio.run(besiege(options, count, folder))
+        except asyncio.CancelledError as error:
+            raise SystemExit(f"siege: it was asked to end; the logs are in {folder}") from error
         is_well = is_well and passes
         if passes and options.out is None:
             shutil.rmtree(folder)
