@@ -139,7 +139,21 @@ def test_a_step_that_nobody_has_committed_is_lost() -> None:
 
 def test_a_rank_that_leaves_a_step_out_is_found() -> None:
     verdict = judged(lambda lines: lines["m001"].remove(of(lines, "committed", 1)))
-    assert verdict.repeated == ["m001: committed [0, 2]"]
+    assert verdict.repeated == ["m001: committed 0, then 2"]
+
+
+def healed(lines: Lines, steps: tuple[int, ...]) -> None:
+    """Let a newcomer repeat steps of others, before it counts."""
+    lines["m002"] = [{**of(lines, "committed", step), "replay": True} for step in steps]
+
+
+def test_a_newcomer_that_was_healed_anew_goes_on_from_a_later_step() -> None:
+    assert judged(lambda lines: healed(lines, (0, 2))) == Verdict()
+
+
+@pytest.mark.parametrize("steps", [(2, 0), (1, 1)])
+def test_a_newcomer_that_goes_back_repeats_steps(steps: tuple[int, ...]) -> None:
+    assert judged(lambda lines: healed(lines, steps)).repeated == [f"m002: committed {steps[0]}, then {steps[1]}"]
 
 
 def test_a_rank_that_ends_with_an_error_is_named() -> None:

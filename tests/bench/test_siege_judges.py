@@ -97,7 +97,7 @@ def test_a_step_that_is_committed_again_in_a_later_world_is_repeated() -> None:
 
 def test_a_rank_that_commits_a_step_twice_is_named() -> None:
     verdict = judged(lambda journals: journals["rank-2"].append({**commit(journals, 5)}))
-    assert verdict.repeated == ["rank-2: committed [0, 1, 2, 3, 4, 5, 5]"]
+    assert verdict.repeated == ["rank-2: committed 5, then 5"]
 
 
 def test_a_step_that_nobody_has_committed_is_lost() -> None:
