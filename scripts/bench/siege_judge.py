@@ -13,7 +13,7 @@ from scripts.bench.endurance import other_lineages
 MOST_GAP = 10.0
 """Seconds without a commit, after all faults have healed, that are too many."""
 
-AFTERMATH = 20.0
+AFTERMATH = 5.0
 """Seconds after a fault has healed for which the loss of a rank is put down to it."""
 
 TRACEBACK = "Traceback (most recent call last)"
