@@ -94,9 +94,10 @@ def judge(
     committed: dict[int, set[int]] = {}
     for line in logs.commits:
         committed.setdefault(line["step"], set()).add(line["generation"])
+    followed = {line["step"] for _, line in logs.of("committed") if line["replay"]}
     for step in range(steps):
         generations = sorted(committed.get(step, ()))
-        if len(generations) != 1:
+        if len(generations) != 1 and (generations or step not in followed):  # who is killed may have noted nothing
             verdict.repeated.append(f"step {step}: committed in the generations {generations}")
     _judge_samples(logs, verdict, {step: committed[step] for step in range(steps) if step in committed}, portions)
     for name, code in exits.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from scripts.bench.chaos_agents import CUTS
 from scripts.bench.chaos_judge import Logs, judge
 from scripts.bench.endurance import other_lineages
 
@@ -145,9 +146,12 @@ def _declared(line: Line) -> tuple[str, str] | None:
 
 
 def is_accounted(host: str, why: str, time: float, hits: Sequence[Hit]) -> bool:
-    """Decide whether a fault explains the loss of a rank: one of its host, or of a host that the reason names."""
-    recent = {hit.host for hit in hits if hit.began <= time <= hit.healed + AFTERMATH}
-    return host in recent or any(re.search(rf"\b{re.escape(other)}\b", why) for other in recent)
+    """Decide whether a fault explains the loss of a rank: one of its host, or of a host that the reason names.
+
+    A cut has two sides, and either may be the one that goes on.
+    """
+    recent = [hit for hit in hits if hit.began <= time <= hit.healed + AFTERMATH]
+    return any(hit.host == host or hit.what in CUTS or re.search(rf"\b{re.escape(hit.host)}\b", why) for hit in recent)
 
 
 # -- how long nothing was committed ------------------------------------------------------------------------------------

@@ -151,6 +151,22 @@ def test_a_newcomer_that_was_healed_anew_goes_on_from_a_later_step() -> None:
     assert judged(lambda lines: healed(lines, (0, 2))) == Verdict()
 
 
+def test_a_step_that_only_a_newcomer_could_note_is_not_lost() -> None:
+    def drop(lines: Lines) -> None:
+        healed(lines, (1,))
+        for name in NAMES:
+            lines[name] = [one for one in lines[name] if one["kind"] == "result" or one["step"] != 1]
+        lines["m001"] = [one for one in lines["m001"] if one["kind"] == "result" or one["step"] > 1]
+        lines["m000"] = [one for one in lines["m000"] if one["kind"] == "result" or one["step"] < 1]
+
+    def lose(lines: Lines) -> None:
+        drop(lines)
+        del lines["m002"]
+
+    assert judged(drop).repeated == []
+    assert judged(lose).repeated == ["step 1: committed in the generations []"]
+
+
 @pytest.mark.parametrize("steps", [(2, 0), (1, 1)])
 def test_a_newcomer_that_goes_back_repeats_steps(steps: tuple[int, ...]) -> None:
     assert judged(lambda lines: healed(lines, steps)).repeated == [f"m002: committed {steps[0]}, then {steps[1]}"]

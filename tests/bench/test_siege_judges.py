@@ -12,7 +12,16 @@ import pytest
 
 from scripts.bench.chaos_judge import Logs
 from scripts.bench.siege import parse_arguments
-from scripts.bench.siege_judge import AFTERMATH, Hit, Line, SiegeVerdict, judge_siege, quiet_gaps, quiet_stretches
+from scripts.bench.siege_judge import (
+    AFTERMATH,
+    Hit,
+    Line,
+    SiegeVerdict,
+    is_accounted,
+    judge_siege,
+    quiet_gaps,
+    quiet_stretches,
+)
 from scripts.bench.siege_plan import COMPANIONS, KINDS, Strike, choose_hosts, draw_faults
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "siege.py"
@@ -157,6 +166,11 @@ def test_a_loss_of_the_host_that_was_hit_or_because_of_it_is_accounted_to_the_fa
 )
 def test_a_loss_of_a_host_that_was_not_hit_is_found(text: str) -> None:
     assert judged(said=((4.0, "host1", text),)).unaccounted == [f"host1:1: {text}"]
+
+
+@pytest.mark.parametrize("what", ["cut", "mute", "deaf"])
+def test_a_cut_explains_the_loss_of_either_side(what: str) -> None:
+    assert is_accounted("host1", "", 3.0, [Hit(0, "host0", what, 2.5, 3.5)])
 
 
 def test_a_job_that_begins_anew_is_found_by_what_its_agents_say() -> None:
