@@ -67,7 +67,7 @@ class Agents:
         self.silent: set[str] = set()
         """Hosts whose agents do not answer now: stopped, or cut off."""
         self._started: list[asyncio.subprocess.Process] = []
-        self._credentials = Credentials(create_secret(folder / "secret"))
+        self.credentials = Credentials(create_secret(folder / "secret"))
 
     async def asyncpar(self, *arguments: str, log: str, on: str | None = None) -> asyncio.subprocess.Process:
         """Start a command of asyncpar on a host; its output is in the file ``log``."""
@@ -111,7 +111,7 @@ class Agents:
         for name in self.running:
             if name not in self.silent:
                 try:
-                    return await ControlClient(self.addresses[name], self._credentials, seconds=2.0).status()
+                    return await ControlClient(self.addresses[name], self.credentials, seconds=2.0).status()
                 except AsyncparError:
                     continue
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +94,32 @@ def judge(
     committed: dict[int, set[int]] = {}
     for line in logs.commits:
         committed.setdefault(line["step"], set()).add(line["generation"])
+    followed = {line["step"] for _, line in logs.of("committed") if line["replay"]}
     for step in range(steps):
         generations = sorted(committed.get(step, ()))
-        if len(generations) != 1:
+        if len(generations) != 1 and (generations or step not in followed):  # who is killed may have noted nothing
             verdict.repeated.append(f"step {step}: committed in the generations {generations}")
     _judge_samples(logs, verdict, {step: committed[step] for step in range(steps) if step in committed}, portions)
     for name, code in exits.items():
         if code != 0:
             verdict.failed.append(f"{name}: exited with code {code}, and nobody had touched it")
     for name, lines in logs.lines.items():
-        own = [line["step"] for line in lines if line["kind"] == "committed"]
-        if own and own != list(range(own[0], own[0] + len(own))):
-            verdict.repeated.append(f"{name}: committed {own}")
+        own = [line for line in lines if line["kind"] == "committed"]
+        verdict.repeated += [f"{name}: {text}" for text in _jumps(own)]
     _judge_drains(logs, verdict, committed, drained)
     return verdict
+
+
+def _jumps(own: Sequence[dict[str, Any]]) -> list[str]:
+    """Return where the steps that one rank has committed do not follow each other.
+
+    A newcomer whose donors are lost is healed anew, and goes on from a later step, which it repeats.
+    """
+    return [
+        f"committed {before['step']}, then {after['step']}"
+        for before, after in pairwise(own)
+        if after["step"] != before["step"] + 1 and not (after["replay"] and after["step"] > before["step"])
+    ]
 
 
 def _judge_samples(logs: Logs, verdict: Verdict, committed: dict[int, set[int]], portions: int) -> None:

@@ -139,7 +139,37 @@ def test_a_step_that_nobody_has_committed_is_lost() -> None:
 
 def test_a_rank_that_leaves_a_step_out_is_found() -> None:
     verdict = judged(lambda lines: lines["m001"].remove(of(lines, "committed", 1)))
-    assert verdict.repeated == ["m001: committed [0, 2]"]
+    assert verdict.repeated == ["m001: committed 0, then 2"]
+
+
+def healed(lines: Lines, steps: tuple[int, ...]) -> None:
+    """Let a newcomer repeat steps of others, before it counts."""
+    lines["m002"] = [{**of(lines, "committed", step), "replay": True} for step in steps]
+
+
+def test_a_newcomer_that_was_healed_anew_goes_on_from_a_later_step() -> None:
+    assert judged(lambda lines: healed(lines, (0, 2))) == Verdict()
+
+
+def test_a_step_that_only_a_newcomer_could_note_is_not_lost() -> None:
+    def drop(lines: Lines) -> None:
+        healed(lines, (1,))
+        for name in NAMES:
+            lines[name] = [one for one in lines[name] if one["kind"] == "result" or one["step"] != 1]
+        lines["m001"] = [one for one in lines["m001"] if one["kind"] == "result" or one["step"] > 1]
+        lines["m000"] = [one for one in lines["m000"] if one["kind"] == "result" or one["step"] < 1]
+
+    def lose(lines: Lines) -> None:
+        drop(lines)
+        del lines["m002"]
+
+    assert judged(drop).repeated == []
+    assert judged(lose).repeated == ["step 1: committed in the generations []"]
+
+
+@pytest.mark.parametrize("steps", [(2, 0), (1, 1)])
+def test_a_newcomer_that_goes_back_repeats_steps(steps: tuple[int, ...]) -> None:
+    assert judged(lambda lines: healed(lines, steps)).repeated == [f"m002: committed {steps[0]}, then {steps[1]}"]
 
 
 def test_a_rank_that_ends_with_an_error_is_named() -> None:
