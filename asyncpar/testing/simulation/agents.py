@@ -298,6 +298,7 @@ class SimulatedAgents:
         content = encode_record(self.job)
         node = process.node
         assert node is not None
+        await asyncio.sleep(max(0.0, -self.cluster.loop.now))
         while True:
             status = await service.status()
             if status.job is None:

@@ -19,6 +19,9 @@ from asyncpar.testing.simulation.process import SimulatedProcess
 
 ElasticMain = Callable[[], Awaitable[Any]]
 
+MEET_SECONDS: Final = 1.0
+"""How long agents have to form a group before the job, and all faults, begin."""
+
 _SOURCE: Final[ContextVar[WorldSource]] = ContextVar("asyncpar simulated worlds")
 
 
@@ -46,7 +49,8 @@ class SimulatedElasticJob(JobRecord):
             elastic_job._default_source = saved
 
     def begin(self) -> None:
-        """Start the agents of all nodes, which start their ranks."""
+        """Start the agents of all nodes, which form a group and then, at 0.0, start their ranks."""
+        self.agents.cluster.loop.begin_before(MEET_SECONDS)
         for node in range(self.agents.cluster.size):
             self.agents.start(node)
 

@@ -101,6 +101,10 @@ class SimulationLoop(VirtualTimeLoop):
         """True virtual time, in seconds since the beginning."""
         return self._now
 
+    def begin_before(self, seconds: float) -> None:
+        """Let true time begin so many ``seconds`` before 0.0, at which faults are planned."""
+        self._now = -seconds
+
     def set_clock(self, process: SimulatedProcess, rate: float) -> None:
         """Let the clock of ``process`` run at ``rate`` from now on; its timers go by it."""
         timers = [(process.local_time(entry[0]), entry) for entry in self._queue if entry[4] is process]

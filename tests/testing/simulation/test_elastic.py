@@ -15,9 +15,6 @@ from tests.testing.simulation.programs import UNTIL, bits, check_bits
 SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "36"))
 """How many seeds; all that was promised: 10000."""
 
-BEGIN = 0.3
-"""After so many virtual seconds ranks have met."""
-
 ELASTIC = (
     *("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock", "replay", "damage"),
     *("one_way", "silence"),
@@ -64,7 +61,7 @@ def test_one_of_two_members_that_do_not_hear_each_other_is_lost_and_the_others_g
 
 def test_a_killed_member_is_missed_within_ten_seconds() -> None:
     result = simulate(
-        bits, size=4, seed=3, elastic=True, faults=[Fault(at=BEGIN + 0.05, kind="kill", node=1)], check=check_bits
+        bits, size=4, seed=3, elastic=True, faults=[Fault(at=0.05, kind="kill", node=1)], check=check_bits
     )
     assert {0, 2, 3} <= set(result.results)
     assert result.seconds < 10.0
@@ -72,7 +69,7 @@ def test_a_killed_member_is_missed_within_ten_seconds() -> None:
 
 @pytest.mark.parametrize("kind", ["crash", "pause", "isolate"])
 def test_a_silent_member_is_missed_within_ten_seconds_and_the_others_end(kind: str) -> None:
-    fault = Fault(at=BEGIN + 0.06, kind=kind, node=2, seconds=60.0)
+    fault = Fault(at=0.06, kind=kind, node=2, seconds=60.0)
     result = simulate(bits, size=3, seed=3, elastic=True, faults=[fault], check=check_bits)
     ends = [entry.at for entry in result.notes if entry.content[:2] == ("committed", UNTIL - 1) and entry.node != 2]
     assert len(ends) == 2
@@ -90,7 +87,7 @@ def test_a_process_that_was_stopped_alone_asks_before_it_commits_when_it_wakes()
 
 
 def test_a_process_that_starts_again_joins_and_replays_what_it_missed() -> None:
-    fault = Fault(at=BEGIN + 0.05, kind="restart", node=1)
+    fault = Fault(at=0.05, kind="restart", node=1)
     result = simulate(bits, size=3, seed=1, elastic=True, faults=[fault], check=check_bits)
     assert sorted(result.results) == [0, 1, 2]
     notes = [entry for entry in result.notes if (entry.node, entry.incarnation) == (1, 1)]
@@ -100,7 +97,7 @@ def test_a_process_that_starts_again_joins_and_replays_what_it_missed() -> None:
 
 
 def test_a_job_whose_members_are_all_killed_ends() -> None:
-    faults = [Fault(at=BEGIN + 0.03, kind="kill", node=node) for node in (0, 1)]
+    faults = [Fault(at=0.03, kind="kill", node=node) for node in (0, 1)]
     result = simulate(bits, size=2, elastic=True, faults=faults, record=True)
     assert result.results == {}
     assert any("all members are lost, and with them" in line for line in result.lines)
@@ -109,7 +106,7 @@ def test_a_job_whose_members_are_all_killed_ends() -> None:
 def test_a_newcomer_that_comes_too_late_hears_that_the_job_is_over() -> None:
     ends = set()
     for at in range(50, 110, 4):
-        restart = Fault(at=BEGIN + at / 1000, kind="restart", node=0)
+        restart = Fault(at=at / 1000, kind="restart", node=0)
         result = simulate(bits, size=2, seed=at, elastic=True, faults=[restart], check=check_bits)
         ends.add(result.results[0])
     assert None in ends, "it was never too late"

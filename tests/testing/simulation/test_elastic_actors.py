@@ -44,8 +44,11 @@ class Numbers(ElasticActor):
         return self.given
 
 
-async def draws() -> int:
-    """Train, and draw a number in each step, and between steps by a task beside them."""
+async def draws() -> int | None:
+    """Train, and draw a number in each step, and between steps by a task beside them.
+
+    Returns None where the job was complete before this rank had the state.
+    """
 
     async def beside(numbers: Any) -> None:
         while True:
@@ -76,6 +79,8 @@ async def draws() -> int:
         finally:
             drawing.cancel()
             await asyncio.wait({drawing})
+        if job.is_drained:
+            return None
     return int(total[0])
 
 
@@ -85,7 +90,7 @@ def check(result: SimulationResult) -> None:
     assert len(set(given)) == len(given), sorted(number for number in given if given.count(number) > 1)
     assert given
     for value in result.results.values():
-        assert value == UNTIL * 15
+        assert value in (UNTIL * 15, None)
     lives: dict[tuple[int, int], list[int]] = {}
     for entry in result.notes:
         if entry.content[0] == "world":

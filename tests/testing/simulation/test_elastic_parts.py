@@ -42,6 +42,8 @@ def test_runs_with_faults_come_to_the_same_as_runs_without(program: str) -> None
     def check(result: SimulationResult) -> None:
         nonlocal ended
         for value in result.results.values():
+            if value.is_drained:  # the job was complete before it had the state
+                continue
             ended += 1
             assert value.digest == alone.digest
             if value.parameters:  # a newcomer may come too late for a step of its own
@@ -78,9 +80,9 @@ def test_operations_of_the_program_itself_end_with_the_world_and_not_the_job() -
                             await asyncio.sleep(0.005)
                         assert total[0] == 4.0
                     state["sums"].append(float((await step.reduce())[0][0]))
-            return list(state["sums"])
+            return [] if job.is_drained else list(state["sums"])
 
     def check(result: SimulationResult) -> None:
-        assert all(sums == [6.0] * 6 for sums in result.results.values())
+        assert all(sums in ([6.0] * 6, []) for sums in result.results.values())
 
     explore(main, size=4, seeds=range(SEEDS), elastic=True, faults=FAULTS, kinds=KINDS, check=check)
