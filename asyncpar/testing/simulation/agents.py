@@ -35,6 +35,7 @@ from asyncpar.net.membership.world_director import STOPPED_PATIENCE
 from asyncpar.net.membership.world_messages import JobOpened
 from asyncpar.net.membership.world_service import WorldService
 from asyncpar.testing.simulation.cluster import AGENT, SimulatedCluster
+from asyncpar.testing.simulation.disk import SimulatedDisk
 from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of
 from asyncpar.testing.simulation.process import Health, SimulatedProcess
 from asyncpar.testing.simulation.rank_pipe import PipeDirection, SimulatedPipe
@@ -192,7 +193,7 @@ class _Quiet:
 class SimulatedAgents:
     """The agents of a job on all nodes of ``cluster``; ``main`` runs each of its ranks.
 
-    Node 0 founds the group.  ``changed`` is called when a job has ended for an agent.
+    Node 0 founds the group.  So many ``witnesses``, on nodes of their own that never fail, vote and have no ranks.
     """
 
     service: Callable[..., WorldService] = WorldService
@@ -205,7 +206,7 @@ class SimulatedAgents:
         main: RankMain,
         *,
         seed: object,
-        witnesses: tuple[int, ...] = (),
+        witnesses: int = 0,
     ) -> None:
         self.cluster = cluster
         self.job = job
@@ -217,7 +218,9 @@ class SimulatedAgents:
         """Called with each process of a rank that starts."""
         self.on_over: Callable[[], None] = lambda: None
         """Called when the job is over for an agent."""
-        self._witnesses = witnesses
+        cluster.helpers = witnesses
+        spare = [SimulatedDisk(Random(f"{seed} disk of witness {number}")) for number in range(witnesses)]
+        self._disks = [*cluster.disks, *spare]
         self._slots: dict[SimulatedProcess, SimulatedSlots] = {}
         """By the process of a rank."""
         self._over: dict[int, SimulatedProcess] = {}
@@ -228,6 +231,11 @@ class SimulatedAgents:
         """Nodes of which a process has died by a fault."""
 
     # -- agents ----------------------------------------------------------------------------------------------------
+
+    def start_all(self) -> None:
+        """Start the agents of all nodes."""
+        for node in range(self.cluster.size + self.cluster.helpers):
+            self.start(node)
 
     def start(self, node: int) -> None:
         """Start the agent of ``node``, unless it runs."""
@@ -246,7 +254,8 @@ class SimulatedAgents:
         """Do what an agent does, and come again whenever the others have gone on without it."""
         node = process.node
         assert node is not None
-        others = tuple(address_of(other) for other in range(self.cluster.size) if other != node)
+        nodes = self.cluster.size + self.cluster.helpers
+        others = tuple(address_of(other) for other in range(nodes) if other != node)
         join = others if node else ()
         while True:
             try:
@@ -263,12 +272,12 @@ class SimulatedAgents:
     async def _take_part(self, process: SimulatedProcess, name: str, join: tuple[str, ...]) -> tuple[str, ...]:
         node = process.node
         assert node is not None
-        is_witness = node in self._witnesses
+        is_witness = node >= self.cluster.size
         service = self.service(
             name=name,
             network=SimulatedGroupNetwork(self.cluster.network),
             join=join,
-            votes=VoteFile(Path("votes"), job="agents", disk=self.cluster.disks[node]),
+            votes=VoteFile(Path("votes"), job="agents", disk=self._disks[node]),
             is_witness=is_witness,
         )
         place = HostPlace(host=name, host_id=name, bind="", secret_file="", environment={}, is_witness=is_witness)

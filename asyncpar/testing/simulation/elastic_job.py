@@ -19,7 +19,7 @@ from asyncpar.testing.simulation.process import SimulatedProcess
 
 ElasticMain = Callable[[], Awaitable[Any]]
 
-MEET_SECONDS: Final = 1.0
+MEET_SECONDS: Final = 2.0
 """How long agents have to form a group before the job, and all faults, begin."""
 
 _SOURCE: Final[ContextVar[WorldSource]] = ContextVar("asyncpar simulated worlds")
@@ -31,10 +31,11 @@ class SimulatedElasticJob(JobRecord):
     A rank whose process dies starts again, as a job's does; a job all of whose ranks have died ends.
     """
 
-    def __init__(self, cluster: SimulatedCluster, main: ElasticMain, *, seed: object, least: int = 1) -> None:
+    def __init__(self, cluster: SimulatedCluster, main: ElasticMain, *, seed: object, witnesses: int) -> None:
         super().__init__()
         self._main = main
-        self.agents = SimulatedAgents(cluster, simulated_job((least, cluster.size)), self._run, seed=seed)
+        job = simulated_job((1, cluster.size))
+        self.agents = SimulatedAgents(cluster, job, self._run, seed=seed, witnesses=witnesses)
         self.agents.on_rank, self.agents.on_over = self._started, self.changed.set
         cluster.on_stop = self.agents.stopped
 
@@ -51,8 +52,7 @@ class SimulatedElasticJob(JobRecord):
     def begin(self) -> None:
         """Start the agents of all nodes, which form a group and then, at 0.0, start their ranks."""
         self.agents.cluster.loop.begin_before(MEET_SECONDS)
-        for node in range(self.agents.cluster.size):
-            self.agents.start(node)
+        self.agents.start_all()
 
     def begin_anew(self, node: int) -> None:
         """Start the agent of ``node`` again, unless it runs."""
@@ -67,11 +67,18 @@ class SimulatedElasticJob(JobRecord):
     def is_over(self, nodes: frozenset[int]) -> bool:
         return all(self.agents.is_over(node) for node in nodes)
 
+    def excuses(self, process: SimulatedProcess, error: BaseException) -> bool:  # noqa: ARG002
+        return isinstance(error, LaunchError) and self._may_be_lost(str(error))
+
     def failure(self) -> LaunchError | None:
-        end, everywhere = self.agents.end, len(self.agents.dead) == self.agents.cluster.size
-        if end is None or end.is_complete or (everywhere and ALL_LOST in end.message):
+        end = self.agents.end
+        if end is None or end.is_complete or self._may_be_lost(end.message):
             return None
         return LaunchError(end.message or f"exit code {end.exit_code}")
+
+    def _may_be_lost(self, why: str) -> bool:
+        """Decide whether faults have ended all members of the job."""
+        return ALL_LOST in why and len(self.agents.dead) == self.agents.cluster.size
 
     def _started(self, process: SimulatedProcess) -> None:
         self.ranks = [*(rank for rank in self.ranks if rank.node != process.node), process]

@@ -11,6 +11,7 @@ Messages and calls are for what real programs do by RPC; lanes are made by ``con
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class SimulatedPipe:
     target: SimulatedProcess
     deliver: Callable[[bytes | str], None]
     """Takes what arrives: bytes, or the reason for which nothing follows."""
-    last: float = 0.0
+    last: float = -math.inf
     held: deque[bytes | str] = field(default_factory=deque)
     is_closed: bool = False
     is_checked: bool = False

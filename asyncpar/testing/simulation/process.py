@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from collections import deque
 from contextvars import Context, ContextVar
 from typing import Final
@@ -60,7 +61,7 @@ class SimulatedProcess:
         self.offset = 0.0
         self.ahead = 0.0
         """Seconds that ``time.sleep`` has blocked it for in the callback that runs."""
-        self.blocked_until = 0.0
+        self.blocked_until = -math.inf
         self.skew = 0.0
         self.context = Context()
         if node is not None:

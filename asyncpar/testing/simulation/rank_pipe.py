@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
@@ -31,7 +32,7 @@ class PipeDirection:
     def __init__(self, network: SimulatedNetwork, target: SimulatedProcess) -> None:
         self._network = network
         self._target = target
-        self._last = 0.0
+        self._last = -math.inf
 
     def send(self, take: Callable[[dict[str, Any]], object], message: dict[str, Any]) -> None:
         """Let the target ``take`` a copy of ``message``, behind what was sent before; a dead one takes nothing."""

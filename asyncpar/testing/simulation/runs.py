@@ -55,6 +55,7 @@ class Settings:
     bound: float
     pin: str | None
     record: bool
+    witnesses: int
 
 
 def simulate(
@@ -72,6 +73,7 @@ def simulate(
     core: int | None = None,
     bound: float = BOUND_SECONDS,
     pin: str | None = None,
+    witnesses: int = 3,
     shrinks: bool = True,
     record: bool = False,
 ) -> SimulationResult:
@@ -86,6 +88,7 @@ def simulate(
     it is for good.
     With ``elastic`` it is ``main()``, which uses ``ap.elastic`` and outlives faults: only ``StaleGeneration`` is
     expected, of processes that the others went on without.
+    Its agents are those of production; so many ``witnesses`` vote with them, and never fail: a quorum is always there.
     ``pin`` pins algorithms; ``record`` keeps the trace as text.
 
     Raises ``SimulationFailed``, with ``shrinks`` for as few faults as are needed; ``UsageError`` for bad arguments.
@@ -104,6 +107,7 @@ def simulate(
         bound=bound,
         pin=pin,
         record=record,
+        witnesses=witnesses,
     )
     if isinstance(faults, int):
         faults = _draw(main, settings, seed, faults, kinds, within)
@@ -227,7 +231,9 @@ class _Verdict:
         )
         self._job: SimulatedJob | SimulatedElasticJob
         if settings.is_elastic:
-            self._job = SimulatedElasticJob(self._cluster, cast("ElasticMain", main), seed=seed)
+            self._job = SimulatedElasticJob(
+                self._cluster, cast("ElasticMain", main), seed=seed, witnesses=settings.witnesses
+            )
         else:
             self._job = SimulatedJob(self._cluster, cast("Main", main), seed=seed, pin=settings.pin)
         self._cluster.on_death, self._cluster.on_restart = self._job.ended, self._job.begin_anew

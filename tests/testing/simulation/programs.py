@@ -89,7 +89,7 @@ UNTIL = 6
 WHOLE = float((1 << PORTIONS) - 1)
 
 
-async def bits(ballast: int = 1, seconds: float = 0.001) -> tuple[float, tuple[int, ...], bytes] | None:
+async def bits(ballast: int = 1, seconds: float = 0.005) -> tuple[float, tuple[int, ...], bytes] | None:
     """Sum one bit per portion in each of some steps, elastically; note every step that is committed.
 
     Returns None where the job was complete before this rank had the state.
