@@ -326,7 +326,8 @@ class _Verdict:
         for process, error in self._job.errors.items():
             if not isinstance(error, expected) and not self._job.excuses(process, error):
                 return error
-        return self._job.failure() or self._find_leak()
+        failure = self._job.failure()
+        return self._find_leak() if failure is None or isinstance(failure, expected) else failure
 
     def _find_leak(self) -> SimulatedLeak | None:
         """Look for what is left of processes whose program has ended."""

@@ -14,11 +14,12 @@ import numpy as np
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import DivergedState, PeerError, StaleGeneration
+from asyncpar.errors import DivergedState, LaunchError, PeerError, StaleGeneration
 from asyncpar.net.arena import formation
 from asyncpar.net.arena.channel import Channel, Offer, Turn
 from asyncpar.net.arena.segment import HEADER_BYTES, Segment
 from asyncpar.net.arena.settings import LEAST_BYTES, ArenaSettings
+from asyncpar.net.membership.agent_silence import LAST_HOLDER_SECONDS, SILENT_SECONDS
 from asyncpar.net.transport.negotiation import LINK_UP_SECONDS
 from asyncpar.testing import run_virtual
 from asyncpar.testing.simulation import Conditions, Fault, SimulationResult, note
@@ -26,8 +27,6 @@ from asyncpar.testing.simulation.process import CURRENT
 from tests.elasticity.sharded_training import train_sharded
 from tests.elasticity.training import Result
 from tests.testing.simulation.programs import PORTIONS, UNTIL, bits, check_bits, check_sums, sums
-
-BEAT_PATIENCE, BEAT_SECONDS = 4.0, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +229,7 @@ def check_awake(result: SimulationResult) -> None:
     """Who was stopped, or out of reach, until it was held for lost commits nothing any more."""
     check_bits(result)
     for fault in result.faults:
-        lost_at = fault.at + BEAT_PATIENCE + 2 * BEAT_SECONDS
+        lost_at = fault.at + LAST_HOLDER_SECONDS + SILENT_SECONDS
         if fault.kind not in ("pause", "isolate") or fault.at + (fault.seconds or 0.0) < lost_at:
             continue
         own = [entry for entry in result.notes if entry.node == fault.node and entry.content[0] == "committed"]
@@ -327,7 +326,16 @@ QUARRELS = Scenario(
     main=bits, check=check_bits, kinds=("one_way", "silence"), faults=1, elastic=True, settings={"core": 2}
 )
 
-STOPS = Scenario(main=slowly, check=check_awake, kinds=("pause", "isolate"), faults=1, size=1, elastic=True)
+STOPS = Scenario(
+    main=slowly,
+    check=check_awake,
+    size=1,
+    elastic=True,
+    settings={
+        "faults": [Fault(at=3.9, kind="pause", node=0, seconds=LAST_HOLDER_SECONDS + 15.0)],
+        "expected": (LaunchError, StaleGeneration),
+    },
+)
 
 ENCODED = Scenario(main=encoded, check=check_encoded, kinds=("kill",), faults=1, elastic=True)
 
@@ -364,7 +372,10 @@ SCENARIOS: dict[str, Scenario] = {
     "roll-forward": APART,
     "forward-if-all-prepared": APART,
     "lineage-digest": Scenario(
-        main=drifting, check=check_drifting, elastic=True, settings={"expected": (DivergedState, StaleGeneration)}
+        main=drifting,
+        check=check_drifting,
+        elastic=True,
+        settings={"expected": (DivergedState, LaunchError, StaleGeneration)},
     ),
     "revoke-interrupts": Scenario(main=bits, check=check_prompt_bits, kinds=PARTIAL, faults=2, elastic=True),
     "abort-restores-values": STEPS,
