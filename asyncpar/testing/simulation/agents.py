@@ -38,7 +38,7 @@ from asyncpar.testing.simulation.cluster import AGENT, SimulatedCluster
 from asyncpar.testing.simulation.disk import SimulatedDisk
 from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of
 from asyncpar.testing.simulation.process import Health, SimulatedProcess
-from asyncpar.testing.simulation.rank_pipe import PipeDirection, SimulatedPipe
+from asyncpar.testing.simulation.rank_pipe import PipeDirection, SimulatedRankPipe
 
 RankMain = Callable[[SimulatedProcess, PipeWorlds], Coroutine[Any, Any, bool]]
 """Runs a rank in its process; returns whether it has ended well."""
@@ -77,12 +77,12 @@ def simulated_job(hosts: tuple[int, int], **settings: Any) -> SubmittedJob:
 
 
 @dataclass
-class _Running:
+class _RunningRank:
     """The process of a slot."""
 
     member: str
     process: SimulatedProcess
-    pipe: SimulatedPipe
+    pipe: SimulatedRankPipe
 
 
 class SimulatedSlots:
@@ -92,7 +92,7 @@ class SimulatedSlots:
         self._agents = agents
         self._agent = agent
         self._feed = feed
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningRank] = {}
         self._to_agent = PipeDirection(agents.cluster.network, agent)
         self._settled = asyncio.Event()
         self._settled.set()
@@ -105,7 +105,7 @@ class SimulatedSlots:
         agents, node = self._agents, self._agent.node
         assert node is not None
         process = agents.cluster.launch(node, lambda process: self._live(process, pipe))
-        pipe = SimulatedPipe(
+        pipe = SimulatedRankPipe(
             agents.cluster.network,
             process,
             agents.dice,
@@ -113,11 +113,11 @@ class SimulatedSlots:
             to_agent=self._to_agent,
             said=lambda message: self._feed(RankSaid(order.member, message)),
         )
-        self._running[order.slot] = _Running(order.member, process, pipe)
+        self._running[order.slot] = _RunningRank(order.member, process, pipe)
         self._settled.clear()
         agents.started(process, self)
 
-    async def _live(self, process: SimulatedProcess, pipe: SimulatedPipe) -> None:
+    async def _live(self, process: SimulatedProcess, pipe: SimulatedRankPipe) -> None:
         is_well = await self._agents.main(process, PipeWorlds(pipe))
         self._to_agent.call(self.ended, process, 0 if is_well else 1)
 

@@ -34,14 +34,14 @@ def running() -> SimulatedProcess:
     return process
 
 
-class End:
+class GroupEnd:
     """One end of a connection, of which the network knows; ``lost`` is told when it breaks."""
 
     def __init__(self, network: SimulatedNetwork, process: SimulatedProcess, peer: SimulatedProcess) -> None:
         self.process = process
         self.peer = peer
         self._network = network
-        self.other: End | None = None
+        self.other: GroupEnd | None = None
         self.lost: asyncio.Future[str] = network.loop.create_future()
         network.lanes[self] = None
 
@@ -76,7 +76,7 @@ class SimulatedPeer:
         self._waiting: list[bytes] = []
         self._is_closing = False
         self._pipe: SimulatedPipe | None = None
-        self._end: End | None = None
+        self._end: GroupEnd | None = None
         self._task = asyncio.create_task(self._run(), name=f"peer {node}")
 
     def send(self, message: object) -> None:
@@ -117,7 +117,7 @@ class SimulatedPeer:
             return True
         except (ConnectionError, TimeoutError):
             return False
-        own = End(self._network, running(), end.process)
+        own = GroupEnd(self._network, running(), end.process)
         own.other, end.other = end, own
         self._end = own
         self._pipe = self._network.open_pipe(running(), end.process, deliver, is_checked=True)
@@ -167,11 +167,11 @@ class SimulatedGroupNetwork:
             raise ConnectionError(str(error)) from error
         return reply
 
-    async def _accept(self, asked: tuple[SimulatedProcess, str]) -> tuple[End, Any]:
+    async def _accept(self, asked: tuple[SimulatedProcess, str]) -> tuple[GroupEnd, Any]:
         dialer, wanted = asked
         if wanted != self._node:
             raise ConnectionRefusedError("another start of that agent serves here")
-        return End(self._network, running(), dialer), self._deliver
+        return GroupEnd(self._network, running(), dialer), self._deliver
 
     def _deliver(self, piece: bytes | str) -> None:
         assert isinstance(piece, bytes)

@@ -46,7 +46,7 @@ class PipeDirection:
         loop.schedule(self._target, self._last, take, *content)
 
 
-class SimulatedPipe:
+class SimulatedRankPipe:
     """See ``RankPipe``; ``said`` takes the messages of the rank in ``process`` where its agent runs."""
 
     def __init__(
@@ -164,7 +164,7 @@ class SimulatedDonor:
         await self._ask("unpin", pin)
 
     async def close(self) -> None:
-        """There is no connection."""
+        """Do nothing: there is no connection."""
 
     async def _ask(self, verb: str, *arguments: Any) -> Any:
         try:

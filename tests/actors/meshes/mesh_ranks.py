@@ -40,7 +40,9 @@ def report(failure: ap.MeshError) -> None:
         error.type_name if isinstance(error, ap.RemoteError) else f"{type(error).__module__}.{type(error).__name__}"
         for error in failure.exceptions
     ]
-    ranks = [getattr(error, "rank", None) for error in failure.exceptions]
+    ranks = [
+        rank for rank in range(4) if rank not in failure.values.by_rank()
+    ]  # an error may name the rank that caused it
     say(at=time.time(), kinds=kinds, ranks=ranks, arrived=len(failure.values), notes=failure.exceptions[-1].__notes__)
 
 
