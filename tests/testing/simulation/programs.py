@@ -89,7 +89,11 @@ UNTIL = 6
 WHOLE = float((1 << PORTIONS) - 1)
 
 
-async def bits(ballast: int = 1, seconds: float = 0.005) -> tuple[float, tuple[int, ...], bytes] | None:
+Ends = tuple[float, tuple[int, ...], bytes]
+"""The total, the random numbers and the digest that a rank comes to."""
+
+
+async def bits(ballast: int = 1, seconds: float = 0.005, until: int = UNTIL) -> Ends | None:
     """Sum one bit per portion in each of some steps, elastically; note every step that is committed.
 
     Returns None where the job was complete before this rank had the state.
@@ -99,7 +103,7 @@ async def bits(ballast: int = 1, seconds: float = 0.005) -> tuple[float, tuple[i
     total, rng = np.zeros(1, np.float64), np.random.default_rng(3)
     async with ap.elastic(portions=PORTIONS, seed=5) as job:
         state = job.state({"total": total, "heavy": heavy}, rng=rng, steps=[], draws=[])
-        async for step in job.steps(state, until=UNTIL):
+        async for step in job.steps(state, until=until):
             async with step:
                 portions = tuple(step.portions)
                 for portion in portions:
@@ -128,11 +132,11 @@ QUARREL = QUARRELS * LINK_SECONDS + 1.0
 """The same where two members do not hear each other: in so many worlds each link has to be silent for its time."""
 
 
-def check_goes_on(result: SimulationResult) -> None:
+def check_goes_on(result: SimulationResult, until: int = UNTIL) -> None:
     """Soon after the last fault the next step is committed, if anybody is left."""
     last = max((fault.at + (fault.seconds or 0.0) for fault in result.faults), default=0.0)
     commits = [entry for entry in result.notes if entry.content[0] == "committed" and not entry.content[4]]
-    ends = [entry.at for entry in commits if entry.content[1] == UNTIL - 1]
+    ends = [entry.at for entry in commits if entry.content[1] == until - 1]
     if not ends or min(ends) <= last:
         return
     after = min(entry.at for entry in commits if entry.at > last) - last
@@ -142,10 +146,10 @@ def check_goes_on(result: SimulationResult) -> None:
     )
 
 
-def check_changes(result: SimulationResult) -> None:
+def check_changes(result: SimulationResult, until: int = UNTIL) -> None:
     """Who is lost had to do with a fault, or was done; and there are not more worlds than faults can explain."""
     faulty = {node for fault in result.faults for node in (fault.node, fault.peer)}
-    ends = [entry for entry in result.notes if entry.content[:2] == ("committed", UNTIL - 1)]
+    ends = [entry for entry in result.notes if entry.content[:2] == ("committed", until - 1)]
     done = {entry.node for entry in ends}
     newest = 0
     for entry in result.notes:
@@ -157,7 +161,7 @@ def check_changes(result: SimulationResult) -> None:
     assert newest <= 1 + WORLDS_OF_A_FAULT * len(result.faults), f"{newest} worlds came of {len(result.faults)} faults"
 
 
-def check_bits(result: SimulationResult) -> None:
+def check_bits(result: SimulationResult, until: int = UNTIL) -> None:
     """One lineage per committed step; what is committed is kept; each sum holds each portion once; equal ends.
 
     Each process commits step after step, and each portion once; who is lost had to do with a fault; so many worlds come
@@ -167,8 +171,8 @@ def check_bits(result: SimulationResult) -> None:
     worlds: dict[int, int] = {}
     last: dict[tuple[int | None, int], int] = {}
     portions: dict[int, list[int]] = {}
-    check_changes(result)
-    check_goes_on(result)
+    check_changes(result, until)
+    check_goes_on(result, until)
     for entry in result.notes:
         if entry.content[0] != "committed":
             continue
@@ -187,6 +191,6 @@ def check_bits(result: SimulationResult) -> None:
     dead = {fault.node for fault in result.faults if fault.kind in ("kill", "kill_agent", "crash", "restart")}
     assert ends or len(dead) == result.size, "no rank has come to the end"
     for value in ends:
-        assert value[0] == WHOLE * UNTIL * (UNTIL + 1) / 2, f"the end is {value[0]}"
-        assert value[1] == tuple(np.random.default_rng(3).random(UNTIL).tolist()), "random numbers were drawn twice"
+        assert value[0] == WHOLE * until * (until + 1) / 2, f"the end is {value[0]}"
+        assert value[1] == tuple(np.random.default_rng(3).random(until).tolist()), "random numbers were drawn twice"
     assert len(set(ends)) <= 1, f"ends differ: {result.results}"
