@@ -316,11 +316,11 @@ class WorldService:
             self._told.clear()
             self._followers.clear()
             self._silence.begin(self._peers, self._awake(), before=self._before)
+            self._direct(WorldTick(self._quiet()))  # first: facts are judged by who is heard
             waiting, self._waiting = self._waiting, []
             for told in waiting:
                 self._direct(told)
             self._tell_facts()
-            self._direct(WorldTick(self._quiet()))
         else:
             self._direct(StateDecided(self._state))
 
