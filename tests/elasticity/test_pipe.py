@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
-from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError
+from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError, StaleGeneration
 from asyncpar.net.membership.lineage import MemberReport, first_lineage
 
 START = first_lineage(b"state")
@@ -121,3 +124,96 @@ async def test_a_director_that_is_gone_ends_what_waits_for_it(tmp_path: Path) ->
         with pytest.raises(LaunchError, match="director of this job is gone"):
             await asking
     await director.worlds.leave()
+
+
+class StrawPipe:
+    """See ``RankPipe``: keeps what is written, and lets a test say what the agent says."""
+
+    def __init__(self) -> None:
+        self.take: Callable[[dict[str, Any]], None] = lambda _: None
+        self.written: list[dict[str, Any]] = []
+
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+        self.take = take
+
+    def write(self, message: dict[str, Any]) -> None:
+        self.written.append(message)
+
+    async def serve_snapshots(self, shelf: object) -> str:
+        return "here:1"
+
+    def donor(self, name: str, address: str) -> Any:
+        raise AssertionError("nobody is healed")
+
+    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Any:
+        return "here:2", lambda world, rank: (world, rank)
+
+    async def close(self) -> None:
+        pass
+
+
+def of_generation(generation: int) -> list[dict[str, Any]]:
+    """Return what an agent says of a world, in the order in which it happens."""
+    return [
+        {**WORLD, "generation": generation},
+        {"kind": "members", "generation": generation, "members": [f"127.0.0.1:{generation}"]},
+        {"kind": "pending", "generation": generation},
+        {"kind": "revoked", "generation": generation, "why": "so", "planned": False},
+    ]
+
+
+REPEATED = list(itertools.permutations(range(4)))
+
+
+@pytest.mark.parametrize("order", REPEATED, ids=str)
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["waits", "is cancelled"])
+async def test_what_is_repeated_or_comes_late_is_harmless(order: tuple[int, ...], is_cancelled: bool) -> None:
+    pipe = StrawPipe()
+    worlds = PipeWorlds(pipe)
+    before, after = of_generation(0), of_generation(1)
+    coming = asyncio.ensure_future(worlds.next_world(MemberReport(generation=-1, lineage=START)))
+    await asyncio.sleep(0)
+    pipe.take(before[0])
+    first = await coming
+    assert first is not None
+    async with AsyncExitStack() as stack:
+        attaching = asyncio.ensure_future(first.attach(stack))
+        await asyncio.sleep(0)
+        if is_cancelled:  # as a revoke does
+            attaching.cancel()
+            await asyncio.wait({attaching})
+        for message in [before[place] for place in order] * 2:
+            pipe.take(message)
+        if not is_cancelled:
+            await attaching
+        coming = asyncio.ensure_future(worlds.next_world(MemberReport(generation=0, lineage=START)))
+        await asyncio.sleep(0)
+        for message in (after[0], *(before[place] for place in order), after[0], after[1]):
+            pipe.take(message)
+        second = await coming
+        assert second is not None
+        assert second.generation == 1
+        attached: Any = await second.attach(stack)
+        world, _ = attached
+        assert [member.address for member in world.members] == ["127.0.0.1:1"]
+        pipe.take(after[2])
+        pipe.take(before[2])
+        assert worlds.has_pending(1), "what is old changes nothing"
+
+
+async def test_a_world_that_was_replaced_is_not_waited_for() -> None:
+    pipe = StrawPipe()
+    worlds = PipeWorlds(pipe)
+    coming = asyncio.ensure_future(worlds.next_world(MemberReport(generation=-1, lineage=START)))
+    await asyncio.sleep(0)
+    pipe.take(of_generation(0)[0])
+    first = await coming
+    assert first is not None
+    pipe.take(of_generation(1)[0])
+    async with AsyncExitStack() as stack:
+        with pytest.raises(StaleGeneration, match="generation 0 is over"):
+            await first.attach(stack)

@@ -53,6 +53,7 @@ from asyncpar.net.membership.world_messages import (
     MemberDied,
     MemberDismissed,
     MemberDraining,
+    MemberFailed,
     MemberHealing,
     MemberLeft,
     MemberProgressed,
@@ -96,6 +97,8 @@ class _RankSlot:
     """Did it get SIGTERM, not from here, and asks to leave at the end of a step?"""
     steps: int = -1
     """At least so many steps were committed; -1: it has not asked to commit one."""
+    has_left: bool = False
+    """Has its process said that it ends?"""
     has_said: bool = False
     """Has this host said that it waits?"""
 
@@ -235,6 +238,8 @@ class ElasticRanks:
         match event:
             case MemberArrived() | MemberProgressed():
                 slot.lineage = event.lineage
+            case MemberLeft() | MemberFailed() | MemberDied():
+                slot.has_left = True
             case MemberWithdrawn():
                 slot.lineage = None
                 commands.append(WriteToRank(member, {"kind": "withdrawn"}))
@@ -343,6 +348,7 @@ class ElasticRanks:
         if not announced.members:  # nobody is left who could give the rest of the state
             healing = [slot for slot in self._slots if slot.generation < 0 and slot.has_place and slot.lineage is None]
             commands += [command for slot in healing for command in self._free(slot, announced.change.why)]
+        commands += self._end_left_out(announced)
         for slot in self._slots:
             if slot.member is None or (slot.generation < 0 and slot.lineage != announced.lineage):
                 continue  # a newcomer that has taken its arrival back
@@ -351,6 +357,19 @@ class ElasticRanks:
                 slot.generation = announced.generation
                 self._refusals.pop(slot.number, None)
                 commands.append(WriteToRank(slot.member, message))
+        return commands
+
+    def _end_left_out(self, announced: WorldAnnounced) -> list[SlotCommand]:
+        """End members that the others have gone on without, also if no word of that has come."""
+        names = {placed.name for placed in announced.members}
+        commands: list[SlotCommand] = []
+        for slot in self._slots:
+            is_in = slot.generation >= 0 and not slot.free_because and not slot.has_left
+            if slot.member is None or slot.member in names or not is_in:
+                continue
+            is_drained = self._is_leaving or slot.is_departing
+            why = f"the others have gone on without it: {announced.change.why}"
+            commands += self._dismissed(MemberDismissed(slot.member, why, is_drained=is_drained), slot.member, why)
         return commands
 
     def _dismissed(self, event: MemberDismissed, member: str, why: str) -> list[SlotCommand]:

@@ -126,11 +126,6 @@ class ConsensusNode:
         return self._leader
 
     @property
-    def term(self) -> Term | None:
-        """The term in which this node leads, or tries to."""
-        return self._term
-
-    @property
     def leads(self) -> bool:
         """Whether this node leads and may propose."""
         return self._role is _Role.LEADER and self._is_ready and self._proposed is None

@@ -44,6 +44,7 @@ _KINDS: dict[str, type[Any]] = {
         worlds.MemberDied,
         worlds.HostDraining,
         worlds.HostLeaving,
+        worlds.CommandsWanted,
         worlds.WorldStarted,
         worlds.WorldEnded,
         worlds.ChangePending,

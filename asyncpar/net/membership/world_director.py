@@ -315,10 +315,9 @@ class ElasticDirector:
         planned = f"{member} is ready for a change"
         return [*self._revoke(why or planned, now, is_planned=not why), *self._complete(now)]
 
-    def stopped(self, member: str, how: str, now: float) -> list[DirectorCommand]:
-        """Note that the process of ``member`` is stopped: the others need not wait for it, if there are others."""
+    def stopped(self, member: str, how: str) -> None:
+        """Note that the process of ``member`` is stopped: at the next tick the others go on, if there are others."""
         self._stopped[member] = how
-        return self._evict_stopped(now)
 
     def resumed(self, member: str) -> None:
         """Note that the process of ``member`` goes on."""

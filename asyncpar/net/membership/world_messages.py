@@ -182,6 +182,10 @@ class HostDraining(msgspec.Struct, frozen=True):
     is_draining: bool = True
 
 
+class CommandsWanted(msgspec.Struct, frozen=True):
+    """An agent follows this leader from now on, and has dropped what came before: all is to be announced again."""
+
+
 class HostLeaving(msgspec.Struct, frozen=True):
     """The agent ends: it runs nothing, and needs no more of the group."""
 

@@ -25,6 +25,7 @@ from asyncpar.net.membership.host_facts import HostFacts
 from asyncpar.net.membership.vote_file import VoteFile, VoteFileError
 from asyncpar.net.membership.world_messages import (
     ChangePending,
+    CommandsWanted,
     GroupHost,
     HostCommand,
     HostDismissed,
@@ -108,8 +109,6 @@ class WorldService:
         """What this agent, about to lead, has been told."""
         self._told: list[HostCommand] = []
         """What this agent, as the leader, has told of the world of now."""
-        self._followers: set[str] = set()
-        """Who follows this agent, as the leader, and has received ``_told`` since."""
         self._silence = AgentSilence()
         self._is_parked = False
         self._is_leaving = False
@@ -299,6 +298,8 @@ class WorldService:
             if leader is not None:
                 self._waiting.clear()
                 self._tell_facts()
+                if leader in self._peers:
+                    self._peers[leader].send(CommandsWanted())
 
     def _consider_parking(self, node: ConsensusNode) -> None:
         """Park before others may go on without this host; go on when a leader hears it."""
@@ -314,13 +315,12 @@ class WorldService:
         if self._machine is None:
             self._machine = WorldMachine(self._state, now=self._awake())
             self._told.clear()
-            self._followers.clear()
             self._silence.begin(self._peers, self._awake(), before=self._before)
+            self._direct(WorldTick(self._quiet()))  # first: facts are judged by who is heard
             waiting, self._waiting = self._waiting, []
             for told in waiting:
                 self._direct(told)
             self._tell_facts()
-            self._direct(WorldTick(self._quiet()))
         else:
             self._direct(StateDecided(self._state))
 
@@ -373,11 +373,12 @@ class WorldService:
         if self._node is None:
             return
         self._silence.heard(sender, self._awake())
-        self._repeat(sender, message)
         if isinstance(message, consensus.Message):
             if sender not in self._peers:
                 self._open(sender, address)  # it may have to learn that it is none of us
             self._feed(consensus.MessageReceived(sender, message))
+        elif isinstance(message, CommandsWanted):
+            self._repeat(sender)
         elif isinstance(message, HostEvent):
             if self._machine is None and self._leader in (None, self._id):  # who votes for it holds it for the leader
                 self._waiting.append(HostTold(sender, message))
@@ -385,12 +386,9 @@ class WorldService:
         elif sender == self._leader:
             self._hear(message)  # type: ignore[arg-type]  # what remains
 
-    def _repeat(self, sender: str, message: object) -> None:
-        """Announce all again to a node that follows this leader now: what came before, it has not taken from it."""
-        if self._node is None or self._machine is None or sender in self._followers or sender not in self._peers:
-            return
-        if isinstance(message, consensus.HeartbeatAck) and message.term == self._node.term:
-            self._followers.add(sender)
+    def _repeat(self, sender: str) -> None:
+        """Announce everything about the current world again, to an agent that follows this one from now on."""
+        if self._machine is not None and sender in self._peers:
             for command in self._told:
                 self._peers[sender].send(command)
 

@@ -454,7 +454,7 @@ class WorldMachine:
                 if not is_told_again:
                     self._obey(director.report(member, report, now, why))
             case MemberStopped() | MemberResumed():
-                self._stopped(event, now)
+                self._stopped(event)
             case _:
                 self._member_gone(event, now)
 
@@ -470,13 +470,13 @@ class WorldMachine:
                 self._steps = max(self._steps, steps if member in self._placed else UNKNOWN)
                 self._lost(member, how, now)
 
-    def _stopped(self, event: MemberStopped | MemberResumed, now: float) -> None:
+    def _stopped(self, event: MemberStopped | MemberResumed) -> None:
         director = self._director
         if director is None or event.member not in director.members:
             return
         match event:
             case MemberStopped(member, how):
-                self._obey(director.stopped(member, how, now))
+                director.stopped(member, how)
             case MemberResumed(member):
                 director.resumed(member)
 

@@ -646,3 +646,16 @@ def test_a_rank_that_ends_with_an_exception_outside_its_steps_is_lost_and_not_do
     assert host.told == [MemberFailed("a/0/0", 4, "ValueError: 4")]
     host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": ""}))
     assert host.told == [MemberLeft("a/0/0")]
+
+
+def test_a_member_that_the_others_have_gone_on_without_is_ended_although_nobody_has_dismissed_it() -> None:
+    host = Host(ElasticMode.RANKS, slots=2)
+    placed = [PlacedMember(name=name, host="a") for name in ("a/0/0", "a/1/1")]
+    for member in ("a/0/0", "a/1/1"):
+        host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(announced(0, *placed))
+    host.feed(RankSaid("a/1/1", {"kind": "leave", "failed": None, "why": ""}))
+    said = host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
+    assert [one for one in said if isinstance(one, SignalRank)] == [SignalRank(0, signal.SIGKILL)], (
+        "the other one is done"
+    )

@@ -149,6 +149,8 @@ def check_goes_on(result: SimulationResult, until: int = UNTIL) -> None:
 def check_changes(result: SimulationResult, until: int = UNTIL) -> None:
     """Who is lost had to do with a fault, or was done; and there are not more worlds than faults can explain."""
     faulty = {node for fault in result.faults for node in (fault.node, fault.peer)}
+    if any(fault.kind == "isolate" for fault in result.faults):  # either side of a cut may go on
+        faulty |= set(range(result.size))
     ends = [entry for entry in result.notes if entry.content[:2] == ("committed", until - 1)]
     done = {entry.node for entry in ends}
     newest = 0
