@@ -106,7 +106,7 @@ def test_a_warning_and_an_error_name_the_stopped_rank_and_the_way_to_it() -> Non
         observer = engine_of(communicator).table.links.observer
         observer.warn_after = 5.0
 
-        def tell(operation: object, notice: WaitNotice) -> None:  # noqa: ARG001
+        def tell(operation: object, notice: WaitNotice) -> None:
             notices[communicator.rank] = notice
 
         observer.tell_waiting = tell  # type: ignore[method-assign]
