@@ -39,8 +39,8 @@ class RankEnd:
     """The end of the process of a rank.
 
     ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
-    this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.  ``stderr_file`` is the
-    file on its host with all of its stderr, "" if there is none.
+    this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.  ``stderr_file`` is
+    the file on its host with all of its stderr, "" if there is none.
     """
 
     generation: int
@@ -115,7 +115,7 @@ def choose_first(failures: Sequence[RankEnd]) -> RankEnd:
 def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:
     """Return the summary that a person reads: the first failing rank, its traceback, then who else failed.
 
-    ``late`` are those that failed after all were asked to end.  Last comes the log file of the first one, if it has one.
+    ``late`` are those that failed after all were asked to end.  Last comes the log file of the first one, if any.
     """
     first = choose_first(failures)
     lines = [f"rank {first.rank} failed first: {_reason(first)}", f"  on {first.host} ({_place(first)})"]
