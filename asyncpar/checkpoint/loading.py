@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -40,6 +40,9 @@ from asyncpar.checkpoint.threads import WorkProgress
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import CheckpointError, UsageError
+
+_MOST_STEPS: Final = 8
+"""How many steps an error lists that could be loaded instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,7 +206,7 @@ def _find(request: LoadRequest, files: LocalFiles) -> Found:
             raise CheckpointError(f"{folder}: expected the checkpoint of step {request.step}, got that of {found.step}")
         return found
     if request.step is not None:
-        return read_marker(folder / folder_name(request.step), files)
+        return _find_step(folder, request.step, files)
     seen = survey(folder, files)
     if seen.later_unreadable is not None:
         path, reason = seen.later_unreadable
@@ -212,6 +215,18 @@ def _find(request: LoadRequest, files: LocalFiles) -> Found:
         raise CheckpointError(_nothing(folder, seen))
     log_skipped(seen)
     return seen.complete[-1]
+
+
+def _find_step(folder: Path, step: int, files: LocalFiles) -> Found:
+    path = folder / folder_name(step)
+    with translated(f"cannot look into {folder}"):
+        is_there = files.has_folder(path)
+    if not is_there:
+        steps = ", ".join(str(found.step) for found in survey(folder, files).complete[-_MOST_STEPS:])
+        raise CheckpointError(
+            f"{folder}: there is no checkpoint of step {step}" + (f"; the last complete ones: {steps}" if steps else "")
+        )
+    return read_marker(path, files)
 
 
 def _nothing(folder: Path, seen: Survey) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from asyncpar.collectives.causes import reason_of
+from asyncpar.collectives.causes import DEADLINE_PASSED, reason_of
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.protocol import Reason
 from asyncpar.core.observe.reporting import text_of
@@ -250,6 +250,9 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
             told = _REASON.get()
             if told is not None and told.text:
                 operation.tell_failure("failed", told.text, lost=told.rank)
+            elif why == DEADLINE_PASSED and culprit is not None and culprit.silent_for is not None:
+                silence = f"it waited for rank {culprit.rank}, which has not answered for {culprit.silent_for:.1f} s"
+                operation.tell_failure("cancelled", f"{why}; {silence}", lost=culprit.rank)
             else:
                 operation.tell_failure("cancelled", why)
     elif isinstance(error, OperationMismatch):

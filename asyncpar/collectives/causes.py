@@ -16,6 +16,9 @@ from typing import Final
 
 from asyncpar.core.observe.reporting import text_of
 
+DEADLINE_PASSED: Final = "TimeoutError: its deadline has passed"
+"""The cause of a cancellation by ``asyncio.timeout`` or ``asyncio.wait_for``."""
+
 _MAX_DEPTH: Final = 60
 
 
@@ -42,7 +45,7 @@ def why_cancelled(message: object) -> str:
 
 
 def _deadline(_: FrameType) -> str | None:
-    return "TimeoutError: its deadline has passed"
+    return DEADLINE_PASSED
 
 
 def _wait_for(frame: FrameType) -> str | None:

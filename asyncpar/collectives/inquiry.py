@@ -4,6 +4,10 @@ Theory of operation.  A rank that waits for long asks the ranks that it waits fo
 answer is silent.  One that answers says whom it holds responsible itself: so the name of a silent rank travels back
 along the waits, from each rank to those that asked it, however long the chain is and whatever shape it has.  A rank
 that answers and waits for no other rank is responsible itself, unless another one is silent.
+
+A rank that is asked asks on at once, so that a chain is known as soon as somebody has waited for long, although the
+ranks between came late.  As long as nobody at its end is known to be silent or responsible, the last rank that the
+waits lead to is named: it is never one that only waits itself.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from asyncpar.core.observe.waits import WaitEdge
+from asyncpar.core.observe.waits import WaitEdge, follow_waits
 
 SILENT_AFTER: Final = 0.25
 """Seconds without an answer after which a rank counts as silent."""
@@ -89,19 +93,40 @@ class Inquiry:
 
     def find_culprit(self, awaited: Iterable[int], *, me: int, now: float) -> Culprit | None:
         """Return the rank that makes rank ``me`` wait for the ranks ``awaited``; None if it is not known yet."""
+        awaited = list(awaited)
         found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
-        return max(found, key=lambda culprit: culprit.weight, default=None)
+        known = max(found, key=lambda culprit: culprit.weight, default=None)
+        if known is not None and known.silent_for is not None:
+            return known
+        waits = self.waits
+        if known is not None and known.rank not in waits:
+            return known
+        ends = (way[-1].awaited for rank in awaited if (way := follow_waits(waits, rank)))
+        return next((Culprit(end) for end in ends if end != me and end not in waits), known)
 
     def _judge(self, rank: int, now: float) -> Culprit | None:
+        """Return whom ``rank``, which is awaited, makes responsible; ``rank`` itself if it is silent.
+
+        One that does not answer now may only be slow: whom it called silent before is named as long as that had not
+        answered for longer.
+        """
         since = self._unanswered.get(rank)
-        if since is not None and now - since >= SILENT_AFTER:
-            return Culprit(rank, now - since)
+        silence = 0.0 if since is None else now - since
+        behind, reported = self._behind(rank, now)
+        if behind is not None and (silence < SILENT_AFTER or reported > silence):
+            return behind
+        if silence >= SILENT_AFTER:
+            return Culprit(rank, silence)
+        answer = self.answers.get(rank)
+        blamed = None if answer is None else answer.culprit
+        return None if blamed is None or blamed.silent_for is not None else blamed
+
+    def _behind(self, rank: int, now: float) -> tuple[Culprit | None, float]:
+        """Return the other rank that ``rank`` called silent, and the seconds of silence that it reported."""
         answer = self.answers.get(rank)
         if answer is None or answer.culprit is None:
-            return None
-        other, silent_for, _ = answer.culprit
-        if silent_for is None:
-            return answer.culprit
-        if other in self.answers and other not in self._unanswered:
-            return None  # it has answered this rank
-        return Culprit(other, silent_for + now - answer.at)
+            return None, 0.0
+        other, reported, _ = answer.culprit
+        if reported is None or other == rank or (other in self.answers and other not in self._unanswered):
+            return None, 0.0  # none, or it has answered this rank
+        return Culprit(other, reported + now - answer.at), reported

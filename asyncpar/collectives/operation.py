@@ -18,7 +18,14 @@ from asyncpar.collectives.revocation import Revocation
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.observe.recorder import NO_TICKET, Recorder
 from asyncpar.core.observe.records import RECORD_BYTES, RECORDS_OFFSET, STATE_OFFSET, EventState
-from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_cycle, find_cycle
+from asyncpar.core.observe.waits import (
+    WaitEdge,
+    WaitNotice,
+    describe_cycle,
+    describe_way,
+    find_cycle,
+    follow_waits,
+)
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links
@@ -547,7 +554,10 @@ class Operation:
         deadlock = self.find_deadlock()
         text = ""
         if culprit is not None and rank != awaited:
-            text = f"; behind it is rank {rank}: {culprit.describe()}"
+            way = follow_waits(self.known_waits(), awaited)
+            ends = [place for place, wait in enumerate(way, 1) if wait.awaited == rank]
+            path = f" ({describe_way(way[: ends[0]])})" if ends and ends[0] > 1 else ""
+            text = f"; behind it is rank {rank}{path}: {culprit.describe()}"
         answer = self.answers.get(awaited)
         is_said = rank == awaited and answer is not None and does.removeprefix("is ") == answer.text
         is_silent = culprit is not None and culprit.silent_for is not None and rank not in self._conditions

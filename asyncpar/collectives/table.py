@@ -24,6 +24,7 @@ from asyncpar.collectives.protocol import (
 from asyncpar.collectives.revocation import Revocation, decode_revocation, encode_revocation, told_by
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.core.observe.recorder import NO_TICKET
+from asyncpar.core.observe.waits import follow_waits
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.run_queue import RunQueue
 from asyncpar.net.transport.links import Links
@@ -48,6 +49,9 @@ _REMEMBERED_CLOSED = 4096
 _REMEMBERED_REVOCATIONS = 4096
 
 _IN_IT_TOO: Final = "in that operation too"
+_TOLD: Final = ("timeout", "failed", "cancelled")
+"""Reasons of an abort that may name another rank than its sender as the one to blame."""
+
 CLOSED: Final = "the group was closed there"
 
 
@@ -324,6 +328,12 @@ class OperationTable:
         """Make ``operation`` ask other ranks when it waits for long, and time out when it waits for too long."""
         timeout = operation.home.limits.timeout
         due = max(operation.started_at + _ask_after(timeout, self.links.observer.warn_after), self._rest_until)
+        self._look_at(due)
+        if self._askers and self._telling is None:  # who waits for this rank is told that it has come
+            self._telling = self.loop.call_later(_TELL_AFTER, self._tell_begun, operation)
+
+    def _look_at(self, due: float) -> None:
+        """Look at all operations at ``due``, if not before."""
         if self._timer is None or due < self._timer.when():
             self._arm(due)
 
@@ -395,8 +405,17 @@ class OperationTable:
 
     # -- who holds an operation up -----------------------------------------------------------------------------------
 
-    def _inquire(self, operation: Operation, now: float, *, every: float) -> float:
-        """Ask the ranks that ``operation`` waits for if that is due; return when to look again."""
+    def _ask_on(self, operation: Operation, now: float) -> None:
+        """Ask the ranks that ``operation`` waits for, because another rank waits for this one: see ``inquiry.py``."""
+        if operation.failure is None and operation.waits_for():
+            every = _ask_after(operation.home.limits.timeout, self.links.observer.warn_after)
+            self._look_at(max(self._inquire(operation, now, every=every, is_asked=True), self._rest_until))
+
+    def _inquire(self, operation: Operation, now: float, *, every: float, is_asked: bool = False) -> float:
+        """Ask the ranks that ``operation`` waits for if that is due; return when to look again.
+
+        For the first time that is ``every`` seconds after its last progress, and at once if this rank ``is_asked``.
+        """
         asker = operation.asker
         if asker is None:
             return now + PROBE_AFTER
@@ -404,7 +423,7 @@ class OperationTable:
         if inquiry is None or inquiry.begun_at != operation.progress_at:
             inquiry = asker.inquiry = Inquiry(operation.progress_at)
         last = inquiry.asked_at
-        due = operation.progress_at + every if last is None else last + every
+        due = last + every if last is not None else now if is_asked else operation.progress_at + every
         if now < due:
             return due if last is None or now >= last + SILENT_AFTER else min(due, last + SILENT_AFTER)
         ranks = operation.waits_for()
@@ -425,6 +444,13 @@ class OperationTable:
         operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit, waits))
         if self._telling is None and self._askers:  # one look at all askers for many answers
             self._telling = self.loop.call_later(max(_TELL_AFTER, _REST * len(self._askers)), self._tell_soon)
+
+    def _tell_begun(self, operation: Operation) -> None:
+        """Tell askers of ``operation``, which has begun although they wait already, and ask on."""
+        now = self.now()
+        if any(now - asked_at <= 2 * PROBE_AFTER for asked_at, _ in self._askers.values()):
+            self._ask_on(operation, now)
+        self._tell_soon()
 
     def _tell_soon(self) -> None:
         self._telling = None
@@ -447,13 +473,15 @@ class OperationTable:
         group, operation = self._groups.get(key.group), self._operation(key.group, key.sequence)
         text = shortened(self._whereabouts(group, operation, key.sequence))
         me, is_through = self.links.rank, group is not None and group.is_stale(key.sequence)
-        if operation is None and not is_through:
+        if not is_through and (operation is None or not operation.has_started):
             operation = self._elsewhere(group)
         if operation is None or not operation.has_started:
             where = "" if is_through else shortened(self.links.observer.find_program())
             return Status(text, None if is_through else me, where=where)
         culprit = operation.find_culprit(self.now())
-        waits = tuple(wait for _, wait in sorted(operation.known_waits().items()))[:MOST_WAITS]
+        known = operation.known_waits()
+        way = follow_waits(known, me)  # first, so that it is told whole
+        waits = tuple(dict.fromkeys([*way, *(wait for _, wait in sorted(known.items()))]))[:MOST_WAITS]
         if culprit is not None and culprit.rank != asker:
             return Status(text, culprit.rank, culprit.silent_for, culprit.where, waits)
         return Status(text, waits=waits)
@@ -484,6 +512,9 @@ class OperationTable:
                 return
             self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
             return
+        here = operation if operation is not None and operation.has_started else self._elsewhere(group)
+        if here is not None:
+            self._ask_on(here, self.now())
         status = self._status(key, rank)
         self._askers[rank, key] = (self.now(), status)
         self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
@@ -546,8 +577,12 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
         kind = LinkDamaged if DAMAGED in cause else PeerLost
         error = kind(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)
-    is_told = abort.reason in ("timeout", "failed") and abort.rank is not None and 0 <= abort.rank < len(members)
+    is_told = abort.reason in _TOLD and abort.rank is not None and 0 <= abort.rank < len(members)
     culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank
+    may_pass_on = is_told and abort.rank == me and abort.reason != "failed"
+    known = operation.find_culprit(operation.context.now()) if may_pass_on else None
+    if known is not None and known.silent_for is not None:  # this rank is blamed, and only waits itself
+        culprit = known.rank
     did = {
         "cancelled": f"rank {rank} cancelled it",
         "refused": f"the call was refused on rank {rank}",

@@ -69,8 +69,7 @@ class JobSettings:
 
     Restarts within ``restart_window`` count (None: all).
     With ``least_nnodes`` agents the job begins ``last_call`` later, and goes on; None: with all ``nnodes`` only.
-    ``log_directory`` is where the first host keeps the output of its ranks, "" if nowhere, and
-    ``version`` that of its package, which all agents must have.
+    ``version`` is that of its package, which all agents must have.
     """
 
     job: str
@@ -84,7 +83,6 @@ class JobSettings:
     silent_after: float | None = 30.0
     stopped_after: float | None = None
     reconnect: float = 5.0
-    log_directory: str = ""
     version: str = ""
 
     @property
@@ -414,9 +412,7 @@ class CoordinatorMachine:
 
     def _describe(self) -> str:
         """Return the words about the failures of this generation."""
-        directory = self._settings.log_directory
-        more = f"more: {directory}/attempt_{self._generation}/RANK/stderr.log" if directory else ""
-        return describe(self._failures, self._late, more=more)
+        return describe(self._failures, self._late)
 
     def _has_used_up_restarts(self, now: float) -> bool:
         window = self._settings.restart_window

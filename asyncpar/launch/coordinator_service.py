@@ -32,7 +32,6 @@ from asyncpar.launch.messages import (
     decode_told,
     encode_order,
 )
-from asyncpar.launch.options import Streams
 from asyncpar.launch.protocol import (
     AgentArrived,
     AgentAssignment,
@@ -384,8 +383,6 @@ class CoordinatorServer:
 
     def _settings(self) -> JobSettings:
         options = self._job.options
-        kept = [options.redirects.of(rank) | options.tee.of(rank) for rank in range(self._job.placement.nproc)]
-        has_stderr_files = all(Streams.STDERR in streams for streams in kept)
         return JobSettings(
             job=self._job.placement.job,
             nnodes=options.nnodes,
@@ -398,7 +395,6 @@ class CoordinatorServer:
             silent_after=options.silent_after,
             stopped_after=options.stopped_after,
             reconnect=options.reconnect,
-            log_directory=str(self._job.log_directory or "") if has_stderr_files else "",
             version=__version__,
         )
 

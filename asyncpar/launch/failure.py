@@ -39,7 +39,8 @@ class RankEnd:
     """The end of the process of a rank.
 
     ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
-    this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.
+    this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.  ``stderr_file`` is
+    the file on its host with all of its stderr, "" if there is none.
     """
 
     generation: int
@@ -52,6 +53,7 @@ class RankEnd:
     report: FailureReport | None = None
     stderr_tail: str = ""
     lost: str = ""
+    stderr_file: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -110,10 +112,10 @@ def choose_first(failures: Sequence[RankEnd]) -> RankEnd:
     )
 
 
-def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = (), *, more: str = "") -> str:
+def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:
     """Return the summary that a person reads: the first failing rank, its traceback, then who else failed.
 
-    ``late`` are those that failed after all were asked to end; ``more`` says where there is more to be read.
+    ``late`` are those that failed after all were asked to end.  Last comes the log file of the first one, if any.
     """
     first = choose_first(failures)
     lines = [f"rank {first.rank} failed first: {_reason(first)}", f"  on {first.host} ({_place(first)})"]
@@ -124,7 +126,9 @@ def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = (), *, more:
     lines += [_consequence(group, first) for group in groups[:_MOST_OTHERS]]
     if left_out := sum(len(group) for group in groups[_MOST_OTHERS:]):
         lines.append(f"  then {left_out} more ranks")
-    return "\n".join([*lines, f"  {more}"] if more else lines)
+    if first.stderr_file:
+        lines.append(f"  more: {first.stderr_file} (on {first.host})")
+    return "\n".join(lines)
 
 
 def _place(failure: RankEnd) -> str:

@@ -64,7 +64,7 @@ def decode_rank_end(message: pb.RankEnded, *, host: str, offset: float) -> RankE
     return RankEnd(host=host, report=report, **fields)
 
 
-_SAME_IN_RANK_END = ("generation", "rank", "local_rank", "pid", "returncode", "at", "stderr_tail")
+_SAME_IN_RANK_END = ("generation", "rank", "local_rank", "pid", "returncode", "at", "stderr_tail", "stderr_file")
 _PHASES = {
     None: pb.RankState.PHASE_UNSPECIFIED,
     Phase.FORMING: pb.RankState.FORMING,

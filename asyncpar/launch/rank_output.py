@@ -210,6 +210,12 @@ class RankOutput:
         """The end of the rank's stderr."""
         return self._tail.decode(errors="replace")
 
+    @property
+    def stderr_file(self) -> str:
+        """The path of the file with its stderr, "" if there is none."""
+        file = self._files.get(Streams.STDERR)
+        return "" if file is None else str(file.name)
+
     def has_shown(self, traceback: str) -> bool:
         """Was ``traceback`` shown with the rank's output, because the rank took its time to end?"""
         return self._hold is not None and self._hold.has_shown(traceback)

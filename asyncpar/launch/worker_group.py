@@ -285,6 +285,7 @@ class WorkerGroup:
             at=ended_at if report is None or not report.time else min(report.time, ended_at),
             report=report,
             stderr_tail="" if report is not None else output.stderr_tail[-_TAIL_CHARACTERS:],
+            stderr_file=output.stderr_file,
         )
         self._tools.watch.ended(plan.place, end.ending)
         if returncode:

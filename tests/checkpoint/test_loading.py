@@ -104,7 +104,7 @@ def test_where_there_is_no_checkpoint_it_says_what_there_is(tmp_path: Path) -> N
     (tmp_path / "step_000000004").mkdir()
     assert_all_say(refusals(tmp_path), "saving step_000000004 was not finished", "saving step_000000005.saving-")
     assert_all_say(refusals(tmp_path, step=4), "step_000000004: there is no complete checkpoint here")
-    assert_all_say(refusals(tmp_path, step=6), "step_000000006: there is no complete checkpoint here")
+    assert_all_say(refusals(tmp_path, step=6), f"{tmp_path}: there is no checkpoint of step 6")
     (tmp_path / "file").write_text("hello")
     assert_all_say(refusals(tmp_path / "file"), "there is no such folder")
     with pytest.raises(CheckpointError, match="No such file"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from asyncpar.launch.failure import FailureReport, RankEnd, choose_first, describe, describe_ending, exit_code_of
 
 
@@ -66,9 +68,10 @@ def test_ranks_that_failed_alike_share_a_line() -> None:
 
 def test_who_fails_after_all_were_asked_to_end_is_never_first() -> None:
     late = failure(0, 0.5, code=5)
-    lines = describe([failure(1, 1.0, code=3)], [late], more="more: logs/0").splitlines()
+    first = replace(failure(1, 1.0, code=3), stderr_file="logs/1")
+    lines = describe([first], [late]).splitlines()
     assert lines[0].startswith("rank 1 failed first")
-    assert lines[2:] == ["  then rank 0 on left: exited with code 5", "  more: logs/0"]
+    assert lines[2:] == ["  then rank 0 on left: exited with code 5", "  more: logs/1 (on left)"]
 
 
 def test_many_failures_are_counted_not_listed() -> None:

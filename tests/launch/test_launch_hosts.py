@@ -45,12 +45,17 @@ def free_port() -> int:
 
 
 def start_pair(
-    launcher: Launcher, script: str, *options: str, first: tuple[str, ...] = (), second: tuple[str, ...] = ()
+    launcher: Launcher,
+    script: str,
+    *options: str,
+    first: tuple[str, ...] = (),
+    second: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
 ) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
     endpoint = f"127.0.0.1:{free_port()}"
     common = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "25", *options)
-    follower = launcher.start(*common, "--node-rank", "1", *second, script)
-    leader = launcher.start(*common, "--node-rank", "0", *first, script)
+    follower = launcher.start(*common, "--node-rank", "1", *second, script, *arguments)
+    leader = launcher.start(*common, "--node-rank", "0", *first, script, *arguments)
     return leader, follower
 
 

@@ -15,6 +15,7 @@ JOINING: Final = "joining the world"
 """How the operation of a rank is called that waits for its world to be complete."""
 
 _LONGEST: Final = 300
+_LONGEST_WAY: Final = 6
 
 
 class WaitEdge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +72,30 @@ class WaitNotice(msgspec.Struct, frozen=True, kw_only=True):
 def name_actor(actor: str, rank: int) -> str:
     """Return ``actor 'loader' on rank 2``; ``rank 2`` if there is no ``actor``."""
     return f"actor {actor!r} on rank {rank}" if actor else f"rank {rank}"
+
+
+def follow_waits(waits: Mapping[int, WaitEdge], start: int) -> list[WaitEdge]:
+    """Return the waits, which are given by waiting rank, that lead from ``start`` to a rank that does not wait.
+
+    None if it does not wait itself; of ranks that wait for each other, each is met once.
+    """
+    path: list[WaitEdge] = []
+    seen, rank = set[int](), start
+    while rank not in seen and (wait := waits.get(rank)) is not None:
+        seen.add(rank)
+        path.append(wait)
+        rank = wait.awaited
+    return path
+
+
+def describe_way(way: Sequence[WaitEdge]) -> str:
+    """Return ``rank 1 waits for rank 2, which waits for rank 3``; of a long way its ends."""
+    first, *others = way
+    text = f"rank {first.rank} waits for rank {first.awaited}"
+    if len(others) > _LONGEST_WAY:
+        last = others[-1]
+        return f"{text}, and so on over {len(others) - 1} ranks; rank {last.rank} waits for rank {last.awaited}"
+    return text + "".join(f", which waits for rank {wait.awaited}" for wait in others)
 
 
 def find_cycle(waits: Iterable[WaitEdge], start: int) -> list[WaitEdge]:

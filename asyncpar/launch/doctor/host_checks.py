@@ -292,7 +292,9 @@ def check_temporary(environment: Mapping[str, str]) -> Finding:
     try:
         jobs = jobs_directory(environment)
     except (OSError, UsageError) as error:
-        return fail("temporary files", f"no private directory: {error}", f"remove {path}/asyncpar-{os.geteuid()}")
+        private = f"{path}/asyncpar-{os.geteuid()}"
+        advice = f"remove {private}" if os.path.lexists(private) else "set TMPDIR to a folder where files can be made"
+        return fail("temporary files", f"no private directory: {error}", advice)
     return well("temporary files", f"{path}: {_size(free)} free; jobs are in {jobs}")
 
 

@@ -61,6 +61,7 @@ class AgentSilence:
         """Forget ``node``, which is none of the group any more."""
         self._answered.pop(node, None)
         self._speakers.discard(node)
+        self._present.discard(node)
         self._refused.pop(node, None)
 
     def begin(self, nodes: Iterable[str], now: float, *, before: str | None) -> None:

@@ -360,7 +360,18 @@ class ConsensusNode:
             return [SendMessage(sender, Behind(mine))]
         if message.generation < mine:
             return [SendMessage(sender, Learn(mine, self.decided))]
+        if not self._may_say(sender, message):
+            return []
         return self._answer(sender, message, now) or self._count(sender, message, now)
+
+    def _may_say(self, sender: str, message: Message) -> bool:
+        """Decide whether ``sender`` has a part in what comes after the last entry, in which ``message`` is one.
+
+        Only voters lead, ask for votes and give them; a former node, or one that never was one, has no say.
+        """
+        if isinstance(message, Refused | HeartbeatAck | Behind):  # of a node that follows, and may have been a voter
+            return sender in self.decided.nodes
+        return sender in self.decided.voters
 
     def _answer(self, sender: str, message: Message, now: float) -> list[Command]:
         """Answer what a candidate or a leader asks."""
@@ -380,9 +391,9 @@ class ConsensusNode:
         match message:
             case PreVoteGranted(_, promised):
                 return self._vote_offered(sender, promised, now)
-            case Promise() if sender in self.decided.voters:
+            case Promise():
                 return self._promised(sender, message, now)
-            case EntryAccepted() if sender in self.decided.voters:
+            case EntryAccepted():
                 self._heard_of[sender] = now
                 return self._acknowledged(sender, message)
             case Refused(_, promised):
@@ -409,7 +420,7 @@ class ConsensusNode:
         has_leader = self._role is _Role.LEADER or (
             self._leader is not None and now - self._heard_at < self._times.election
         )
-        if sender not in self.decided.voters or has_leader:
+        if has_leader:
             return []
         return [SendMessage(sender, PreVoteGranted(self.decided.generation, self._state.promised))]
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
+from asyncpar.errors import ProtocolError
 from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership.agent_silence import PARKED_SECONDS, AgentSilence
 from asyncpar.net.membership.consensus import ConsensusNode, ElectionTimes
@@ -65,6 +66,8 @@ _LEAVE_SECONDS = 3.0
 _LONG_AGO = 60.0
 _NO_QUORUM = "no quorum of the voters can be reached"
 _NODE_BYTES = 6
+_MOST_STRANGERS = 8
+"""Connections to nodes that are not in the group."""
 
 
 class WorldService:
@@ -277,9 +280,12 @@ class WorldService:
             if node.node != self._id and node.node not in self._peers:
                 self._open(node.node, node.address)
         for name in [name for name in self._peers if name not in nodes]:
-            peer = self._peers.pop(name)
-            self._silence.forget(name)
-            asyncio.ensure_future(peer.close())  # noqa: RUF006  # it takes a moment at most
+            self._drop(name)
+
+    def _drop(self, node: str) -> None:
+        peer = self._peers.pop(node)
+        self._silence.forget(node)
+        asyncio.ensure_future(peer.close())  # noqa: RUF006  # it takes a moment at most
 
     def _open(self, node: str, address: str) -> None:
         own = (self._id, self._network.address)
@@ -372,7 +378,10 @@ class WorldService:
     def _take_frame(self, sender: str, address: str, message: object) -> None:
         if self._node is None:
             return
-        self._silence.heard(sender, self._awake())
+        if any(node.node == sender for node in self._state.nodes):
+            self._silence.heard(sender, self._awake())
+        elif not isinstance(message, consensus.Message) or not self._has_room_for(sender):
+            return  # of a former agent, or of one that never was in the group
         if isinstance(message, consensus.Message):
             if sender not in self._peers:
                 self._open(sender, address)  # it may have to learn that it is none of us
@@ -385,6 +394,11 @@ class WorldService:
             self._direct(HostTold(sender, message))
         elif sender == self._leader:
             self._hear(message)  # type: ignore[arg-type]  # what remains
+
+    def _has_room_for(self, stranger: str) -> bool:
+        """Is there a connection to ``stranger``, or room for one?  Former agents learn over it that they are out."""
+        strangers = self._peers.keys() - {node.node for node in self._state.nodes}
+        return stranger in strangers or len(strangers) < _MOST_STRANGERS
 
     def _repeat(self, sender: str) -> None:
         """Announce everything about the current world again, to an agent that follows this one from now on."""
@@ -426,6 +440,9 @@ class WorldService:
 
     def _is_down(self, node: str, is_gone: bool) -> None:
         if node not in self._peers:
+            return
+        if not any(one.node == node for one in self._state.nodes):
+            self._drop(node)
             return
         if is_gone:
             self._silence.refused(node, self._awake())
@@ -479,8 +496,10 @@ class WorldService:
                 f"{request.version or 'another'}; install the same version on all hosts"
             )
         if request.known:
-            known = decode_entry(request.known)
-            self._feed(consensus.MessageReceived(request.node, consensus.Learn(known.generation, known)))
+            try:
+                self._take_known(request.node, decode_entry(request.known))
+            except ProtocolError as error:
+                return pb.EnterReply(refusal=f"--state-dir: {error}")
         if self._machine is None:
             leader = next((node.address for node in self._state.nodes if node.node == self._leader), "")
             if leader and leader != self._network.address:
@@ -511,6 +530,15 @@ class WorldService:
                 return pb.EnterReply(entry=encode_entry(node.decided))
             await asyncio.sleep(0.02)
         return pb.EnterReply(refusal="the group could not decide on it", is_passing=True)
+
+    def _take_known(self, sender: str, known: Entry) -> None:
+        """Learn what a former voter knows decided, if it is of this group: starts of agents are in no other one.
+
+        Raises ``ProtocolError`` for what cannot be read.
+        """
+        decode_group(known.content)
+        if self._node is not None and set(known.nodes) & set(self._node.decided.nodes):
+            self._feed(consensus.MessageReceived(sender, consensus.Learn(known.generation, known)))
 
 
 def _version() -> str:
