@@ -33,10 +33,10 @@ if "ASYNCPAR_TEST_ALL" in os.environ:
 async def test_every_survivor_names_the_stopped_rank(
     tmp_path: Path, transport: str | None, what: str, silent: int
 ) -> None:
-    async with process_world(4, RANKS, tmp_path, what, "2.0", transport=transport) as ranks:
+    async with process_world(4, RANKS, tmp_path, what, "6.0", transport=transport) as ranks:
         assert [await rank.next() for rank in ranks] == [{"ready": True}] * 4
         ranks[silent].process.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(40.0):
             ends = [await rank.next() for rank in ranks if rank.rank != silent]
         ranks[silent].process.kill()  # so that the others need not say goodbye to it
     assert [end["blamed"] for end in ends] == [silent] * 3, ends
