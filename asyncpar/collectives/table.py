@@ -407,7 +407,7 @@ class OperationTable:
 
     def _ask_on(self, operation: Operation, now: float) -> None:
         """Ask the ranks that ``operation`` waits for, because another rank waits for this one: see ``inquiry.py``."""
-        if operation.failure is None and operation.waits_for():
+        if not operation.is_over and operation.failure is None and operation.waits_for():
             every = _ask_after(operation.home.limits.timeout, self.links.observer.warn_after)
             self._look_at(max(self._inquire(operation, now, every=every, is_asked=True), self._rest_until))
 

@@ -98,10 +98,10 @@ class LaunchOptions:
     ``nnodes`` hosts run the job; where hosts may come and go, ``least_nnodes`` (None: all) will do after ``last_call``.
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
     meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
-    lets ranks that do not run stay.  ``elastic`` says what is done to ranks when hosts come or go: ``restart`` or
-    ``ranks``, which live on, with so many ``spares`` per host that wait to step in, and which end, or begin anew, as
-    ``on_total_loss`` says (None: ``checkpoint``) when all are lost; of restarts those within
-    ``restart_window`` count (None: all; an hour for ``ranks``).
+    lets ranks that do not run stay, ``stopped_after`` None gives those that are stopped as long.  ``elastic`` says what
+    is done to ranks when hosts come or go: ``restart`` or ``ranks``, which live on, with so many ``spares`` per host
+    that wait to step in, and which end, or begin anew, as ``on_total_loss`` says (None: ``checkpoint``) when all are
+    lost; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
     ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
     frames of a failure.  Times are in seconds.
     """

@@ -1,4 +1,4 @@
-"""Who holds the secret and is out of date (a former member, an old generation or start) changes nothing."""
+"""Holders of the secret who are out of date (a former member, an old generation or start) change nothing."""
 
 from __future__ import annotations
 

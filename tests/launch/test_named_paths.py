@@ -1,4 +1,4 @@
-"""What commands and launchers say names no file that is not there: every text with the path of something made."""
+"""Texts of commands and launchers name no file that is not there: every text with the path of something made."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ LAUNCH: dict[str, str] = {
     "--grace-period": "1",
     "--reconnect-within": "1",
     "--silent-after": "off",
+    "--stopped-after": "5",
     "--log-dir": "folder",
     "--post-mortem": "folder",
     "--redirects": "1",

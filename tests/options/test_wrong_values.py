@@ -69,6 +69,7 @@ WRONG: dict[str, list[str]] = {
     "--ttl": ["x", "-1"],
     "--reconnect-within": ["x", "-1"],
     "--silent-after": ["x", "0.5"],
+    "--stopped-after": ["x", "0.5"],
     "--log-dir": [NOWHERE],
     "--post-mortem": [NOWHERE],
     "--redirects": ["x", "9"],

@@ -138,18 +138,19 @@ def test_a_death_in_sharded_data_parallel_is_told_by_name() -> None:
 
 @on_ranks(2)
 def test_a_rank_that_stands_still_is_named_and_may_go_on() -> None:
-    slow = dist.new_group(timeout=timedelta(seconds=1))
+    slow = dist.new_group(timeout=timedelta(seconds=3))
     dist.barrier(slow)
+    large = torch.ones(1 << 20)  # its second round takes rank 0, which has given up: a barrier's message is there
     if dist.get_rank() == 1:
         dist.send(torch.tensor([os.getpid()]), 0)
         os.kill(os.getpid(), signal.SIGSTOP)
         with pytest.raises(PeerCancelled, match=r"rank 0 failed in it: .*waited \d+\.\d s for rank 1"):
-            dist.barrier(slow)
+            dist.all_reduce(large, group=slow)
     else:
         pid = torch.zeros(1, dtype=torch.int64)
         dist.recv(pid, 1)
-        with told("rank 0: barrier", " s for rank 1", "timeout", kind=PeerTimeout):
-            dist.barrier(slow)
+        with told("rank 0: all_reduce", " s for rank 1", "timeout", kind=PeerTimeout):
+            dist.all_reduce(large, group=slow)
         os.kill(int(pid), signal.SIGCONT)
     for group in (slow, None):
         x = torch.ones(3)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.node import Node
 from asyncpar.testing import local_world
@@ -398,3 +400,31 @@ async def test_a_small_broadcast_out_of_the_heap_meets_one_that_goes_the_quick_w
 
         calls = [send(node) if node.rank == root else receive(node) for node in nodes]
         assert (await asyncio.gather(*calls))[1 - root] == [0, 1, 2, 3, 4]
+
+
+async def test_an_operation_that_is_over_when_its_askers_are_answered_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers wait a little for what others find out; by then a short operation has ended."""
+    monkeypatch.setattr("asyncpar.collectives.table.PROBE_AFTER", 0.1)
+    watched: list[tuple[OperationTable, Operation]] = []
+    watch = OperationTable.watch
+
+    def noted(table: OperationTable, operation: Operation) -> None:
+        watched.append((table, operation))
+        watch(table, operation)
+
+    monkeypatch.setattr(OperationTable, "watch", noted)
+    async with arena_of(2) as nodes:
+        await _sum_everywhere(nodes)
+        first, late = nodes
+        waiting = asyncio.ensure_future(first.world.all_reduce(np.zeros(700_000)))
+        table = engine_of(late.world).table
+        while not table._askers:  # noqa: ASYNC110,SLF001 - no event tells of it
+            await asyncio.sleep(0)
+        await late.world.all_reduce(np.zeros(700_000))
+        await waiting
+        operations = [operation for its, operation in watched if its is table]
+        assert operations
+        for operation in operations:
+            table._tell_begun(operation)  # noqa: SLF001 - a timer calls it
