@@ -1,4 +1,4 @@
-"""What commands and launchers say names no file that is not there: every text with the path of something made."""
+"""Paths in the texts of commands and launchers lead to files that are there."""
 
 from __future__ import annotations
 
