@@ -17,7 +17,7 @@ from asyncpar.nn import Array
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 
-SECONDS = 2.0
+SECONDS = 30.0
 
 
 @dataclass
