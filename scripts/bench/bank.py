@@ -215,7 +215,7 @@ def take_samples(role: str, pid: int) -> list[Sample]:
     found: list[Sample] = []
     with suppress(psutil.Error):
         children = psutil.Process(pid).children()
-        for one, name in [(psutil.Process(pid), role), *((child, f"rank of {role}") for child in children)]:
+        for one, name in [(psutil.Process(pid), role), *((child, f"child of {role}") for child in children)]:
             with suppress(psutil.Error):
                 megabytes, count = one.memory_info().rss / (1 << 20), len(one.children())
                 found.append(Sample(time.monotonic(), name, one.pid, megabytes, one.num_fds(), count))

@@ -18,6 +18,7 @@ TOLD = ("WorldChanged", "TimeoutError", "CancelledError")
 
 MOST_MEGABYTES = 24.0
 MOST_DESCRIPTORS = 16
+APART = 60.0
 LEAST_SAMPLES = 12
 """A process with fewer samples has not lived long enough to be judged."""
 
@@ -138,12 +139,18 @@ def _judge_callers(logs: Logs, verdict: BankVerdict) -> None:
 # -- leaks -------------------------------------------------------------------------------------------------------------
 
 
-def lives(samples: Iterable[Sample]) -> dict[tuple[str, int], list[Sample]]:
-    """Return the samples of each process that has lived long enough, in order of time."""
-    found: dict[tuple[str, int], list[Sample]] = {}
-    for sample in samples:
-        found.setdefault((sample.role, sample.pid), []).append(sample)
-    return {who: sorted(own, key=lambda one: one.time) for who, own in found.items() if len(own) >= LEAST_SAMPLES}
+def lives(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Return the samples of each process that has lived long enough, in order of time.
+
+    Numbers of processes come again: samples that are further apart are those of another one.
+    """
+    found: dict[tuple[str, int], list[list[Sample]]] = {}
+    for sample in sorted(samples, key=lambda one: one.time):
+        own = found.setdefault((sample.role, sample.pid), [[]])
+        if own[-1] and sample.time - own[-1][-1].time > APART:
+            own.append([])
+        own[-1].append(sample)
+    return [life for own in found.values() for life in own if len(life) >= LEAST_SAMPLES]
 
 
 def growth(own: Sequence[Sample]) -> tuple[float, float]:
@@ -158,7 +165,8 @@ def growth(own: Sequence[Sample]) -> tuple[float, float]:
 def leaks(samples: Sequence[Sample]) -> list[str]:
     """Return the processes that use more and more, or whose children are not cleared away."""
     found = []
-    for (role, pid), own in lives(samples).items():
+    for own in lives(samples):
+        role, pid = own[0].role, own[0].pid
         megabytes, descriptors = growth(own)
         if megabytes > MOST_MEGABYTES or descriptors > MOST_DESCRIPTORS:
             found.append(f"{role} {pid}: grew by {megabytes:.1f} MB and {descriptors} descriptors")
@@ -171,9 +179,11 @@ def leaks(samples: Sequence[Sample]) -> list[str]:
 def largest_growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Return the largest growth of the processes of each role, and the minutes of the longest life."""
     found: dict[str, dict[str, float]] = {}
-    for (role, _), own in lives(samples).items():
+    for own in lives(samples):
         megabytes, descriptors = growth(own)
-        most = found.setdefault(role, {"megabytes": megabytes, "descriptors": descriptors, "minutes": 0.0, "rss": 0.0})
+        most = found.setdefault(
+            own[0].role, {"megabytes": megabytes, "descriptors": descriptors, "minutes": 0.0, "rss": 0.0}
+        )
         most["megabytes"] = round(max(most["megabytes"], megabytes), 1)
         most["descriptors"] = max(most["descriptors"], descriptors)
         most["minutes"] = round(max(most["minutes"], (own[-1].time - own[0].time) / 60), 1)

@@ -224,9 +224,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.25, help="seconds that a step takes at least")
-    parser.add_argument("--log", type=Path, required=True, help="{pid} in it is the number of the process")
+    parser.add_argument("--log", type=Path, required=True, help="{pid} in it names the process")
     options = parser.parse_args()
-    ap.run(train(options, Log(Path(str(options.log).replace("{pid}", str(os.getpid()))))))
+    process = f"{os.getpid()}-{secrets.token_hex(3)}"  # numbers come again within an hour
+    ap.run(train(options, Log(Path(str(options.log).replace("{pid}", process)))))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,11 @@ def test_processes_that_grow_are_found(samples: tuple[Sample, ...], leak: str) -
     found = judged(samples=samples).leaks
     assert leak in " ".join(found)
     assert bool(found) == bool(leak)
+
+
+def test_two_processes_of_one_number_are_two_lives() -> None:
+    later = [replace(one, time=one.time + 1000.0, megabytes=one.megabytes + MOST_MEGABYTES * 2) for one in life()]
+    assert judged(samples=(*life(), *later)).leaks == []
 
 
 def test_the_largest_growth_is_that_of_a_role() -> None:

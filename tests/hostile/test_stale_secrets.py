@@ -1,22 +1,34 @@
-"""Holders of the secret who are out of date (a former member, an old generation or start) change nothing."""
+"""Holders of the secret that are out of date (former members, old generations and starts) change nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from asyncpar.errors import UsageError
+from asyncpar.launch.agents.control_client import ControlClient
+from asyncpar.launch.agents.requests import CancelRequest, DrainRequest
+from asyncpar.launch.agents.views import GroupView
 from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership import world_messages as worlds
 from asyncpar.net.membership.consensus_messages import Acceptance, Entry, Term
+from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.membership.group_codec import decode_group, encode_entry, encode_group
 from asyncpar.net.membership.group_state import GroupNode
 from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.world_service import _MOST_STRANGERS
+from asyncpar.net.membership.world_service import MOST_STRANGERS
+from asyncpar.net.transport.rpc import Credentials
 from asyncpar.testing import run_virtual
+from tests.hostile.floods import ELASTIC, Flooded, eventually, terminate
 from tests.hostile.stale_agents import Group
+from tests.hostile.stale_callers import PINS, StaleCaller, knock
+from tests.launch.test_launch_hosts import free_port
 
 FAR = 1_000_000
 TERMS = worlds.WorldTerms(least_hosts=1, most_hosts=3, members=1)
@@ -132,7 +144,7 @@ def test_names_without_end_cost_a_few_connections_which_end() -> None:
                 for door in group.doors.values():
                     assert door.take is not None
                     door.take(f"x#{number}", f"x{number}:1", message)
-        assert len(group.network.wires) - before <= _MOST_STRANGERS * len(group.doors)
+        assert len(group.network.wires) - before <= MOST_STRANGERS * len(group.doors)
         await asyncio.sleep(1.0)
         assert len(group.network.wires) == before, "nobody is there"
         for service in group.services.values():
@@ -179,3 +191,93 @@ def test_a_former_voter_brings_what_its_own_group_has_decided() -> None:
         assert group.decided.generation >= newer.generation
 
     with_group(talk)
+
+
+# -- a running job -----------------------------------------------------------------------------------------------------
+
+GROWTH = 48.0
+"""Megabytes that a process may have more after all that was said to it."""
+
+
+class Victim:
+    """An elastic job of two ranks, of an agent, in its third world: one rank was killed, and another one came."""
+
+    def __init__(self, folder: Path) -> None:
+        self.job = Flooded(folder, descriptors=1024)
+        self.address = f"127.0.0.1:{free_port()}"
+        self.credentials = Credentials(create_secret(folder / "secret"))
+        proof = ("--secret-file", str(folder / "secret"))
+        self.agent = self.job.start("agent", "--name", "only", "--listen", self.address, "--grace", "2", *proof)
+        eventually(lambda: "serves at" in self.job.said(), self.job.said)
+        options = ("--nnodes", "1:1", "--nproc-per-node", "2", "--elastic", "ranks", "--max-restarts", "1")
+        program = self.job.write(ELASTIC)
+        self.job.start("launch", *options, "--rdzv-endpoint", self.address, *proof, program, "1000000", log="launch")
+        eventually(lambda: len(self.job.steps()) == 2, self.job.said)
+        os.kill(next(pid for pid in self.pids() if pid is not None), signal.SIGKILL)
+        eventually(lambda: self.view().generation == 2, self.job.said)
+        self.go_on()
+
+    def view(self) -> GroupView:
+        return asyncio.run(ControlClient(self.address, self.credentials).status())
+
+    def pids(self) -> list[int | None]:
+        return [rank.pid for host in self.view().hosts for rank in host.ranks]
+
+    def go_on(self) -> None:
+        """Wait until the job has committed more steps."""
+        before = max(self.job.steps().values())
+        eventually(lambda: max(self.job.steps().values()) > before + 10, self.job.said)
+
+    def megabytes(self) -> dict[int, float]:
+        return {process.pid: process.memory_info().rss / (1 << 20) for process in self.job.processes()}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="needs /proc")
+def test_a_running_job_does_not_notice_a_former_member_that_says_everything_to_all_its_ports(tmp_path: Path) -> None:
+    victim = Victim(tmp_path)
+    try:
+        view, pids, before, said = victim.view(), victim.pids(), victim.megabytes(), victim.job.said()
+        outcomes = asyncio.run(attack(victim))
+        check(outcomes)
+        victim.go_on()
+        assert (victim.view().generation, victim.view().world_size, victim.pids()) == (view.generation, 2, pids)
+        grown = {pid: size - before[pid] for pid, size in victim.megabytes().items() if pid in before}
+        assert max(grown.values()) < GROWTH, grown
+        assert "Traceback" not in victim.job.said()[len(said) :] + victim.job.said("launch")
+        assert terminate(victim.agent) in (0, 143), victim.job.said()
+    finally:
+        victim.job.close()
+
+
+async def attack(victim: Victim) -> dict[str, list[str]]:
+    """Say everything to all ports; return how the calls ended, by their kind."""
+    outcomes: dict[str, list[str]] = {}
+    places = {f"127.0.0.1:{place[1]}" for place in victim.job.listening() if isinstance(place, tuple)}
+    assert len(places) >= 5, places  # of the agent one, of each rank those of snapshots, links and TCP lanes
+    for address in places:
+        answer = await knock(address, victim.credentials.secret)
+        if answer:  # gRPC says at once what it speaks
+            caller = StaleCaller(address, victim.credentials, generation=2)
+            await caller.run()
+            for what, found in caller.outcomes.items():
+                outcomes.setdefault(what, []).extend(found)
+    control = ControlClient(victim.address, victim.credentials)
+    await control.cancel(CancelRequest(number=0, exit_code=1, why="an old job"))
+    with pytest.raises(UsageError, match="HOST: expected one of only"):
+        await control.drain(DrainRequest(host="former", grace=0.0))
+    return outcomes
+
+
+def check(outcomes: dict[str, list[str]]) -> None:
+    """Each kind of call was served somewhere, and refused or without effect there."""
+    served = {what: {kind for kind in found if kind != "UNIMPLEMENTED"} for what, found in outcomes.items()}
+    assert served["stale link"] == {"refused"}
+    assert served["enter"] == {"refusal"}
+    assert served["ask"] == {"NOT_FOUND"}
+    assert served["frames"] == {"PERMISSION_DENIED"}
+    assert served["exchange"] == {"NOT_FOUND"}
+    assert served["block"] == {"NOT_FOUND"}
+    assert outcomes["pin"].count("ok") >= PINS
+    assert served["join"] == {"refusal"}

@@ -1,4 +1,4 @@
-"""Texts of commands and launchers name no file that is not there: every text with the path of something made."""
+"""Paths in the texts of commands and launchers lead to files that are there."""
 
 from __future__ import annotations
 

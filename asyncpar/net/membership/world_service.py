@@ -66,7 +66,7 @@ _LEAVE_SECONDS = 3.0
 _LONG_AGO = 60.0
 _NO_QUORUM = "no quorum of the voters can be reached"
 _NODE_BYTES = 6
-_MOST_STRANGERS = 8
+MOST_STRANGERS = 8
 """Connections to nodes that are not in the group."""
 
 
@@ -398,7 +398,7 @@ class WorldService:
     def _has_room_for(self, stranger: str) -> bool:
         """Is there a connection to ``stranger``, or room for one?  Former agents learn over it that they are out."""
         strangers = self._peers.keys() - {node.node for node in self._state.nodes}
-        return stranger in strangers or len(strangers) < _MOST_STRANGERS
+        return stranger in strangers or len(strangers) < MOST_STRANGERS
 
     def _repeat(self, sender: str) -> None:
         """Announce everything about the current world again, to an agent that follows this one from now on."""

@@ -27,7 +27,7 @@ DEATHS = ("kill", "crash", "restart", "reset", "replay")
 THREE = Group(faults=8, death_chance=0.02)
 LAST = Group(faults=3, calm_from=9.0, last="crash", seconds=28.0)
 """One of three hosts is lost for good."""
-LONG = LAST_HOLDER_SECONDS + 4.0
+LONG = LAST_HOLDER_SECONDS + 6.0
 """Seconds after which even the last hosts that have the state are given up."""
 STOPS = Group(
     hosts=(1, 1),
@@ -162,8 +162,11 @@ MISSING: dict[str, Missing] = {
     ),
     "echo": Missing(
         prevents="a host that is not heard any more counts on its leader",
-        group=_cut(LAST_HOLDER_SECONDS - 1.0),
-        patches=((ConsensusNode, "_beaten", _hears_any),),
+        group=_cut(2.5),
+        patches=(
+            (ConsensusNode, "_beaten", _hears_any),
+            (agent_silence, "LAST_HOLDER_SECONDS", 3.5),  # before connections that are silent break
+        ),
     ),
     "each-once": Missing(
         prevents="a host does twice what its leader tells again",
