@@ -225,7 +225,8 @@ def take_samples(role: str, pid: int) -> list[Sample]:
 
 def _command(process: psutil.Process) -> str:
     with suppress(psutil.Error):
-        return "" if process.pid == os.getpid() else " ".join(process.cmdline())
+        own = [os.getpid(), *(parent.pid for parent in psutil.Process().parents())]
+        return "" if process.pid in own else " ".join(process.cmdline())
     return ""
 
 
