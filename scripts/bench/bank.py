@@ -118,10 +118,11 @@ class Soak:
         await self._until(self._is_whole, "all hosts at the end")
         self.watched_until = time.monotonic()
         (self._folder / HURRY).touch()
+        patience = max(self._options.patience, 10.0 * self._options.minutes)  # for the steps that are left
         try:
-            self.exit_code = await asyncio.wait_for(launcher.wait(), self._options.patience)
+            self.exit_code = await asyncio.wait_for(launcher.wait(), patience)
         except TimeoutError as error:
-            raise SiegeError(f"the job did not end within {self._options.patience:g} s") from error
+            raise SiegeError(f"the job did not end within {patience:g} s") from error
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -224,7 +225,8 @@ def take_samples(role: str, pid: int) -> list[Sample]:
 
 def _command(process: psutil.Process) -> str:
     with suppress(psutil.Error):
-        return "" if process.pid == os.getpid() else " ".join(process.cmdline())
+        own = [os.getpid(), *(parent.pid for parent in psutil.Process().parents())]
+        return "" if process.pid in own else " ".join(process.cmdline())
     return ""
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scripts.bench.bank_rank import TOTAL
+from scripts.bench.bank_rank import BANKS, TOTAL
 from scripts.bench.chaos_judge import Logs, judge
 from scripts.bench.siege_judge import MOST_GAP, TRACEBACK, Hit, Line, quiet_gaps, split_steps
 
@@ -116,9 +116,11 @@ def _judge_money(logs: Logs, verdict: BankVerdict) -> None:
     banks = {line["name"]: line["bank"] for _, line in logs.of("asked")}
     for _, line in logs.of("answered"):
         name = line["name"]
-        parts = [name, f"{name}~"] if asked.get(name) == "by_another" else [name]
-        if line["time"] < last.get(banks.get(name, ""), 0.0):
-            verdict.forgotten += [f"{part} was answered, and is not done" for part in parts if part not in places]
+        parts = {name: banks.get(name, "")}
+        if asked.get(name) == "by_another":
+            parts[f"{name}~"] = BANKS[1]
+        read_later = [part for part, bank in parts.items() if line["time"] < last.get(bank, 0.0)]
+        verdict.forgotten += [f"{part} was answered, and is not done" for part in read_later if part not in places]
 
 
 def _time(line: dict[str, float]) -> float:

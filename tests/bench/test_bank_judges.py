@@ -85,6 +85,17 @@ def one_call(end: str | None, *, time: float = 2.0, error: str = "WorldChanged")
     return change
 
 
+def by_another(journals: Journals, *, read_at: float = 5.0) -> None:
+    """Let the first call have another bank do a transfer, which nobody finds there at ``read_at``."""
+    of_kind(journals, "asked")[0].update(by="by_another")
+    read = {"bank": "second", "total": TOTAL, "done": 0, "names": [], "time": read_at}
+    journals["rank-2"].append({"kind": "read", **read})
+
+
+def test_a_transfer_that_nobody_could_read_of_yet_is_not_forgotten() -> None:
+    assert judged(lambda journals: by_another(journals, read_at=0.1)).troubles == {}
+
+
 def test_nothing_is_found_in_a_run_without_trouble() -> None:
     assert judged().troubles == {}
 
@@ -110,7 +121,7 @@ def test_who_was_killed_while_it_waited_needs_no_answer() -> None:
         ("forgotten", lambda journals: of_kind(journals, "read")[2].update(names=["0-2"])),
         ("forgotten", lambda journals: of_kind(journals, "read")[3].update(done=7)),
         ("forgotten", one_call("answered")),
-        ("forgotten", lambda journals: of_kind(journals, "asked")[0].update(by="by_another")),
+        ("forgotten", by_another),
         ("silent", one_call(None)),
         ("errors", one_call("refused", error="KeyError")),
         ("steps", lambda journals: of_kind(journals, "committed")[4].update(lineage="another")),
