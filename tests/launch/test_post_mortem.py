@@ -25,8 +25,11 @@ from tests.launch.conftest import LIMIT, Launcher
 
 WORK = """
     import asyncio
+    from pathlib import Path
     import numpy as np
     import asyncpar as ap
+
+    WAITS = Path(__file__).with_name("waits")
 
     async def main():
         async with ap.init() as node:
@@ -35,12 +38,16 @@ WORK = """
             print("at work", flush=True)
             register()
             if rank == 1:
-                await asyncio.sleep(0 if sys.argv[1] != "wait" else 1000)
+                while sys.argv[1] == "wait" or not WAITS.exists():
+                    await asyncio.sleep(0.01)
                 if sys.argv[1] == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if sys.argv[1] == "raise":
                     raise ValueError("bad thing")
-            await node.world.all_reduce(x)
+            waiting = asyncio.ensure_future(node.world.all_reduce(x))
+            await asyncio.sleep(0)
+            WAITS.touch()
+            await waiting
 
     ap.run(main)
 """
