@@ -17,7 +17,6 @@ LIMIT = 500
 FIRST = {
     "payload-checksums": 76,
     "header-checksums": 8,
-    "arrival-is-taken-back": 33,
     "forward-if-all-prepared": 46,
     "abort-restores-arrays": 46,
     "commit-lease": 3,
