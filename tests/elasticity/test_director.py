@@ -9,7 +9,9 @@ import pytest
 from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
 from asyncpar.net.membership.world_director import (
     JOIN_PATIENCE,
+    LAST_PATIENCE,
     READY_PATIENCE,
+    REPORT_PATIENCE,
     AnnouncePending,
     DirectorCommand,
     ElasticDirector,
@@ -17,6 +19,7 @@ from asyncpar.net.membership.world_director import (
     FormWorld,
     RevokeWorld,
     StartWorld,
+    WorldRules,
 )
 
 START = first_lineage(b"state")
@@ -236,3 +239,52 @@ def test_members_wait_for_a_newcomer_for_a_while_at_most() -> None:
     world = formed(director.tick(1.0 + 1.1 * JOIN_PATIENCE))
     assert world is not None
     assert world.members == ("m0", "m1")
+
+
+def test_a_stopped_member_is_missed_at_the_next_tick_if_another_one_that_has_the_state_is_heard() -> None:
+    director = begun(3)
+    director.stopped("m1", "is stopped", 1.0)
+    assert evicted(director.tick(1.1)) == ["m1"]
+    assert director.members == ("m0", "m2")
+
+
+def test_a_member_that_goes_on_before_the_next_tick_is_not_missed() -> None:
+    director = begun(2)
+    director.stopped("m1", "is stopped", 1.0)
+    director.resumed("m1")
+    assert evicted(director.tick(1.1)) == []
+
+
+def test_the_last_members_that_have_the_state_may_be_stopped_as_long_as_others_may_be_silent() -> None:
+    heard = {"m0"}
+    director = ElasticDirector(2, rules=WorldRules(is_heard=lambda member: member in heard))
+    for number in range(2):
+        director.arrive(f"m{number}", START, 0.0)
+    director.ready("m0", 0)
+    director.ready("m1", 0)
+    heard.clear()
+    director.stopped("m1", "is stopped", 1.0)
+    assert evicted(director.tick(5.0)) == [], "m0 has the state, but is not heard"
+    director.stopped("m0", "is stopped", 5.0)
+    director.stopped("m1", "is stopped", 6.0)
+    assert director.holders == ()
+    assert evicted(director.tick(1.0 + REPORT_PATIENCE - 0.1)) == []
+    assert evicted(director.tick(1.0 + REPORT_PATIENCE)) == ["m1"], (
+        "since it was stopped first, however often it is said"
+    )
+    assert director.members == ("m0",)
+    director.resumed("m0")
+    assert evicted(director.tick(12.0)) == [], "it goes on"
+    assert director.members == ("m0",)
+
+
+def test_members_that_are_all_late_have_more_time_for_their_reports() -> None:
+    director = begun(2)
+    director.ready("m0", 0)
+    director.ready("m1", 0)
+    director.arrive("m2", START, 0.5)
+    director.lost("m2", "was killed", 0.6)
+    director.report("m0", MemberReport(generation=0, lineage=START, suspects=((1, "silent"),)), 1.0)
+    director.lost("m0", "was killed", 1.0)
+    assert evicted(director.tick(1.1 + REPORT_PATIENCE)) == [], "it is the last one that has the state"
+    assert evicted(director.tick(1.1 + REPORT_PATIENCE + LAST_PATIENCE)) == ["m1"]

@@ -218,8 +218,8 @@ class ElasticDirector:
         self._has_gathered_in_vain = False
         """Whether the last world was changed for newcomers that were too far behind when it was."""
         self._leaving: set[str] = set()
-        self._stopped: dict[str, str] = {}
-        """Members whose processes are stopped, and how."""
+        self._stopped: dict[str, tuple[str, float]] = {}
+        """Members whose processes are stopped: how, and since when that is known."""
         self._quarrels: dict[tuple[str, str], int] = {}
         """Pairs of members that do not hear each other, and in how many worlds since there was progress."""
         self._quarrels_at: Lineage | None = None
@@ -315,9 +315,9 @@ class ElasticDirector:
         planned = f"{member} is ready for a change"
         return [*self._revoke(why or planned, now, is_planned=not why), *self._complete(now)]
 
-    def stopped(self, member: str, how: str) -> None:
+    def stopped(self, member: str, how: str, now: float) -> None:
         """Note that the process of ``member`` is stopped: at the next tick the others go on, if there are others."""
-        self._stopped[member] = how
+        self._stopped.setdefault(member, (how, now))
 
     def resumed(self, member: str) -> None:
         """Note that the process of ``member`` goes on."""
@@ -329,12 +329,14 @@ class ElasticDirector:
         return tuple(member for member in self.members if member not in self._stopped)
 
     def _evict_stopped(self, now: float) -> list[DirectorCommand]:
-        """Go on without members that are stopped, while others that have the state are heard."""
-        stopped = [member for member in self.members if member in self._stopped]
-        if not stopped or not any(self._rules.is_heard(member) for member in self.holders):
-            return []
-        found = [(member, self._stopped[member]) for member in stopped]
-        return [command for member, how in found for command in self._evict(member, how, now)]
+        """Go on without members that are stopped, while others that have the state are heard.
+
+        The last ones have as long as members that do not report: then it is no pause, and nothing may hang for ever.
+        """
+        limit = 0.0 if any(self._rules.is_heard(member) for member in self.holders) else self._report_within
+        found = [(member, *self._stopped[member]) for member in self.members if member in self._stopped]
+        late = [(member, how) for member, how, since in found if now - since >= limit]
+        return [command for member, how in late for command in self._evict(member, how, now)]
 
     def _evict(self, member: str, why: str, now: float) -> list[DirectorCommand]:
         return [Evict(member, why), *self.lost(member, why, now)]

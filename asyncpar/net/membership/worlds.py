@@ -454,7 +454,7 @@ class WorldMachine:
                 if not is_told_again:
                     self._obey(director.report(member, report, now, why))
             case MemberStopped() | MemberResumed():
-                self._stopped(event)
+                self._stopped(event, now)
             case _:
                 self._member_gone(event, now)
 
@@ -470,13 +470,13 @@ class WorldMachine:
                 self._steps = max(self._steps, steps if member in self._placed else UNKNOWN)
                 self._lost(member, how, now)
 
-    def _stopped(self, event: MemberStopped | MemberResumed) -> None:
+    def _stopped(self, event: MemberStopped | MemberResumed, now: float) -> None:
         director = self._director
         if director is None or event.member not in director.members:
             return
         match event:
             case MemberStopped(member, how):
-                director.stopped(member, how)
+                director.stopped(member, how, now)
             case MemberResumed(member):
                 director.resumed(member)
 
