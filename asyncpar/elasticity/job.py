@@ -64,8 +64,9 @@ if TYPE_CHECKING:
 _HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
 """Before donors are asked for again: it takes the director a while to notice that they are lost, or all are done."""
 
-HEALINGS = 16
-"""How often, within some 20 s, a newcomer asks for donors whose connections fail before it gives up."""
+HEALINGS = 24
+"""How often, within some 40 s, a newcomer asks for donors whose connections fail before it gives up: it takes longer
+than a leader waits for the last hosts that have the state."""
 
 
 class ElasticJob:

@@ -163,11 +163,6 @@ class SimulatedSlots:
         """The process of the agent."""
         return self._agent
 
-    @property
-    def processes(self) -> list[SimulatedProcess]:
-        """The processes of ranks that run."""
-        return [running.process for running in self._running.values()]
-
     async def close(self) -> None:
         for slot in list(self._running):
             self.signal(slot, signal.SIGKILL)
@@ -195,9 +190,6 @@ class SimulatedAgents:
 
     Node 0 founds the group.  So many ``witnesses``, on nodes of their own that never fail, vote and have no ranks.
     """
-
-    service: Callable[..., WorldService] = WorldService
-    """Makes an agent's part in the group."""
 
     def __init__(
         self,
@@ -261,7 +253,7 @@ class SimulatedAgents:
             try:
                 join = await self._take_part(process, f"h{node}", join) or join
             except AsyncparError as error:
-                self._say(node, f"ends: {error}")
+                self.cluster.say(node, f"ends: {error}")
                 self._awaited.add(node)
                 loop = self.cluster.loop
                 loop.schedule(loop.outside, loop.now + AGAIN_SECONDS, self.start, node)
@@ -273,7 +265,7 @@ class SimulatedAgents:
         node = process.node
         assert node is not None
         is_witness = node >= self.cluster.size
-        service = self.service(
+        service = WorldService(
             name=name,
             network=SimulatedGroupNetwork(self.cluster.network),
             join=join,
@@ -288,7 +280,7 @@ class SimulatedAgents:
             rendezvous=quiet,
             display=quiet,
             reaper=quiet,
-            on_say=lambda text: self._say(node, text),
+            on_say=lambda text: self.cluster.say(node, text),
             processes=self._slots_of(process),
         )
         watching: asyncio.Task[None] | None = None
@@ -320,9 +312,6 @@ class SimulatedAgents:
 
     def _slots_of(self, process: SimulatedProcess) -> Callable[..., Any]:
         return lambda _record, _place, *, feed, **_: SimulatedSlots(self, process, feed)
-
-    def _say(self, node: int, text: str) -> None:
-        self.cluster.say(node, text)
 
     # -- processes -------------------------------------------------------------------------------------------------
 
