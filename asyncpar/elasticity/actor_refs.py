@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 
@@ -189,8 +190,9 @@ class ElasticEndpoint(Endpoint[P, R]):
         ref = await self._actors.resolve(self._target.name, self._target.actor_class)
         system = self._actors.system
         try:
-            async for item in getattr(ref, self._name).stream(*args, **kwargs):
-                yield item
+            async with aclosing(getattr(ref, self._name).stream(*args, **kwargs)) as items:
+                async for item in items:
+                    yield item
         except Exception as error:  # judged: is it the end of the world?
             judged = self._actors.judge(system, error)
             if judged is error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -184,12 +184,13 @@ class ElasticJob:
         """
         if state.sharded is not None and state.sharded.workers is not None:
             raise UsageError("steps: this state has workers, which were asked for by outer=; use rounds")
-        async for step in self._all_steps(state, until):
-            yield step
+        async with aclosing(self._all_steps(state, until)) as steps:
+            async for step in steps:
+                yield step
 
     async def rounds(
         self, state: ElasticState, *, steps: int, quorum: float = 1.0, grace: float = 1.0, until: int
-    ) -> AsyncIterator[ElasticRound]:
+    ) -> AsyncGenerator[ElasticRound, None]:
         """Yield the rounds of DiLoCo from here to ``until``; each trains portions by themselves for ``steps`` steps.
 
         ``state`` was made with ``outer=``, the rate and momentum of the outer optimizer.  The outer step is made when
@@ -201,20 +202,22 @@ class ElasticJob:
         if workers is None:
             raise UsageError("rounds: expected a state with workers: job.state(..., outer=OuterConfig())")
         contents, is_known = RoundContents(-1), False
-        async for step in self._all_steps(state, until):
-            if contents.number != step.number:
-                contents = RoundContents(step.number, is_known=is_known)
-            is_known |= not step.is_replay
-            yield ElasticRound(self, workers, plan, contents, step)
+        async with aclosing(self._all_steps(state, until)) as all_steps:
+            async for step in all_steps:
+                if contents.number != step.number:
+                    contents = RoundContents(step.number, is_known=is_known)
+                is_known |= not step.is_replay
+                yield ElasticRound(self, workers, plan, contents, step)
 
-    async def _all_steps(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
+    async def _all_steps(self, state: ElasticState, until: int) -> AsyncGenerator[ElasticStep, None]:
         check_count("until", until, least=0)
         if self._state is not None and self._state is not state:
             raise UsageError("steps: expected the state of the earlier steps of this job, got another")
         is_new, self._state = self._state is None, state
         if is_new:
-            async for step in self._enter(state, until):
-                yield step
+            async with aclosing(self._enter(state, until)) as steps:
+                async for step in steps:
+                    yield step
         while state.step < until and not self.is_drained:
             step = ElasticStep(self, state.step)
             yield step
@@ -275,7 +278,7 @@ class ElasticJob:
 
     # -- coming in -----------------------------------------------------------------------------------------------------
 
-    async def _enter(self, state: ElasticState, until: int) -> AsyncIterator[ElasticStep]:
+    async def _enter(self, state: ElasticState, until: int) -> AsyncGenerator[ElasticStep, None]:
         """Join; a newcomer is healed first, and runs the steps that it has missed."""
         donors = await self._source.donors()
         self.is_drained = donors is None
@@ -290,8 +293,10 @@ class ElasticJob:
             healing = Healing(donors, state)
             try:
                 await self._unless_refused(healing.fetch())
-                async for step in self._catch_up(healing, state, until, size=len(donors) + 1):
-                    yield step
+                missed = self._catch_up(healing, state, until, size=len(donors) + 1)
+                async with aclosing(missed) as steps:
+                    async for step in steps:
+                        yield step
                 return
             except PeerLost as error:
                 if self._membership is not None or attempt == HEALINGS - 1:
@@ -318,7 +323,7 @@ class ElasticJob:
 
     async def _catch_up(
         self, healing: Healing, state: ElasticState, until: int, *, size: int
-    ) -> AsyncIterator[ElasticStep]:
+    ) -> AsyncGenerator[ElasticStep, None]:
         """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
 
         It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:

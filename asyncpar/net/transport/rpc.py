@@ -13,6 +13,7 @@ import inspect
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -177,8 +178,9 @@ def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
 
         async def told_stream(request: Any, context: Any) -> AsyncIterator[Any]:
             accept(context.peer())
-            async for answer in serve(request, context):
-                yield answer
+            async with aclosing(serve(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
 
         told = told_stream
     elif inspect.iscoroutinefunction(serve):

@@ -190,7 +190,10 @@ class SimulationLoop(VirtualTimeLoop):
         self._grave.extend(asyncio.all_tasks(self))  # one that is freed would run its ``finally`` blocks
 
     def bury(self, seconds: float) -> None:
-        """Cancel all tasks and let them end, those of the dead, too, for ``seconds`` at most."""
+        """Cancel all tasks and let them end, those of the dead, too, for ``seconds`` at most.
+
+        The async generators that they were in are closed after them, as ``asyncio.run`` does.
+        """
         tasks = sorted(asyncio.all_tasks(self), key=hash)
         for task in tasks:
             owner = self.owners.get(task)
@@ -200,11 +203,12 @@ class SimulationLoop(VirtualTimeLoop):
             task.cancel()
 
         async def wait() -> None:
-            await asyncio.wait(tasks, timeout=seconds)
+            if tasks:
+                await asyncio.wait(tasks, timeout=seconds)
+            self._grave.clear()
+            await asyncio.sleep(seconds)  # one that is freed closes the next, each as a task of its own
 
-        if tasks:
-            self.run_until_complete(wait())
-        self._grave.clear()
+        self.run_until_complete(wait())
 
     def pause(self, process: SimulatedProcess) -> None:
         """Give ``process`` no turns until ``resume``; its clock goes on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -112,6 +112,40 @@ def test_a_dead_process_runs_nothing_any_more_not_even_finally() -> None:
     loop.bury(1.0)
     assert heard == ["witness", "finally"]
     loop.close()
+
+
+def test_generators_that_the_dead_were_in_are_closed_in_the_end() -> None:
+    closed: list[str] = []
+
+    async def numbers(name: str) -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0.1)
+            closed.append(name)
+
+    async def outer() -> AsyncIterator[int]:
+        try:
+            async for number in numbers("inner"):
+                yield number
+        finally:
+            await asyncio.sleep(0.1)
+            closed.append("outer")
+
+    async def victim() -> None:
+        async for _ in outer():
+            await asyncio.sleep(100.0)
+
+    loop = SimulationLoop(0, Trace())
+    process = SimulatedProcess("node 0", number=1, node=0)
+    loop.start(process, victim())
+    loop.run_until_complete(asyncio.sleep(1.0))
+    loop.kill(process)
+    assert closed == []
+    loop.bury(1.0)
+    loop.close()
+    assert sorted(closed) == ["inner", "outer"]
 
 
 def test_a_paused_process_goes_on_where_it_was_and_its_clock_has_gone_on() -> None:
