@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from itertools import count
 from random import Random
@@ -39,6 +39,9 @@ HOLD_UP_CHANCE: Final = 0.1
 
 HOLD_UP_SECONDS: Final = 300e-6
 """For how long at most."""
+
+_CLOSING_SECONDS: Final = 0.02
+"""What async generators have to be closed in: each is closed as a task, which frees the next one."""
 
 _FEW_CANCELLED: Final = 100
 _COLLECT_EVERY: Final = 200_000
@@ -206,9 +209,18 @@ class SimulationLoop(VirtualTimeLoop):
             if tasks:
                 await asyncio.wait(tasks, timeout=seconds)
             self._grave.clear()
-            await asyncio.sleep(seconds)  # one that is freed closes the next, each as a task of its own
+            await asyncio.sleep(_CLOSING_SECONDS)
 
         self.run_until_complete(wait())
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """Close a generator that nobody refers to, as asyncio does, unless the simulation is over before."""
+        self._asyncgens.discard(agen)  # type: ignore[attr-defined]
+        if not self.is_closed():
+            self.call_soon(self._close_generator, agen)
+
+    def _close_generator(self, agen: AsyncGenerator[Any, Any]) -> None:
+        self.create_task(agen.aclose())
 
     def pause(self, process: SimulatedProcess) -> None:
         """Give ``process`` no turns until ``resume``; its clock goes on."""

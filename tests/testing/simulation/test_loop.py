@@ -122,7 +122,7 @@ def test_generators_that_the_dead_were_in_are_closed_in_the_end() -> None:
             while True:
                 yield 1
         finally:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.001)
             closed.append(name)
 
     async def outer() -> AsyncIterator[int]:
@@ -130,7 +130,7 @@ def test_generators_that_the_dead_were_in_are_closed_in_the_end() -> None:
             async for number in numbers("inner"):
                 yield number
         finally:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.001)
             closed.append("outer")
 
     async def victim() -> None:
