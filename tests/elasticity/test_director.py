@@ -288,3 +288,27 @@ def test_members_that_are_all_late_have_more_time_for_their_reports() -> None:
     director.lost("m0", "was killed", 1.0)
     assert evicted(director.tick(1.1 + REPORT_PATIENCE)) == [], "it is the last one that has the state"
     assert evicted(director.tick(1.1 + REPORT_PATIENCE + LAST_PATIENCE)) == ["m1"]
+
+
+def test_members_that_leave_do_not_keep_the_state_for_one_that_is_stopped_or_late() -> None:
+    director = begun(3)
+    director.drain("m0")
+    director.lost("m2", "was killed", 0.5)
+    assert director.holders == ("m1",)
+    director.stopped("m1", "is stopped", 1.0)
+    assert evicted(director.tick(1.1)) == [], "nobody else stays who has the state"
+    director.resumed("m1")
+    director.report("m0", MemberReport(generation=0, lineage=START), 1.2)
+    assert evicted(director.tick(1.3 + REPORT_PATIENCE)) == []
+    world = formed(director.report("m1", MemberReport(generation=0, lineage=START), 12.0))
+    assert world is not None
+    assert "m1" in world.members
+
+
+def test_where_all_leave_nobody_is_waited_for_longer_than_usual() -> None:
+    director = begun(2)
+    for member in ("m0", "m1"):
+        director.drain(member)
+    assert director.holders == ("m0", "m1")
+    director.stopped("m1", "is stopped", 1.0)
+    assert evicted(director.tick(1.1)) == ["m1"]

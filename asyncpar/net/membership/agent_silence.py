@@ -57,6 +57,10 @@ class AgentSilence:
         """Note that nobody accepts connections where ``node`` was."""
         self._refused.setdefault(node, now)
 
+    def is_gone(self, node: str) -> bool:
+        """Decide whether nobody accepts connections where ``node`` was."""
+        return node in self._refused
+
     def forget(self, node: str) -> None:
         """Forget ``node``, which is none of the group any more."""
         self._answered.pop(node, None)

@@ -8,6 +8,7 @@ from asyncpar.net.membership.group_state import GroupState
 from asyncpar.net.membership.world_messages import (
     HostDraining,
     HostEvent,
+    HostLeaving,
     JobClosed,
     JobOpened,
     MemberArrived,
@@ -40,8 +41,8 @@ class HostFacts:
         match event:
             case JobOpened(number=number) | JobClosed(number=number):
                 self._facts[type(event).__name__, str(number)] = event
-            case HostDraining():
-                self._facts["draining", ""] = event
+            case HostDraining() | HostLeaving():
+                self._facts[type(event).__name__, ""] = event
             case MemberHealing(member):
                 self._facts["healing", member] = event
             case MemberArrived():

@@ -325,8 +325,13 @@ class ElasticDirector:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """The members that have the committed state, and can use it now."""
-        return tuple(member for member in self.members if member not in self._stopped)
+        """The members that have the committed state, can use it now, and are to keep it."""
+        return tuple(member for member in self._keepers(self.members) if member not in self._stopped)
+
+    def _keepers(self, members: Sequence[str]) -> Sequence[str]:
+        """Return those of ``members`` that stay: the state is lost with them, and not with those that leave."""
+        staying = [member for member in members if member not in self._leaving]
+        return staying or members
 
     def _evict_stopped(self, now: float) -> list[DirectorCommand]:
         """Go on without members that are stopped, while others that have the state are heard.
@@ -370,7 +375,7 @@ class ElasticDirector:
             there, began, limit = world.ready, world.formed_at, self._ready_within
             why = f"did not come into generation {world.generation} for {limit:g} s"
         missing = [member for member in world.survivors if member not in there]
-        if len(missing) == len(world.survivors):
+        if set(self._keepers(world.survivors)) <= set(missing):
             limit += LAST_PATIENCE
         if now - began <= limit:
             return []

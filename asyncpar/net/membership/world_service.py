@@ -62,7 +62,8 @@ _TICK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.5
 """An agent that does nothing for longer was stopped, or starved."""
 _SOONEST_SECONDS = 0.01
-_LEAVE_SECONDS = 3.0
+_LEAVE_SECONDS = 10.0
+"""For how long a host that leaves waits until the others go on without its vote: longer than most pauses of them."""
 _LONG_AGO = 60.0
 _NO_QUORUM = "no quorum of the voters can be reached"
 _NODE_BYTES = 6
@@ -190,7 +191,7 @@ class WorldService:
             self.tell(HostLeaving(self.name))
             try:
                 async with asyncio.timeout(_LEAVE_SECONDS):
-                    while any(node.node == self._id for node in self._state.nodes):
+                    while self._is_missed():
                         self._changed.clear()
                         await self._changed.wait()
             except TimeoutError:  # the others will find that it is gone
@@ -201,6 +202,11 @@ class WorldService:
         self._node = None
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._outbox.put_nowait(None)
+
+    def _is_missed(self) -> bool:
+        """Decide whether the others need the vote of this host, which leaves, and can still learn that it does."""
+        nodes = [node.node for node in self._state.nodes]
+        return self._id in nodes and not all(self._silence.is_gone(node) for node in nodes if node != self._id)
 
     # -- consensus -----------------------------------------------------------------------------------------------------
 
@@ -446,6 +452,7 @@ class WorldService:
             return
         if is_gone:
             self._silence.refused(node, self._awake())
+            self._changed.set()
         self._feed(consensus.NodeUnreachable(node))
         self._arm()
 

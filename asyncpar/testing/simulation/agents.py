@@ -49,6 +49,8 @@ LOOK_SECONDS: Final = 0.1
 """Within how many seconds a host sees that a process is stopped."""
 AGAIN_SECONDS: Final = 1.0
 """After so many seconds an agent that the others have gone on without comes again."""
+LEAVE_SECONDS: Final = 30.0
+"""What ranks have to leave at the end of a step; the default of ``asyncpar agent --grace``."""
 _OPEN_SECONDS: Final = 0.1
 
 
@@ -215,6 +217,8 @@ class SimulatedAgents:
         self._disks = [*cluster.disks, *spare]
         self._slots: dict[SimulatedProcess, SimulatedSlots] = {}
         """By the process of a rank."""
+        self._hosts: dict[SimulatedProcess, HostAgent] = {}
+        """By the process of an agent."""
         self._over: dict[int, SimulatedProcess] = {}
         """The agents, by node, that have nothing to do any more: the job is over."""
         self._awaited: set[int] = set()
@@ -259,7 +263,28 @@ class SimulatedAgents:
                 loop.schedule(loop.outside, loop.now + AGAIN_SECONDS, self.start, node)
                 self.cluster.kill(process)
                 self.died(process)
+            if process in self._hosts and self._hosts[process].is_leaving:
+                self._gone(process)
             await asyncio.sleep(AGAIN_SECONDS)
+
+    def leave(self, node: int) -> None:
+        """Let the ranks of ``node`` leave, and its agent end, as SIGTERM does; one that begins ends at once."""
+        process = self.cluster.living(node, AGENT)
+        if process is not None:
+            self.cluster.loop.schedule(process, self.cluster.loop.now, self._terminate, process)
+
+    def _terminate(self, process: SimulatedProcess) -> None:
+        agent = self._hosts.get(process)
+        if agent is None:
+            self._gone(process)
+        else:
+            agent.leave("got SIGTERM", grace=LEAVE_SECONDS)
+
+    def _gone(self, process: SimulatedProcess) -> None:
+        """Let an agent end by itself."""
+        self.cluster.kill(process)
+        self.died(process)
+        self.on_over()
 
     async def _take_part(self, process: SimulatedProcess, name: str, join: tuple[str, ...]) -> tuple[str, ...]:
         node = process.node
@@ -283,6 +308,7 @@ class SimulatedAgents:
             on_say=lambda text: self.cluster.say(node, text),
             processes=self._slots_of(process),
         )
+        self._hosts[process] = agent
         watching: asyncio.Task[None] | None = None
         try:
             await service.start()

@@ -28,7 +28,7 @@ class SimulatedCluster:
     """``size`` nodes.  ``launch`` starts a process on one.
 
     ``on_death`` is called with every process that dies by a fault, ``on_stop`` with every one that is paused
-    or goes on, and ``on_restart`` with a node that has to run what it runs.
+    or goes on, ``on_restart`` with a node that has to run what it runs, and ``on_leave`` with one that is to leave.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class SimulatedCluster:
         self.on_death: Callable[[SimulatedProcess], None] = lambda _: None
         self.on_stop: Callable[[SimulatedProcess], None] = lambda _: None
         self.on_restart: Callable[[int], None] = lambda _: None
+        self.on_leave: Callable[[int], None] = lambda _: None
         self._healings: dict[Fault, Callable[[], None]] = {}
         """Faults that last, with what ends them."""
         self._incarnations = defaultdict[tuple[int, str], int](int)
@@ -138,6 +139,9 @@ class SimulatedCluster:
 
     def _kill_agent(self, fault: Fault) -> None:
         self._end(self.living(fault.node, AGENT), is_told=True)
+
+    def _leave(self, fault: Fault) -> None:
+        self.on_leave(fault.node)
 
     def _crash(self, fault: Fault) -> Callable[[], None]:
         node = fault.node

@@ -37,7 +37,7 @@ class SimulatedElasticJob(JobRecord):
         job = simulated_job((1, cluster.size))
         self.agents = SimulatedAgents(cluster, job, self._run, seed=seed, witnesses=witnesses)
         self.agents.on_rank, self.agents.on_over = self._started, self.changed.set
-        cluster.on_stop = self.agents.stopped
+        cluster.on_stop, cluster.on_leave = self.agents.stopped, self.agents.leave
 
     @contextmanager
     def installed(self) -> Iterator[None]:

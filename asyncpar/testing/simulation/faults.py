@@ -14,6 +14,7 @@ _ON_A_NODE: Final = {
     "crash": "the machine goes off for `seconds` (None: for good); what was not synced is lost",
     "restart": "the process dies if it lives, and a new one starts",
     "kill_agent": "the agent of the node dies, and its ranks with it",
+    "leave": "the agent of the node gets SIGTERM: its ranks leave at the end of a step, and it ends",
     "pause": "the processes of the node get no processor for `seconds` (SIGSTOP)",
     "pause_agent": "the agent of the node gets no processor for `seconds`",
     "pause_rank": "the rank on the node gets no processor for `seconds`",

@@ -12,9 +12,10 @@ from unittest.mock import patch
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.launch.agents import elastic_ranks
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
-from asyncpar.net.membership import agent_silence
+from asyncpar.net.membership import agent_silence, world_service
+from asyncpar.net.membership.host_facts import HostFacts
 from asyncpar.net.membership.world_director import ElasticDirector, StartWorld
-from asyncpar.net.membership.world_messages import WorldAnnounced
+from asyncpar.net.membership.world_messages import HostEvent, HostLeaving, WorldAnnounced
 from asyncpar.testing.simulation import Fault, SimulationResult, simulate
 from tests.testing.simulation.programs import bits, check_bits
 
@@ -41,6 +42,14 @@ class Siege:
         return {"size": self.size, "witnesses": self.witnesses, "elastic": True}
 
 
+LEAVING = Siege(
+    kinds=("leave", "pause_agent", "pause", "isolate"),
+    of_others=("leave", "pause_agent", "pause_rank", "isolate", "kill"),
+    pair_chance=0.6,
+)
+"""Hosts get SIGTERM, while others pause, are cut off, or lose their ranks."""
+
+
 async def besieged() -> object:
     """Commit steps for some seconds."""
     return await bits(seconds=0.03, until=UNTIL)
@@ -52,12 +61,16 @@ def check_besieged(result: SimulationResult) -> None:
 
 
 def draw_pauses(seed: object, siege: Siege) -> list[Fault]:
-    """Return faults of hosts of which node 0 leads at first."""
+    """Return faults of hosts of which node 0 leads at first; one that does not leave is left."""
     dice, size = Random(f"{seed} pauses"), siege.size
+    leavers: set[int] = set()
 
     def one(at: float, kind: str, node: int) -> Fault:
+        if kind == "leave":
+            kind = kind if len(leavers | {node}) < size else "pause_agent"
+            leavers.update([node] if kind == "leave" else [])
         peer = (node + dice.randrange(1, size)) % size if kind in ("one_way", "silence", "reset") else None
-        seconds = None if kind in ("kill", "reset") else round(dice.uniform(SHORTEST, LONGEST), 3)
+        seconds = None if kind in ("kill", "reset", "leave") else round(dice.uniform(SHORTEST, LONGEST), 3)
         return Fault(at=round(at, 3), kind=kind, node=node, peer=peer, seconds=seconds)
 
     faults: list[Fault] = []
@@ -117,6 +130,14 @@ def _starts_what_is_over(director: ElasticDirector, member: str, generation: int
     return [StartWorld(generation, world.members)] if len(world.ready) == len(world.members) else []
 
 
+_NOTE = HostFacts.note
+
+
+def _forgets_who_leaves(facts: HostFacts, event: HostEvent) -> None:
+    if not isinstance(event, HostLeaving):
+        _NOTE(facts, event)
+
+
 MISSING: dict[str, Missing] = {
     "parked-hosts-wait": Missing(
         prevents="a parked host ends each world that is announced to it, and the next one",
@@ -140,6 +161,16 @@ MISSING: dict[str, Missing] = {
             (PipeWorlds, "_take_members", _takes_once),
             (ElasticDirector, "ready", _starts_what_is_over),
         ),
+    ),
+    "leaving-is-a-fact": Missing(
+        prevents="only a leader that leaves, too, has heard that a host leaves, and its vote is missed for good",
+        siege=LEAVING,
+        patches=((HostFacts, "note", _forgets_who_leaves), (world_service, "_LEAVE_SECONDS", 3.0)),
+    ),
+    "leavers-keep-nothing": Missing(
+        prevents="a host leaves with the state while the only other one that has it pauses",
+        siege=LEAVING,
+        patches=((ElasticDirector, "_keepers", lambda _director, members: members),),
     ),
 }
 

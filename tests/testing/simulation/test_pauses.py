@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from asyncpar.testing.simulation import SimulationFailed
+from asyncpar.testing.simulation import Fault, SimulationFailed, simulate
 from tests.products import IS_WHOLE
-from tests.testing.simulation.pauses import MISSING, Siege, besiege, without
+from tests.testing.simulation.pauses import FIRST_AT, LEAVING, MISSING, Siege, besiege, besieged, without
 
 SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "24"))
 """How many seeds; all that was promised: 10000."""
 LIMIT = 500
-FIRST = {"addresses-once": 163, "last-holders": 1, "parked-hosts-wait": 5}
+MOST_SECONDS = 2.0
+"""Virtual seconds in which agents end that all leave."""
+FIRST = {
+    "addresses-once": 163,
+    "last-holders": 1,
+    "parked-hosts-wait": 5,
+    "leaving-is-a-fact": 57,
+    "leavers-keep-nothing": 17,
+}
 """Seeds that are tried first, because they were found before; any other would do."""
 
 
@@ -22,6 +31,26 @@ FIRST = {"addresses-once": 163, "last-holders": 1, "parked-hosts-wait": 5}
 def test_pauses_and_cuts_end_no_rank_lose_no_step_and_stop_nothing_for_long(size: int) -> None:
     for seed in range(SEEDS // 3):
         besiege(seed, Siege(size=size))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [3, 4])
+def test_hosts_that_leave_take_neither_the_state_nor_the_quorum_with_them(size: int) -> None:
+    for seed in range(SEEDS // 3):
+        besiege(seed, replace(LEAVING, size=size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("apart", [0.0, 0.01, 0.2])
+@pytest.mark.parametrize("witnesses", [0, 1])
+def test_agents_that_all_get_sigterm_end_in_order(size: int, apart: float, witnesses: int) -> None:
+    faults = [Fault(at=FIRST_AT + node * apart, kind="leave", node=node) for node in range(size)]
+    result = simulate(besieged, size=size, faults=faults, elastic=True, witnesses=witnesses)
+    assert result.errors == {}
+    assert set(result.results.values()) == {None}, "no rank has come to the end, and none has failed"
+    worlds = {entry.content[1] for entry in result.notes if entry.content[0] == "changed"}
+    assert len(worlds) <= (size if apart else 1), "each may leave by itself, or all together"
+    assert result.seconds < FIRST_AT + size * apart + MOST_SECONDS
 
 
 def seeds_until_found(name: str) -> int:
