@@ -118,7 +118,7 @@ class ElasticEngineJob:
             tasks.add(growing)
             return await self._follow(part, number, tasks)
         finally:
-            part.group.is_last = True
+            part.group.leave_unheard()
             for task in tasks | self._starting:
                 task.cancel()
             await asyncio.wait(tasks | self._starting)

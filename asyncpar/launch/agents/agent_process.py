@@ -83,7 +83,7 @@ class AgentProcess:
         self._agent: HostAgent | None = None
         self._name = options.name or host_name()
         self._is_for_job = job is not None
-        self._group: WorldGroup | None = None
+        self._group: WorldService | None = None
         base = JobSummary(job=self._job_name, pid=os.getpid(), time=time.time(), started=time.time())
         self._view = GroupWatch(base, self._know, credentials.rpc, self._name)
         self._unsaid: list[str] = []
@@ -133,6 +133,8 @@ class AgentProcess:
             self._group.tell(JobClosed(number=self._agent.number, record=encode_record(end)))
             return
         self._agent.leave(f"got {name}", grace=self._options.grace if is_first else 0.0)
+        if not is_first:
+            self._group.leave_unheard()
 
     async def _live(
         self, join: tuple[str, ...], reaper: ReaperClient, directory: Path, observers: Observers

@@ -46,7 +46,8 @@ def choose_voters(
 ) -> tuple[str, ...]:
     """Return who decides the next change: the leader first, then those who voted before, then others, up to five.
 
-    Those others are only nodes that are ``heard``: one that was let in and never began would be missed in every quorum.
+    Those others are only nodes that are ``heard``, if any is: one that was let in and never began would be missed in
+    every quorum.
 
     Witnesses come last: of two voters the first goes on, and a job needs a host that has ranks.  One of them votes
     however many hosts there are.
@@ -54,6 +55,7 @@ def choose_voters(
     present = {node.node: node.is_witness for node in state.nodes}
     known = dict.fromkeys((leader, *before))
     wanted = [node for node in dict.fromkeys((*known, *present)) if node in present and (node in known or heard(node))]
+    wanted = wanted or list(present)
     witnesses = [node for node in wanted if present[node]]
     hosts = [node for node in wanted if not present[node]][: MOST_VOTERS - min(len(witnesses), 1)]
     return tuple(hosts + witnesses)[:MOST_VOTERS]

@@ -116,8 +116,8 @@ class WorldService:
         self._silence = AgentSilence()
         self._is_parked = False
         self._is_leaving = False
-        self.is_last = False
-        """Are the other hosts about to end, so that nobody has to hear that this one leaves?"""
+        self._is_unheard = False
+        """Does this host leave without waiting for the others?"""
         self._is_dismissed = False
         self._trouble: Exception | None = None
         self._awake_at = self._slept = 0.0
@@ -187,7 +187,7 @@ class WorldService:
     async def stop(self) -> None:
         """See ``WorldGroup``."""
         self._is_leaving = True
-        if len(self._state.nodes) > 1 and not self._is_dismissed and not self.is_last:
+        if len(self._state.nodes) > 1 and not self._is_dismissed:
             self.tell(HostLeaving(self.name))
             try:
                 async with asyncio.timeout(_LEAVE_SECONDS):
@@ -203,10 +203,16 @@ class WorldService:
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._outbox.put_nowait(None)
 
+    def leave_unheard(self) -> None:
+        """Let ``stop`` wait for nobody, from now on: the other hosts are about to end, too, or there is no time."""
+        self._is_unheard = True
+        self._changed.set()
+
     def _is_missed(self) -> bool:
         """Decide whether the others need the vote of this host, which leaves, and can still learn that it does."""
         nodes = [node.node for node in self._state.nodes]
-        return self._id in nodes and not all(self._silence.is_gone(node) for node in nodes if node != self._id)
+        are_gone = all(self._silence.is_gone(node) for node in nodes if node != self._id)
+        return self._id in nodes and not are_gone and not self._is_unheard
 
     # -- consensus -----------------------------------------------------------------------------------------------------
 

@@ -36,11 +36,14 @@ class Silent:
 
     def __init__(self) -> None:
         self.answer: AnswerNewcomer | None = None
+        self.take: TakeFrame | None = None
+        self.downs: dict[str, OnDown] = {}
 
     def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
-        self.answer = answer
+        self.take, self.answer = take, answer
 
     def connect(self, own: tuple[str, str], node: str, address: str, *, on_up: OnUp, on_down: OnDown) -> PeerConnection:
+        self.downs[node] = on_down
         return Nobody()
 
     async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
@@ -119,3 +122,66 @@ def test_a_newcomer_without_anybody_to_join_says_where_it_looked() -> None:
             await service.start()
 
     run_virtual(run())
+
+
+async def let_in(network: Silent, *names: str) -> None:
+    assert network.answer is not None
+    refusal = (await network.answer(pb.EnterRequest(version="0"))).refusal
+    version = refusal.split()[6].rstrip(",")
+    for name in names:
+        await network.answer(pb.EnterRequest(version=version, node=f"{name}#1", name=name, address=f"{name}:1"))
+
+
+async def leaving(service: WorldService, network: Silent) -> tuple[asyncio.Task[float], float]:
+    """Let in two hosts, which vote and answer nothing more, and leave; return the task and when it began."""
+    assert network.take is not None
+    await let_in(network, "b", "c")
+    for name in ("b", "c"):
+        network.take(f"{name}#1", f"{name}:1", HostDraining(name, is_draining=False))
+    await asyncio.sleep(0.5)
+    assert [host.name for host in (await service.status()).hosts if host.is_voter] == ["a", "b", "c"]
+
+    async def leave() -> float:
+        await service.stop()
+        return asyncio.get_running_loop().time()
+
+    task, began = asyncio.create_task(leave()), asyncio.get_running_loop().time()
+    await asyncio.sleep(1.0)
+    return task, began
+
+
+def test_a_host_that_leaves_waits_for_a_while_for_others_that_do_not_answer() -> None:
+    async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
+        task, began = await leaving(service, network)
+        assert not task.done()
+        assert await task == pytest.approx(began + 10.0)
+
+    conversation(talk)
+
+
+def test_it_does_not_wait_for_others_that_are_gone() -> None:
+    async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
+        task, began = await leaving(service, network)
+        for node, on_down in network.downs.items():
+            on_down(node, True)
+        assert await task == pytest.approx(began + 1.0)
+
+    conversation(talk)
+
+
+def test_it_does_not_wait_when_it_is_asked_again() -> None:
+    async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
+        task, began = await leaving(service, network)
+        service.leave_unheard()
+        assert await task == pytest.approx(began + 1.0)
+
+    conversation(talk)
+
+
+def test_a_founder_may_leave_a_host_that_has_never_said_anything() -> None:
+    async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
+        await let_in(network, "b")
+        await service.stop()
+        assert [host.name for host in (await service.status()).hosts] == ["b"]
+
+    conversation(talk)
