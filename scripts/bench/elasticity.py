@@ -9,7 +9,9 @@ Ranks are processes of one host with two cores, so that all of them and what wat
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,26 @@ def _simulated(found: dict[str, Any]) -> str:
     return (
         f"{found['seeds']:,} elastic programs with {kinds} in {found['seconds']:.0f} s by {found['processes']} "
         f"processes, {found['failed']} failed"
+    )
+
+
+def _besieged(output: str) -> str:
+    runs = [json.loads(line) for line in output.splitlines() if line.startswith('{"hosts"')]
+    findings = Counter[str]()
+    for run in runs:
+        findings.update(run["findings"])
+    faults, steps, worlds = (sum(run[name] for run in runs) for name in ("faults", "steps", "generations"))
+    hosts = ", ".join(str(run["hosts"]) for run in runs)
+    found = ", ".join(f"{count} {name}" for name, count in findings.items()) or "nothing found"
+    gap = max(run["largest_gap"] for run in runs)
+    return f"{hosts} hosts: {faults} faults, {steps:,} steps, {worlds} worlds, {found}; {gap:.1f} s without a commit"
+
+
+def _banked(found: dict[str, Any]) -> str:
+    return (
+        f"{found['minutes']:g} minutes: {sum(found['faults'].values())} faults, {found['steps']:,} steps, "
+        f"{found['generations']} worlds, {found['asked']:,} transfers, {sum(found['findings'].values()) or 'nothing'} "
+        f"found; {found['gaps']['most']:.1f} s without a commit"
     )
 
 
@@ -225,6 +247,27 @@ GOALS = (
         FAULTS,
         row("G16", "steps done again:", "peer errors:", "to the next commit, less a step"),
         "forming the world",
+    ),
+    Goal(
+        "G17",
+        "pauses and cuts of leaders and others: bit-equal, no crash, no step repeated, 10 s without a commit",
+        "python scripts/bench/siege.py --faults 100 --hosts 3,4,5 --seed 1 --every 2 --settle 4",
+        _besieged,
+        "an agent that does not answer for 2.5 s is held for lost",
+    ),
+    Goal(
+        "G17, simulated",
+        "10,000 seeds of the same in virtual time",
+        "python scripts/bench/simulation.py --seeds 10000 --processes 2 --sieges",
+        last_object(_simulated),
+        "-",
+    ),
+    Goal(
+        "G18",
+        "banks of elastic actors under double kills for an hour: every total right, no transfer twice or by half",
+        "python scripts/bench/bank.py --minutes 60 --seed 2",
+        last_object(_banked),
+        "-",
     ),
     Goal(
         "control, torchrun",
