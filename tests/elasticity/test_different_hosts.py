@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.elasticity.donors import SnapshotShelf
+from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.step import ElasticStep
@@ -102,6 +103,36 @@ def test_a_joining_rank_that_computes_otherwise_does_not_end_well_with_the_job(a
                 check_equal(result, alone)
             with pytest.raises(DivergedState, match=rf"its step {UNTIL - 1} has another digest than the group's"):
                 await other[0]
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def test_a_joining_rank_that_nobody_can_compare_any_more_knows_that_it_was_no_member(
+    alone: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeats the last step, and the others are gone before it can ask them: what it has may be wrong."""
+    prove = Healing.prove
+
+    async def prove_late(healing: Healing, mine: Lineage) -> None:
+        await asyncio.sleep(1.0)
+        await prove(healing, mine)
+
+    monkeypatch.setattr(Healing, "prove", prove_late)
+
+    async def main() -> None:
+        other: list[asyncio.Task[Result]] = []
+
+        def join(where: str, step: ElasticStep) -> None:
+            if (where, step.number, other) == ("computed", UNTIL - 2, []):
+                other.append(worlds.start("n0", member("n0", differs_in())))
+
+        async with ElasticWorlds(2) as worlds:
+            for result in await asyncio.gather(*(worlds.start(f"m{n}", member(f"m{n}", join)) for n in range(2))):
+                check_equal(result, alone)
+            result = await other[0]
+            assert len(result.losses) == UNTIL
+            assert result.is_drained
         assert len(worlds.worlds) == 1
 
     run_virtual(main())
