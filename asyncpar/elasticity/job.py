@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -98,7 +98,11 @@ class ElasticJob:
         self._state_lost: StateLost | None = None
         """Parts of the state that the next step would need are lost."""
         self.is_drained = False
-        """Was this process asked to leave?  Then ``steps`` ends early."""
+        """Whether this process is no member at the end.
+
+        It was asked to leave, so that ``steps`` ends early, or the job was complete before its state was known to be
+        equal to that of the others.
+        """
         self._refused: Callable[[], None] | None = None
         """Ends this process, which asks to leave, if no other one goes on."""
         self.shelf = SnapshotShelf()
@@ -359,8 +363,10 @@ class ElasticJob:
                 step.check_used()
                 if joining is not None:
                     self._source.progress(await state.lineage())
-            with suppress(PeerLost):  # the others are done, too, and may not answer any more
+            try:
                 await self._unless_refused(healing.prove(await state.lineage()))
+            except PeerLost:  # the others are done, and nobody can compare the state of this process any more
+                self.is_drained = True
         finally:
             for task in (coming, *others):
                 task.cancel()

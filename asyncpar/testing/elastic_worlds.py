@@ -1,305 +1,201 @@
-"""Elastic worlds in one process, for tests: members are tasks, which can be killed, drained, and come later."""
+"""Elastic worlds in one process, for tests: members are tasks, which can be killed, drained, and come later.
+
+What decides is what decides in production.  One host runs the agent (``HostAgent``), alone in a group whose only voter
+never fails; its job has many slots.  The process of a slot is idle until ``start`` gives it a program, which runs as a
+task and gets its worlds from the agent over its pipe (``PipeWorlds``).  The processes and what connects them are
+replaced (``task_slots.py``), and so is the disk with the votes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self
 
-from asyncpar.bootstrap import WorldBootstrap
-from asyncpar.core.config.world import Member, World
-from asyncpar.elasticity.donors import Donor, SnapshotDescription, SnapshotShelf, StepUpdate
-from asyncpar.elasticity.worlds import Membership, OnRevoked, WorldSource
-from asyncpar.errors import LaunchError, PeerLost, StaleGeneration, UsageError
-from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.world_director import (
-    AnnouncePending,
-    DirectorCommand,
-    ElasticDirector,
-    Evict,
-    FormWorld,
-    RevokeWorld,
-    rotated,
-)
-from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.net.transport.links import Links
+from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
+from asyncpar.errors import UsageError
+from asyncpar.launch.agents.host_agent import HostAgent
+from asyncpar.launch.agents.job_record import encode_record
+from asyncpar.launch.agents.slot_processes import HostPlace
+from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
+from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.vote_file import VoteFile
+from asyncpar.net.membership.world_messages import HostCommand, JobOpened, WorldAnnounced, WorldChange
+from asyncpar.net.membership.world_service import WorldService
+from asyncpar.testing.simulation.agents import QuietHost, simulated_job
+from asyncpar.testing.simulation.disk import SimulatedDisk
+from asyncpar.testing.task_slots import Main, TaskProcess, TaskSlots
 
-Main: TypeAlias = "Callable[[WorldSource], Coroutine[Any, Any, Any]]"
+_HOST: Final = "host"
+_SLOTS: Final = 32
+"""The number of members that may run at a time."""
+_LAST_CALL: Final = 0.01
+"""Seconds for which the agent waits for members that arrive together."""
 
-_TICK = 0.5
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWorld:
+    """A world that the agent has announced; members have the names that they were started with."""
+
+    generation: int
+    members: tuple[str, ...]
+    """In the order of their ranks."""
+    lineage: Lineage
+    decision: Decision
+    change: WorldChange
 
 
 class ElasticWorlds:
     """Runs members of an elastic job as tasks: ``async with ElasticWorlds(4) as worlds``.
 
-    ``size`` members make the first world.  ``start`` runs ``main(source)``, which is ``ap.elastic(source=source)`` and
-    what follows; members that are started later are newcomers.  At the end, members that run are killed.
+    ``size`` members make the first world: the agent gets their arrivals together.  ``start`` runs ``main(source)``,
+    which is ``ap.elastic(source=source)`` and what follows; members that are started later join.  The agent notices
+    that a member was killed ``notice`` seconds later.  At the end, members that run are killed.
     """
 
-    def __init__(self, size: int) -> None:
-        self.director = ElasticDirector(size)
+    def __init__(self, size: int, *, notice: float = 0.0) -> None:
         self.tasks: dict[str, asyncio.Task[Any]] = {}
-        """What members come to, by name."""
-        self.worlds: list[FormWorld] = []
+        """The tasks of all members so far, by name."""
+        self.worlds: list[TaskWorld] = []
         """All worlds so far."""
-        self._sources: dict[str, LocalWorldSource] = {}
-        self._fabric = InprocFabric()
-        self._taking: set[str] = set()
-        """Who has not taken the last world yet."""
-        self._all_take = asyncio.Event()
-        self._asked = 0
-        self._ticking: asyncio.TimerHandle | None = None
+        self.lines: list[str] = []
+        """The lines that the agent has printed."""
+        self._slots = TaskSlots(first=size, notice=notice)
+        self._members: dict[str, TaskProcess] = {}
+        self._names: dict[str, str] = {}
+        """The names of members, by those that the agent has given."""
+        self._formed = asyncio.Event()
+        self._service: WorldService | None = None
+        self._agent: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
-        self._tick()
+        votes = VoteFile(Path("votes"), job="agents", disk=SimulatedDisk(Random(0)))
+        service = self._service = _LoneService(self._announced, votes)
+        await service.start()
+        quiet: Any = QuietHost()
+        slots: Any = self._slots
+        agent = HostAgent(
+            service,
+            HostPlace(host=_HOST, host_id=_HOST, bind="", secret_file="", environment={}),
+            rendezvous=quiet,
+            display=quiet,
+            reaper=quiet,
+            on_say=self.lines.append,
+            processes=lambda _record, _place, *, feed, **_: slots.report_to(feed),
+        )
+        self._agent = asyncio.create_task(agent.run(), name="agent")
+        job = simulated_job((1, 1), slots=_SLOTS, last_call=_LAST_CALL)
+        service.tell(JobOpened(number=1, terms=job.terms, record=encode_record(job)))
+        await self._slots.are_there.wait()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
-        for name in list(self._sources):
+        assert self._service is not None
+        assert self._agent is not None
+        for name in self._members:
             self.kill(name)
         if self.tasks:
             await asyncio.wait(self.tasks.values())
+        has_ended = self._agent.done()
+        self._agent.cancel()
+        await asyncio.wait({self._agent})
+        await self._service.stop()
+        if has_ended:
+            self._agent.result()
 
     def start(self, name: str, main: Main) -> asyncio.Task[Any]:
         """Run ``main`` as member ``name``, and return its task."""
         if name in self.tasks:
             raise UsageError(f"name: a member was called {name!r} before; each incarnation needs a name of its own")
-        source = self._sources[name] = LocalWorldSource(self, name)
-        self.tasks[name] = asyncio.create_task(main(source), name=f"member {name}")
-        return self.tasks[name]
+        process = self._members[name] = self._slots.run(main, name=name)
+        assert process.task is not None
+        self._names[process.pipe.member] = name
+        self.tasks[name] = process.task
+        return process.task
 
-    def kill(self, name: str, how: str = "was killed") -> None:
-        """Let a member disappear as a killed process would: it says nothing more, and runs no further."""
-        source = self._sources.pop(name, None)
-        if source is None:
-            return
-        source.disappear()
-        self.tasks[name].cancel()
-        self.obey(self.director.lost(name, how, self.now()))
+    def kill(self, name: str) -> None:
+        """Make a member disappear as a killed process does: it sends nothing more, and runs no further."""
+        if self.is_running(name):
+            self._slots.kill(self._members[name])
 
     def drain(self, name: str) -> None:
-        """Let a member leave at the end of a step."""
-        self.obey(self.director.drain(name))
+        """Make a member ask to leave at the end of a step, as a process does that gets SIGTERM."""
+        self._members[name].source.ask_to_leave(lambda: None)
 
     def is_running(self, name: str) -> bool:
-        """Is this member alive, and has not left?"""
-        return name in self._sources
+        """Decide whether a member was neither killed nor has left."""
+        return name in self._members and self._members[name].is_running
 
-    # -- for the sources -----------------------------------------------------------------------------------------------
+    @property
+    def present(self) -> list[str]:
+        """The members of the current world that are running."""
+        return [name for name in self.worlds[-1].members if self.is_running(name)] if self.worlds else []
 
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
+    async def formed(self, count: int) -> None:
+        """Wait until ``count`` worlds were announced."""
+        while len(self.worlds) < count:
+            self._formed.clear()
+            await self._formed.wait()
 
-    def left(self, name: str) -> None:
-        """Remove a member that needs no more worlds."""
-        if self._sources.pop(name, None) is not None:
-            self.obey(self.director.lost(name, "left", self.now()))
+    def name_of(self, member: str) -> str:
+        """Return the name that a member was started with, given the one in the messages of production."""
+        return self._names[member]
 
-    def donors(self) -> list[Donor]:
-        """Return the members that have the state."""
-        members = self.director.members
-        if self.director.has_begun and not members:
-            raise LaunchError("the job is over: all its members have left")
-        self._asked += 1
-        found: list[Donor] = [LocalDonor(self, name) for name in members if name in self._sources]
-        return rotated(found, self._asked)
-
-    def shelf(self, name: str) -> SnapshotShelf:
-        """Return what a member gives to newcomers.  Raises ``PeerLost`` if it is gone."""
-        source = self._sources.get(name)
-        if source is None or source.shelf is None:
-            raise PeerLost(f"{name} is gone", cause="it is gone")
-        return source.shelf
-
-    async def taken(self, name: str, generation: int) -> None:
-        """Note that a member takes a world; return when all have, as where processes meet in a rendezvous."""
-        if generation == self.worlds[-1].generation:
-            self._taking.discard(name)
-            if not self._taking:
-                self._all_take.set()
-            await self._all_take.wait()
-
-    def obey(self, commands: Iterable[DirectorCommand]) -> None:
-        """Do what the director says."""
-        for command in commands:
-            match command:
-                case RevokeWorld(generation, members, why, is_planned):
-                    for source in self._of(members):
-                        source.hear_revoked(generation, None if is_planned else PeerLost(why, cause=why))
-                case AnnouncePending(generation, members):
-                    for source in self._of(members):
-                        source.pending = generation
-                case Evict(member, why):
-                    for source in self._of([member]):
-                        source.evicted(why)
-                case FormWorld():
-                    self._form(command)
-
-    def _form(self, formed: FormWorld) -> None:
-        self.worlds.append(formed)
-        self._fabric = InprocFabric()
-        self._taking, self._all_take = set(formed.members), asyncio.Event()
-        members = tuple(Member(rank=rank) for rank in range(len(formed.members)))
-        world = World(members=members, generation=formed.generation)
-        for rank, name in enumerate(formed.members):
-            if name in self._sources:
-                self._sources[name].welcome(formed, rank, world, self._fabric)
-            self.director.ready(name, formed.generation)  # of one process: it can be connected to at once
-
-    def _of(self, members: Iterable[str]) -> list[LocalWorldSource]:
-        return [self._sources[name] for name in members if name in self._sources]
-
-    def _tick(self) -> None:
-        self.obey(self.director.tick(self.now()))
-        self._ticking = asyncio.get_running_loop().call_later(_TICK, self._tick)
-
-
-class LocalWorldSource:
-    """The worlds of one member."""
-
-    def __init__(self, worlds: ElasticWorlds, name: str) -> None:
-        self.name = name
-        self.shelf: SnapshotShelf | None = None
-        self.pending = -1
-        self._worlds = worlds
-        self._coming: asyncio.Future[Membership | None] | None = None
-        self._callbacks: list[OnRevoked] = []
-        self._links: Links | None = None
-        self._fabric: InprocFabric | None = None
-
-    async def donors(self) -> Sequence[Donor]:
-        return self._worlds.donors()
-
-    async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:  # noqa: ARG002
-        self.shelf = shelf
-        self._check()
-        coming = self._wait()
-        self._worlds.obey(self._worlds.director.arrive(self.name, lineage, self._worlds.now()))
-        membership = await coming
-        assert membership is not None
-        return membership
-
-    def progress(self, lineage: Lineage) -> None:
-        self._worlds.obey(self._worlds.director.progress(self.name, lineage, self._worlds.now()))
-
-    async def withdraw(self) -> None:
-        self._coming = None
-        self._worlds.obey(self._worlds.director.withdraw(self.name, self._worlds.now()))
-
-    async def next_world(self, report: MemberReport) -> Membership | None:
-        self._check()
-        coming = self._wait()
-        self._worlds.obey(self._worlds.director.report(self.name, report, self._worlds.now()))
-        return await coming
-
-    def refused(self, why: str) -> None:
-        """Do nothing: it ends, and nobody starts it again."""
-
-    def on_revoked(self, callback: OnRevoked) -> None:
-        self._callbacks.append(callback)
-
-    def has_pending(self, generation: int) -> bool:
-        return self.pending == generation
-
-    async def hold_lease(self) -> None:
-        pass  # of one process: none is stopped without the others
-
-    async def leave(self, failed: tuple[int | None, str] | None = None) -> None:  # noqa: ARG002
-        self._worlds.left(self.name)
-
-    # -- what happens to it --------------------------------------------------------------------------------------------
-
-    def hear_revoked(self, generation: int, why: BaseException | None) -> None:
-        """Handle the end of a world."""
-        for callback in self._callbacks:
-            callback(generation, why)
-
-    def evicted(self, why: str) -> None:
-        """End this member, for which there is no place any more."""
-        if self._coming is None or self._coming.done():
+    def _announced(self, world: WorldAnnounced) -> None:
+        """Note a world that the members are about to get."""
+        if not world.members:  # all were lost
             return
-        if why == "drained":
-            self._coming.set_result(None)
-        elif self._worlds.director.trouble is not None:
-            self._coming.set_exception(LaunchError(why))
-        else:
-            self._coming.set_exception(StaleGeneration(why))
+        change = world.change
+        noted = TaskWorld(
+            generation=world.generation,
+            members=self._all_named(placed.name for placed in world.members),
+            lineage=world.lineage,
+            decision=world.decision,
+            change=replace(change, joined=self._all_named(change.joined), left=self._all_named(change.left)),
+        )
+        self.worlds.append(noted)
+        self._formed.set()
 
-    def welcome(self, formed: FormWorld, rank: int, world: World, fabric: InprocFabric) -> None:
-        """Make this member ``rank`` of a new world."""
-
-        async def attach(stack: AsyncExitStack) -> WorldBootstrap:
-            stack.callback(fabric.leave, rank)
-            await self._worlds.taken(self.name, formed.generation)
-            return WorldBootstrap(world=world, rank=rank, connector=InprocConnector(fabric), join=self._join)
-
-        self._fabric = fabric
-        if self._coming is not None and not self._coming.done():
-            self._coming.set_result(
-                Membership(
-                    generation=formed.generation,
-                    rank=rank,
-                    size=len(formed.members),
-                    attach=attach,
-                    lineage=formed.lineage,
-                    decision=formed.decision,
-                    change=formed.change,
-                )
-            )
-
-    def disappear(self) -> None:
-        """Let all channels of this member end, without a word."""
-        self._callbacks.clear()
-        if self._links is None or self._fabric is None:
-            return
-        rank = self._links.rank
-        self._fabric.leave(rank)
-        for other in range(self._links.world.size):
-            lane = self._links.link(other).lane if other != rank and self._links.is_up(other) else None
-            if lane is not None:
-                lane.abort(PeerLost("killed", rank=rank))
-
-    def _join(self, links: Links) -> None:
-        assert self._fabric is not None
-        self._links = links
-        self._fabric.join(links)
-
-    def _wait(self) -> asyncio.Future[Membership | None]:
-        self._coming = asyncio.get_running_loop().create_future()
-        return self._coming
-
-    def _check(self) -> None:
-        if self._worlds.director.trouble is not None:
-            raise LaunchError(self._worlds.director.trouble)
+    def _all_named(self, members: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self.name_of(member) for member in members)
 
 
-class LocalDonor:
-    """A member that newcomers of the same process ask."""
+class _LoneService(WorldService):
+    """The group of one host; calls ``on_world`` with each world before the agent gets it."""
 
-    def __init__(self, worlds: ElasticWorlds, name: str) -> None:
-        self._worlds = worlds
-        self.name = name
+    def __init__(self, on_world: Callable[[WorldAnnounced], None], votes: VoteFile) -> None:
+        super().__init__(name=_HOST, network=_NoPeers(), join=(), votes=votes)
+        self._on_world = on_world
 
-    async def position(self) -> int:
-        return await self._worlds.shelf(self.name).position()
+    @property
+    def commands(self) -> AsyncIterator[HostCommand]:
+        return self._noted(super().commands)
 
-    async def pin(self, step: int) -> SnapshotDescription:
-        return await self._worlds.shelf(self.name).pin(step)
+    async def _noted(self, commands: AsyncIterator[HostCommand]) -> AsyncIterator[HostCommand]:
+        async for command in commands:
+            if isinstance(command, WorldAnnounced):
+                self._on_world(command)
+            yield command
 
-    async def block(self, pin: int, name: str, number: int) -> bytes | memoryview:
-        return await self._worlds.shelf(self.name).block(pin, name, number)
 
-    async def update(self, pin: int, number: int) -> StepUpdate:
-        return (await self._worlds.shelf(self.name).update(pin, number)).copied()
+class _NoPeers:
+    """See ``GroupNetwork``; for a host that is alone."""
 
-    async def lineage(self, pin: int, step: int) -> Lineage:
-        return await self._worlds.shelf(self.name).lineage(pin, step)
+    address = _HOST
 
-    async def unpin(self, pin: int) -> None:
-        await self._worlds.shelf(self.name).unpin(pin)
+    def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
+        """Do nothing: nobody connects."""
+
+    def connect(self, own: tuple[str, str], node: str, address: str, *, on_up: OnUp, on_down: OnDown) -> PeerConnection:
+        del own, on_up, on_down
+        raise AssertionError(f"expected no other host in the group, got {node} at {address}")
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        del request
+        raise ConnectionError(f"nobody serves at {address}")

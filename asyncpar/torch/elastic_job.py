@@ -143,7 +143,7 @@ class ElasticTraining:
 
     @property
     def is_drained(self) -> bool:
-        """Was this process asked to leave?  Then ``steps`` ends early."""
+        """Whether this process is no member at the end; see ``ElasticJob``."""
         return self._job.is_drained
 
     @property

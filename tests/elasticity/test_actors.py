@@ -158,12 +158,6 @@ async def die_once(worlds: ElasticWorlds, run: Run, name: str) -> None:
         await asyncio.sleep(1)
 
 
-async def second_world(worlds: ElasticWorlds) -> None:
-    """Return when a rank is lost, and the next world has formed."""
-    while len(worlds.worlds) < 2:  # noqa: ASYNC110  # no event tells that a world has formed
-        await asyncio.sleep(0.01)
-
-
 async def count_once(run: Run, tally: Any) -> None:
     """Ask once, and note what comes back; a changed world is the step's business."""
     try:
@@ -203,7 +197,7 @@ def test_an_actor_whose_rank_is_killed_goes_on_elsewhere_and_forgets_no_answer(s
 
             names = [f"m{n}" for n in range(size)]
             tasks = {name: worlds.start(name, member(name, run, until=8, in_step=in_step)) for name in names}
-            await second_world(worlds)
+            await worlds.formed(2)
             await asyncio.gather(*(task for name, task in tasks.items() if worlds.is_running(name)))
 
     run_virtual(main())
@@ -256,7 +250,7 @@ def test_an_actor_of_a_survivor_keeps_its_object_and_hears_of_the_world() -> Non
                     seen.append(await tally.seen())
 
             tasks = {n: worlds.start(n, member(n, run, until=8, in_step=in_step)) for n in ("m0", "m1", "m2", "m3")}
-            await second_world(worlds)
+            await worlds.formed(2)
             await asyncio.gather(*(task for name, task in tasks.items() if worlds.is_running(name)))
             generations = [world.generation for world in worlds.worlds]
             assert seen == [generations] * 3
@@ -281,7 +275,7 @@ def test_calls_between_actors_and_streams_of_worlds() -> None:
 
 def test_watchers_get_every_world() -> None:
     run = Run()
-    seen: list[str] = []
+    seen: list[tuple[list[str], list[str]]] = []
 
     async def main() -> None:
         async with ElasticWorlds(3) as worlds:
@@ -296,7 +290,9 @@ def test_watchers_get_every_world() -> None:
                     worlds.start("m3", member("m3", run, until=12, in_step=in_step))
 
             async def watch(job: ElasticJob) -> None:
-                seen.extend([str(change) async for change in job.watch_world()])
+                async for change in job.watch_world():
+                    joined, left = ([worlds.name_of(each) for each in names] for names in (change.joined, change.left))
+                    seen.append((joined, left))
 
             watching: list[asyncio.Task[None]] = []
             tasks = [worlds.start(f"m{n}", member(f"m{n}", run, until=12, in_step=in_step)) for n in range(3)]
@@ -304,9 +300,7 @@ def test_watchers_get_every_world() -> None:
             await asyncio.gather(*watching)
 
     run_virtual(main())
-    assert len(seen) == 2
-    assert "left: m2" in seen[0]
-    assert "joined: m3" in seen[1]
+    assert seen == [([], ["m2"]), (["m3"], [])]
 
 
 def test_an_actor_that_fails_starts_again_from_its_snapshot_as_often_as_allowed() -> None:
@@ -374,7 +368,7 @@ def test_a_call_that_the_end_of_the_world_ends_says_so_and_the_next_one_goes_to_
 
             callers: list[asyncio.Task[None]] = []
             tasks = {n: worlds.start(n, member(n, run, until=9, in_step=in_step)) for n in ("m0", "m1", "m2")}
-            await second_world(worlds)
+            await worlds.formed(2)
             await asyncio.gather(*(task for name, task in tasks.items() if worlds.is_running(name)))
             await asyncio.gather(*callers)
 
@@ -556,6 +550,7 @@ def test_no_number_is_given_twice_and_none_is_lost_under_random_kills_and_joins(
             names = [f"m{n}" for n in range(3)]
             for name in names:
                 worlds.start(name, member(name, run, until=30, in_step=in_step))
+            await worlds.formed(1)
             for number in range(3):
                 await asyncio.sleep(dice.uniform(0.05, 0.5))
                 running = [name for name in worlds.tasks if worlds.is_running(name)]

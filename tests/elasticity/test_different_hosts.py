@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from asyncpar.elasticity.donors import SnapshotShelf
+from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import LoneWorld, WorldSource
-from asyncpar.errors import DivergedState, LaunchError, NotFound, UsageError
+from asyncpar.errors import DivergedState, NotFound, UsageError
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.world_director import (
     AnnouncePending,
@@ -44,9 +45,9 @@ def change_a_bit(step: ElasticStep) -> None:
     parameter.value[0, 0] = np.nextafter(parameter.value[0, 0], np.float32(9))
 
 
-def member(name: str, on_step: OnStep | None = None) -> Main:
+def member(name: str, on_step: OnStep | None = None, *, linger: float = 0.0) -> Main:
     async def main(source: WorldSource) -> Result:
-        return await train(source, name, until=UNTIL, on_step=on_step)
+        return await train(source, name, until=UNTIL, on_step=on_step, linger=linger)
 
     return main
 
@@ -73,6 +74,7 @@ def test_a_joining_rank_that_computes_otherwise_is_refused_and_nobody_else_notic
     async def main() -> None:
         async with ElasticWorlds(2) as worlds:
             tasks = [worlds.start(f"m{n}", member(f"m{n}")) for n in range(2)]
+            await worlds.formed(1)
             for number in range(3):
                 await asyncio.sleep(delay)
                 other = worlds.start(f"n{number}", member(f"n{number}", differs_in()))
@@ -86,21 +88,62 @@ def test_a_joining_rank_that_computes_otherwise_is_refused_and_nobody_else_notic
 
 
 def test_a_joining_rank_that_computes_otherwise_does_not_end_well_with_the_job(alone: Result) -> None:
-    """It repeats the last step when the others make it, and has no time to join."""
+    """It repeats the last step when the others have made it, and has no time to join."""
 
     async def main() -> None:
         other: list[asyncio.Task[Result]] = []
 
         def join(where: str, step: ElasticStep) -> None:
-            if (where, step.number, other) == ("computed", UNTIL - 1, []):
+            if (where, step.number, other) == ("computed", UNTIL - 2, []):
                 other.append(worlds.start("n0", member("n0", differs_in())))
 
         async with ElasticWorlds(2) as worlds:
-            tasks = [worlds.start(f"m{n}", member(f"m{n}", join)) for n in range(2)]
+            tasks = [worlds.start(f"m{n}", member(f"m{n}", join, linger=1.0)) for n in range(2)]
             for result in await asyncio.gather(*tasks):
                 check_equal(result, alone)
-            with pytest.raises((DivergedState, LaunchError)):
+            with pytest.raises(DivergedState, match=rf"its step {UNTIL - 1} has another digest than the group's"):
                 await other[0]
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def test_a_joining_rank_that_nobody_can_compare_any_more_knows_that_it_was_no_member(
+    alone: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeats the last step, and the others are gone before it can ask them: what it has may be wrong."""
+    prove = Healing.prove
+
+    async def prove_late(healing: Healing, mine: Lineage) -> None:
+        await asyncio.sleep(1.0)
+        await prove(healing, mine)
+
+    monkeypatch.setattr(Healing, "prove", prove_late)
+
+    async def main() -> None:
+        other: list[asyncio.Task[Result]] = []
+
+        def join(where: str, step: ElasticStep) -> None:
+            if (where, step.number, other) == ("computed", UNTIL - 2, []):
+                other.append(worlds.start("n0", member("n0", differs_in())))
+
+        async with ElasticWorlds(2) as worlds:
+            for result in await asyncio.gather(*(worlds.start(f"m{n}", member(f"m{n}", join)) for n in range(2))):
+                check_equal(result, alone)
+            result = await other[0]
+            assert len(result.losses) == UNTIL
+            assert result.is_drained
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+def test_a_rank_that_comes_when_the_job_is_complete_is_not_needed() -> None:
+    async def main() -> None:
+        async with ElasticWorlds(2) as worlds:
+            await asyncio.gather(*(worlds.start(f"m{n}", member(f"m{n}")) for n in range(2)))
+            result = await worlds.start("n0", member("n0"))
+            assert (result.is_drained, result.losses) == (True, [])
         assert len(worlds.worlds) == 1
 
     run_virtual(main())
@@ -123,6 +166,7 @@ def test_a_joining_rank_that_would_update_its_parts_otherwise_is_refused(
     async def main() -> None:
         async with ElasticWorlds(2) as worlds:
             tasks = [worlds.start(f"m{n}", sharded_member(f"m{n}", **cut)) for n in range(2)]
+            await worlds.formed(1)
             await asyncio.sleep(0.1)
             with pytest.raises(DivergedState, match=r"its step \d+ has another digest than the group's"):
                 await worlds.start("n0", sharded_member("n0", **cut, **other))
@@ -168,6 +212,7 @@ def test_a_joining_rank_whose_rounds_are_others_is_refused(
     async def main() -> None:
         async with ElasticWorlds(2) as worlds:
             tasks = [worlds.start(f"m{n}", round_member(f"m{n}")) for n in range(2)]
+            await worlds.formed(1)
             await asyncio.sleep(0.3)
             with pytest.raises(kind, match=why):
                 await worlds.start("n0", round_member("n0", **other))
@@ -197,6 +242,7 @@ def test_a_rank_that_computes_otherwise_once_it_is_a_member_is_reported_by_name_
     async def main() -> None:
         async with ElasticWorlds(2) as worlds:
             tasks = [worlds.start(f"m{n}", member(f"m{n}")) for n in range(2)]
+            await worlds.formed(1)
             await asyncio.sleep(0.1)
             tasks.append(worlds.start("n0", member("n0", differs_in(15))))
             failures = await asyncio.gather(*tasks, return_exceptions=True)

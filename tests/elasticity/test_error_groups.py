@@ -147,18 +147,9 @@ async def beside_an_error(work: Work) -> Any:
 # -- the surfaces ------------------------------------------------------------------------------------------------------
 
 
-class LateNotice(ElasticWorlds):
-    """Reports a lost rank after its links are down: so survivors meet an error, and are not interrupted before."""
-
-    is_late = True
-
-    def kill(self, name: str, how: str = "was killed") -> None:
-        if not self.is_late or name not in self._sources:
-            super().kill(name, how)
-            return
-        self._sources.pop(name).disappear()
-        self.tasks[name].cancel()
-        asyncio.get_running_loop().call_later(0.1, lambda: self.obey(self.director.lost(name, how, self.now())))
+NOTICE = 0.1
+"""Seconds after which the loss of a rank is reported, when its links are down: survivors meet an error before, and are
+not interrupted."""
 
 
 @dataclass
@@ -275,8 +266,7 @@ def test_the_end_of_a_world_is_no_failure_of_the_program(surface: str, form: str
     met = Met(FORMS[form])
 
     async def main() -> tuple[list[Any], int]:
-        async with LateNotice(3) as worlds:
-            worlds.is_late = is_late
+        async with ElasticWorlds(3, notice=NOTICE if is_late else 0.0) as worlds:
             results = await run_members(worlds, program(surface, met, worlds))
             return results, len(worlds.worlds)
 
@@ -301,7 +291,7 @@ def test_what_the_program_raises_beside_the_end_of_a_world_is_raised_alone(surfa
     met = Met(beside_an_error)
 
     async def main() -> list[Any]:
-        async with LateNotice(3) as worlds:
+        async with ElasticWorlds(3, notice=NOTICE) as worlds:
             return await run_members(worlds, program(surface, met, worlds))
 
     results = run_virtual(main())
@@ -353,7 +343,7 @@ def test_a_round_comes_again_whose_block_has_met_the_end_of_the_world(form: str)
         return member
 
     async def main() -> list[Any]:
-        async with LateNotice(3) as worlds:
+        async with ElasticWorlds(3, notice=NOTICE) as worlds:
             return await run_members(worlds, program_of_rounds(worlds))
 
     results = run_virtual(main())

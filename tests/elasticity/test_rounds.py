@@ -13,7 +13,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.elasticity.rounds import ElasticRound
 from asyncpar.elasticity.worlds import WorldSource
-from asyncpar.errors import LaunchError, NonFiniteValue, StateLost, UsageError
+from asyncpar.errors import NonFiniteValue, StateLost, UsageError
 from asyncpar.nn.half import HalfInitializer
 from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
@@ -91,7 +91,7 @@ def test_a_rank_lost_amid_inner_steps_stops_nobody(victim: str, quorum: float, a
 
         def pause(name: str, current: ElasticRound, portion: int) -> float:
             trained.append((name, current.number, portion))
-            ends[current.number] = worlds.now()
+            ends[current.number] = asyncio.get_running_loop().time()
             if (name, current.number) == (victim, 2) and worlds.is_running(victim):
                 asyncio.get_running_loop().call_later(0.005, worlds.kill, victim)
             return 0.01
@@ -155,10 +155,10 @@ def test_who_is_late_is_left_out_and_goes_on_from_the_new_point() -> None:
             return 5.0 if (name, current.number) == ("m1", 2) else 0.01
 
         async with ElasticWorlds(4) as worlds:
-            start = worlds.now()
+            start = asyncio.get_running_loop().time()
             tasks = [worlds.start(f"m{n}", member(f"m{n}", pause=pause, quorum=0.5, grace=0.2)) for n in range(4)]
             results = await asyncio.gather(*tasks)
-            assert worlds.now() - start < 3.0
+            assert asyncio.get_running_loop().time() - start < 3.0
         for result in results:
             assert result.contributed == {0: 4, 1: 4, 2: 3, 3: 4, 4: 4, 5: 4}
             assert result.digest == results[0].digest
@@ -217,9 +217,10 @@ def test_kills_joins_and_drains_at_any_moment_change_no_bit(seed: int, alone: Ro
             for n in range(3):
                 worlds.start(f"m{n}", member(f"m{n}", **how))
             count = 3
+            await worlds.formed(1)
             for _ in range(6):
                 await asyncio.sleep(rng.random() * 0.2)
-                present = [name for name in worlds.director.members if worlds.is_running(name)]
+                present = worlds.present
                 if not present or any(task.done() and not task.cancelled() for task in worlds.tasks.values()):
                     break
                 fault = rng.choice(["kill", "join", "drain"])
@@ -237,7 +238,7 @@ def test_kills_joins_and_drains_at_any_moment_change_no_bit(seed: int, alone: Ro
                 assert most_left_at_once(worlds.worlds) > 1
                 return
             assert results, failures
-            assert all(isinstance(failure, LaunchError) for failure in failures), failures  # newcomers at the very end
+            assert not failures
             check_equal(results, alone if quorum == 1.0 else results[0])
 
     run_virtual(main())

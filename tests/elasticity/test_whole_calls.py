@@ -162,6 +162,7 @@ def test_transfers_that_are_cut_anywhere_keep_the_sum(seed: int, save_every: int
     async def main() -> None:
         async with ElasticWorlds(4) as worlds:
             tasks = {f"m{n}": worlds.start(f"m{n}", program(run, save_every)) for n in range(4)}
+            await worlds.formed(1)
             for number in range(4, 8):
                 await asyncio.sleep(run.random.uniform(0.3, 2.0))
                 running = [name for name in tasks if worlds.is_running(name)]

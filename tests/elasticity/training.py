@@ -12,9 +12,9 @@ import numpy as np
 import asyncpar as ap
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import WorldSource
-from asyncpar.net.membership.world_director import FormWorld
 from asyncpar.nn.optimizers import Adam, Optimizer
 from asyncpar.nn.parameter import Initializer, Parameter
+from asyncpar.testing.elastic_worlds import TaskWorld
 
 PORTIONS = 8
 
@@ -80,8 +80,9 @@ async def train(
     on_step: OnStep | None = None,
     width: int = 17,
     pause: float = 0.01,
+    linger: float = 0.0,
 ) -> Result:
-    """Train ``until`` steps are committed, and return what came out."""
+    """Train ``until`` steps are committed, linger for so many seconds, and return what came out."""
     trace = Trace() if trace is None else trace
     model, rng, average = Model(width), np.random.default_rng(5), np.zeros(4, np.float64)
     result = Result()
@@ -94,6 +95,7 @@ async def train(
                 trace.committed.setdefault(step.number, set()).add(step.began_in)
             if step.change is not None:
                 result.changes.append(str(step.change))
+        await asyncio.sleep(linger)
         result.parameters = b"".join(parameter.value.tobytes() for parameter in model.parameters)
         result.digest = (await state.lineage()).digest
         result.losses, result.draws, result.average = list(state["losses"]), list(state["draws"]), average.tobytes()
@@ -144,7 +146,7 @@ def check_equal(result: Result, wanted: Result) -> None:
     assert result.digest == wanted.digest
 
 
-def most_left_at_once(worlds: Sequence[FormWorld]) -> int:
+def most_left_at_once(worlds: Sequence[TaskWorld]) -> int:
     """Return how many members have left, at most, while as many steps were committed."""
     left: dict[int, int] = {}
     for world in worlds:

@@ -174,7 +174,7 @@ class SimulatedSlots:
         await self._settled.wait()
 
 
-class _Quiet:
+class QuietHost:
     """A display that shows nothing, a reaper and a rendezvous that have nothing to do."""
 
     async def run(self) -> None:
@@ -298,7 +298,7 @@ class SimulatedAgents:
             is_witness=is_witness,
         )
         place = HostPlace(host=name, host_id=name, bind="", secret_file="", environment={}, is_witness=is_witness)
-        quiet: Any = _Quiet()
+        quiet: Any = QuietHost()
         agent = HostAgent(
             service,
             place,
