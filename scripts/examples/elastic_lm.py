@@ -39,7 +39,6 @@ from asyncpar.train import (
 )
 
 LIBRARY_BYTES = 1 << 20
-PATIENCE = 120.0
 POLL = 0.05
 MARK = "ELASTIC_LM_LOG"
 """The variable that tells a rank where to write how far it is, and what it has come to."""
@@ -123,11 +122,10 @@ class KilledRun:
         launch = [sys.executable, "-m", "asyncpar", "launch", *options, "--rdzv-endpoint", f"127.0.0.1:{port}"]
         launcher = await asyncio.create_subprocess_exec(*launch, *self._arguments, env=self._environment)
         try:
-            async with asyncio.timeout(PATIENCE):
-                await self._reach(launcher, self._steps // 3)
-                os.kill(self._pids[0], signal.SIGKILL)
-                if await launcher.wait():
-                    raise SystemExit("elastic_lm: the ranks have failed")
+            await self._reach(launcher, self._steps // 3)
+            os.kill(self._pids[0], signal.SIGKILL)
+            if await launcher.wait():
+                raise SystemExit("elastic_lm: the ranks have failed")
         finally:
             if launcher.returncode is None:
                 launcher.terminate()  # which ends its ranks, too
