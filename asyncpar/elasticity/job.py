@@ -134,10 +134,14 @@ class ElasticJob:
             self._changes.close()
 
     def _failure(self, error: BaseException | None) -> tuple[int | None, str] | None:
-        """Return how the program has failed, in which step if in one; None if it is done, or was ended by others."""
-        if not isinstance(error, Exception):
+        """Return how the program has failed, in which step if in one; None if it is done.
+
+        A program that a signal or a cancellation ends is not done: its state may be lost with it.
+        """
+        if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code):
             return None
-        return self.failed or (None, f"{type(error).__name__}: {error}")
+        how = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return self.failed if self.failed and isinstance(error, Exception) else (None, how)
 
     # -- what a program uses -------------------------------------------------------------------------------------------
 

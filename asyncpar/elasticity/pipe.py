@@ -21,7 +21,7 @@ from asyncpar.core.config.world import Member, World
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.worlds import Membership, OnRevoked
-from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration
+from asyncpar.errors import PeerLost, ProtocolError, StaleGeneration
 from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
 from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.net.membership.world_messages import WorldChange
@@ -228,9 +228,6 @@ class PipeWorlds:
                 self._pending = max(self._pending, int(message["generation"]))
             case "refused":
                 self._refused()
-            case "evicted":
-                kind = LaunchError if message["is_over"] else StaleGeneration
-                self._fail(kind(message["why"]))
             case kind:
                 raise ValueError(f"unknown kind {kind!r}")
 

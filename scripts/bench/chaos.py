@@ -8,17 +8,17 @@
     python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 150 --seed 1
     python scripts/bench/chaos.py --faults 1 --kinds join --joiners 4 --megabytes 100 --every 16
     python scripts/bench/chaos.py --agents 1 --namespaces --rate 100000000 --kinds join --faults 2 --compute 0.1
-    python scripts/bench/chaos.py --faults 8 --every 60 --kinds kill --mode zero3 --victims each
+    python scripts/bench/chaos.py --faults 8 --kinds kill --mode zero3 --victims each
 
-Ranks are processes of this host.  Every few steps one is killed (SIGKILL), stopped (SIGSTOP, and woken later), drained,
-asked to end (SIGTERM, which drains it), or a new one is started, as the seed says.  With ``--agents`` each pretended
-host has a real agent, and faults are those of agents: the leader's is killed, or another one, stopped or drained; each
-comes back.  With ``--namespaces``, which needs root, hosts are network namespaces on one bridge: then links go down and
-up (``cut``), what a host sends or hears gets lost without a word (``mute``, ``deaf``), ranks are killed, stopped or
-asked to end, and another host comes (``join``); with ``--rate`` their wires have a speed, and what share of it a copy
-of the state uses is a figure; where steps are quicker than updates are on the wire, the others wait for who comes.
-With ``--victims each`` rank 0 is the first victim, then rank 1, and so on; before each fault there are all ranks again.
-The last line on stdout is one JSON object.
+Each rank is the only one of a pretended host of its own, whose agent starts it again.  Every few steps one is killed
+(SIGKILL), stopped (SIGSTOP) or asked to end (SIGTERM, which lets it leave after its step), its host is drained, or
+another host comes, as the seed says.  With ``--agents`` faults are those of agents: the leader's is killed, or another
+one, stopped or drained; each comes back.  With ``--namespaces``, which needs root, hosts are network namespaces on one
+bridge: then links go down and up (``cut``), what a host sends or hears gets lost without a word (``mute``, ``deaf``),
+ranks are killed, stopped or asked to end, and another host comes (``join``); with ``--rate`` their wires have a speed,
+and what share of it a copy of the state uses is a figure; where steps are quicker than updates are on the wire, the
+others wait for who comes.  With ``--victims each`` rank 0 is the first victim, then rank 1, and so on; before each
+fault there are all ranks again.  The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import os
 import random
 import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,26 +42,32 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from asyncpar.net.membership.world_director import FormWorld
-from asyncpar.testing.elastic_processes import ProcessWorlds
-from scripts.bench.chaos_agents import HOST_KINDS, NETWORK_KINDS, measure_hosts
+from asyncpar.launch.agents.views import GroupView, RankView
+from scripts.bench.chaos_agents import HOST_KINDS, NETWORK_KINDS, Agents, measure_hosts, placed_ranks
 from scripts.bench.chaos_judge import Logs, Verdict, judge
+from scripts.bench.chaos_worlds import World, causes_of, crashes_in, ended_by_drains, read_agents, worlds_in
 from scripts.bench.elastic_rank import MODES
 
 RANK = Path(__file__).with_name("elastic_rank.py")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 KINDS = ("kill", "stop", "join", "drain", "term")
 LEAVING = ("drain", "term")
 """Kinds after which a rank leaves in good order."""
 
 VICTIMS = ("drawn", "each")
 LEAST_RANKS = 2
-WOKEN_AFTER = 4.0
+START_SECONDS = 6.0
+"""What the start of a newcomer takes at most, on a host with few processors."""
+COPY_MEGABYTES = 20
+"""So many megabytes of the state it fetches in a second, at least."""
+LAST_CALL = 5
+"""Seconds for which the first world waits for all hosts, where more may come later."""
 LONGEST_STALL = 60.0
 
 
 @dataclass
 class Fault:
-    """What was done to whom, and when ranks went on."""
+    """What was done to whom, a host or one of its slots, and when ranks went on."""
 
     kind: str
     member: str
@@ -68,7 +77,7 @@ class Fault:
     rank: int | None = None
     """Which rank it was; None of a join."""
     recovered: float | None = None
-    """Seconds until the next commit in a later world; of a join: from the start of its process to its world."""
+    """Seconds until the next commit in a later world; None of a join."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--every", type=int, default=8, help="steps from one fault to the next")
+    parser.add_argument("--every", type=int, default=8, help="steps from one fault to the next, at least")
     parser.add_argument("--kinds", default=None, help="which faults, separated by commas")
     parser.add_argument("--agents", type=int, default=0, help="so many hosts with agents; faults are those of agents")
     parser.add_argument("--namespaces", action="store_true", help="with --agents: hosts are namespaces; cuts, too")
@@ -91,6 +100,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mode", choices=MODES, default="plain", help="what is sharded, or encoded")
     parser.add_argument("--out", type=Path, help="keep the logs there")
     return parser.parse_args()
+
+
+def distance_of(options: argparse.Namespace) -> int:
+    """Return the steps from one fault to the next: in them agents start again who is lost, two at a time."""
+    step: float = max(options.compute, 0.001) * options.portions / max(options.ranks, 1)
+    seconds: float = START_SECONDS + options.megabytes / COPY_MEGABYTES
+    return max(int(options.every), math.ceil(seconds / step / 2))
 
 
 def arguments_of(options: argparse.Namespace, log: Path, *, compute: float) -> list[str]:
@@ -121,90 +137,116 @@ class Chaos:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
         self._random = random.Random(options.seed)
+        self._agents = Agents(folder)
+        self._folder = folder
+        self._steps = (options.faults + 2) * options.every
         self.logs = Logs(folder)
         self.faults: list[Fault] = []
-        self._count = 0
-        self._folder = folder
-        self._waking: set[asyncio.Task[None]] = set()
 
-    @property
-    def victims(self) -> set[str]:
-        """Who was killed or stopped."""
-        return {fault.member for fault in self.faults if fault.kind in ("kill", "stop")}
-
-    @property
-    def drained(self) -> set[str]:
-        """Who was asked to leave, and nothing else."""
-        return {fault.member for fault in self.faults if fault.kind in LEAVING} - self.victims
-
-    async def run(self) -> ProcessWorlds:
-        """Run to the end, and return the worlds that there were."""
-        async with ProcessWorlds(self._options.ranks) as worlds:
-            for _ in range(self._options.ranks):
-                await self._start(worlds)
-            await self._until(lambda: self.logs.position >= self._options.every, "the first steps")
-            for number in range(self._options.faults):
+    async def run(self) -> int:
+        """Run to the end, and return the exit code of the job."""
+        options = self._options
+        try:
+            launcher = await self._launch()
+            await self._until(lambda: self.logs.position >= options.every, "the first steps")
+            for number in range(options.faults):
                 await self._until(
-                    lambda number=number: self.logs.position >= (number + 1) * self._options.every,  # type: ignore[misc]
+                    lambda number=number: self.logs.position >= (number + 1) * options.every,  # type: ignore[misc]
                     f"fault {number}",
                 )
-                if self._options.victims == "each":
-                    await self._fill(worlds)
-                await self._fault(worlds)
-            steps = (self._options.faults + 2) * self._options.every
-            await self._until(lambda: self.logs.position >= steps, "the end")
-            for name in worlds.running:
-                await asyncio.wait_for(worlds.wait(name), LONGEST_STALL)
-            if self._waking:
-                await asyncio.wait(self._waking)
-        self.logs.refresh()
-        return worlds
+                if options.victims == "each":
+                    await self._fill()
+                await self._fault()
+            await self._until(lambda: self.logs.position >= self._steps, "the end")
+            return await asyncio.wait_for(launcher.wait(), LONGEST_STALL)
+        finally:
+            await self._agents.close()
+            self.logs.refresh()
 
-    async def _start(self, worlds: ProcessWorlds) -> str:
-        name = f"m{self._count:03d}"
-        self._count += 1
-        log = self._folder / f"{name}.jsonl"
-        await worlds.start(name, arguments_of(self._options, log, compute=self._options.compute))
+    @property
+    def lines(self) -> list[str]:
+        """The lines that the agents have printed."""
+        return read_agents(self._folder)
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        options, agents = self._options, self._agents
+        names = [await self._start() for _ in range(options.ranks)]
+        for name in names:
+            await self._until(lambda name=name: self._sees(name), f"the agent of {name}")  # type: ignore[misc]
+        more = options.faults * options.joiners if "join" in options.kinds.split(",") else 0
+        last_call = LAST_CALL if more else LONGEST_STALL
+        job = ["--nnodes", f"1:{options.ranks + more}", "--nproc-per-node", "1", "--elastic", "ranks"]
+        job += ["--max-restarts", "1000", "--last-call", f"{last_call:g}", "--rdzv-endpoint", agents.any_address()]
+        program = arguments_of(options, self._folder / "rank-{pid}.jsonl", compute=options.compute)
+        launcher = await agents.asyncpar("launch", *job, *agents.proof, *program, log="launch.log")
+        await self._until(lambda: self._has_ranks(options.ranks), "all ranks")
+        return launcher
+
+    async def _start(self) -> str:
+        """Start the agent of another host, and return its name; the first one founds the group."""
+        name = f"m{len(self._agents.addresses):03d}"
+        await self._agents.start(name)
+        if len(self._agents.addresses) == 1:
+            await self._until(lambda: self._sees(name), "the first agent")
         return name
 
-    async def _until(self, condition: Callable[[], bool], what: str) -> None:
-        waited = 0.0
-        before = -1
+    async def _sees(self, name: str) -> bool:
+        view = await self._agents.view()
+        return view is not None and name in [host.name for host in view.hosts]
+
+    async def _has_ranks(self, count: int) -> bool:
+        view = await self._agents.view()
+        return view is not None and len(placed_ranks(view)) >= count
+
+    async def _view(self) -> GroupView:
+        """Return the view of an agent, which may take a while to answer."""
+        while (view := await self._agents.view()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return view
+
+    async def _until(self, condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+        before, changed = -1, time.monotonic()
         while True:
             self.logs.refresh()
-            if condition():
+            held = condition()
+            if held if isinstance(held, bool) else await held:
                 return
-            waited = 0.0 if self.logs.position != before else waited + 0.01
-            before = self.logs.position
-            if waited > LONGEST_STALL:
+            if self.logs.position != before:
+                before, changed = self.logs.position, time.monotonic()
+            if time.monotonic() - changed > LONGEST_STALL:
                 raise SystemExit(f"chaos: nothing was committed for {LONGEST_STALL:g} s before {what}")
             await asyncio.sleep(0.01)
 
-    async def _fault(self, worlds: ProcessWorlds) -> None:
-        present, kinds = worlds.present, self._options.kinds.split(",")
+    async def _fault(self) -> None:
+        kinds, running = self._options.kinds.split(","), len(self._agents.running)
         kind = self._random.choice(kinds)
-        if len(present) <= LEAST_RANKS:
-            kind = "join"
-        elif kind == "join" and len(worlds.running) >= self._options.ranks + max(2, self._options.joiners):
+        if kind == "join" and running >= self._options.ranks + max(2, self._options.joiners):
             kind = next((other for other in kinds if other != "join"), "join")
-        if kind == "join":
-            await self._join(worlds, self._options.joiners)
-        else:
-            await self._strike(worlds, kind, self._choose_victim(present))
+        if kind == "join" or running <= LEAST_RANKS:
+            await self._join(self._options.joiners)
+            return
+        await self._until_ranks(LEAST_RANKS + 1)  # the others have to go on
+        view = await self._view()
+        await self._strike(view, kind, *self._choose_victim(placed_ranks(view)))
 
-    async def _fill(self, worlds: ProcessWorlds) -> None:
-        """Let newcomers take the places of those that have gone, and return when they count."""
-        missing = self._options.ranks - len(worlds.present)
+    async def _fill(self) -> None:
+        """Return when there are all ranks again: agents start those that are lost."""
+        missing = self._options.ranks - len(self._agents.running)
         if missing > 0:
-            await self._join(worlds, missing)
-        steps = (self._options.faults + 2) * self._options.every
-        await self._until(
-            lambda: len(worlds.present) >= self._options.ranks or self.logs.position >= steps, "newcomers"
-        )
-        if len(worlds.present) < self._options.ranks:
+            await self._join(missing)
+        await self._until_ranks(self._options.ranks)
+
+    async def _until_ranks(self, count: int) -> None:
+        """Return when so many ranks are in the world.  Ends the program when the job is over before."""
+
+        async def is_so() -> bool:
+            return self.logs.position >= self._steps or await self._has_ranks(count)
+
+        await self._until(is_so, "newcomers")
+        if self.logs.position >= self._steps:
             raise SystemExit("chaos: the job was over before newcomers counted; give a larger --every")
 
-    def _choose_victim(self, present: Sequence[str]) -> str:
+    def _choose_victim(self, present: Sequence[tuple[str, RankView]]) -> tuple[str, RankView]:
         if self._options.victims == "each":
             return present[len(self._struck) % len(present)]
         return self._random.choice(present)
@@ -213,32 +255,23 @@ class Chaos:
     def _struck(self) -> list[Fault]:
         return [fault for fault in self.faults if fault.kind != "join"]
 
-    async def _join(self, worlds: ProcessWorlds, count: int) -> None:
+    async def _join(self, count: int) -> None:
         """Start so many newcomers at once."""
-        generation = worlds.director.generation
+        generation = generation_of(await self._view())
         for _ in range(count):
-            begun = asyncio.get_running_loop().time()
-            member = await self._start(worlds)
-            self.faults.append(Fault("join", member, begun, self.logs.position, generation))
+            now, position = time.monotonic(), self.logs.position
+            self.faults.append(Fault("join", await self._start(), now, position, generation))
 
-    async def _strike(self, worlds: ProcessWorlds, kind: str, member: str) -> None:
-        """Do a fault to a member, and return when the others have gone on."""
-        now, generation = asyncio.get_running_loop().time(), worlds.director.generation
-        rank = worlds.director.members.index(member)
-        fault = Fault(kind, member, now, self.logs.position, generation, rank)
+    async def _strike(self, view: GroupView, kind: str, host: str, rank: RankView) -> None:
+        """Do a fault to a rank, or its host, and return when the others have gone on."""
+        assert rank.pid is not None, "it runs"
+        fault = Fault(kind, host, time.monotonic(), self.logs.position, generation_of(view), rank.rank)
         self.faults.append(fault)
-        match kind:
-            case "kill":
-                worlds.signal(member, signal.SIGKILL)
-            case "stop":
-                worlds.signal(member, signal.SIGSTOP)
-                waking = asyncio.create_task(self._wake(worlds, member))
-                self._waking.add(waking)
-            case "drain":
-                worlds.drain(member)
-            case "term":
-                worlds.signal(member, signal.SIGTERM)
-        await self._until(lambda: self._has_recovered(fault), f"the recovery of {kind} {member}")
+        if kind == "drain":
+            await self._agents.drain(host)
+        else:
+            os.kill(rank.pid, SIGNALS[kind])
+        await self._until(lambda: self._has_recovered(fault), f"the recovery of {kind} {host}")
 
     def _has_recovered(self, fault: Fault) -> bool:
         for commit in self.logs.commits:
@@ -247,18 +280,10 @@ class Chaos:
                 return True
         return False
 
-    async def _wake(self, worlds: ProcessWorlds, member: str) -> None:
-        await asyncio.sleep(WOKEN_AFTER)
-        worlds.signal(member, signal.SIGCONT)
 
-
-def ended_by_drains(worlds: Sequence[tuple[float, FormWorld]], drained: Collection[str]) -> set[int]:
-    """Return the generations after which members left that were ``drained``, and no others."""
-    return {
-        before.generation
-        for (_, before), (_, after) in pairwise(worlds)
-        if after.change.left and drained and set(after.change.left) <= set(drained)
-    }
+def generation_of(view: GroupView) -> int:
+    """Return the generation of the current world, -1 if there is none."""
+    return -1 if view.generation is None else view.generation
 
 
 def step_seconds(logs: Logs) -> list[float]:
@@ -270,7 +295,7 @@ def step_seconds(logs: Logs) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times)]
 
 
-def join_stalls(logs: Logs, worlds: ProcessWorlds) -> list[float]:
+def join_stalls(logs: Logs, worlds: Sequence[World]) -> list[float]:
     """Return by how much the first commit after each join, without another fault, was later than is usual there.
 
     That is the median of the other steps of that world: with more ranks on the same processors all steps are longer.
@@ -280,18 +305,25 @@ def join_stalls(logs: Logs, worlds: ProcessWorlds) -> list[float]:
         first.setdefault(line["step"], line)
     gaps = {step: line["time"] - first[step - 1]["time"] for step, line in first.items() if step - 1 in first}
     stalls = []
-    for _, formed in worlds.worlds[1:]:
-        step = formed.lineage.step
-        own = [one for one in gaps if first[one]["generation"] == formed.generation and one != step]
-        if formed.change.joined and not formed.change.left and step in gaps and own:
-            stalls.append(gaps[step] - statistics.median(gaps[one] for one in own))
+    for world in worlds:
+        steps = [step for step in sorted(gaps) if first[step]["generation"] == world.generation]
+        if world.generation > 0 and world.joined and not world.left and len(steps) > 1:
+            stalls.append(gaps[steps[0]] - statistics.median(gaps[step] for step in steps[1:]))
     return stalls
 
 
-def healing_seconds(faults: Sequence[Fault], worlds: ProcessWorlds) -> list[float]:
-    """Return the seconds from the start of each newcomer's process to its world."""
-    entered = {name: time for time, formed in worlds.worlds for name in formed.change.joined}
-    return [entered[fault.member] - fault.time for fault in faults if fault.kind == "join" and fault.member in entered]
+def healing_seconds(logs: Logs) -> list[float | None]:
+    """Return the seconds from the start of each newcomer's process to its first step in a world.
+
+    None of those that came when all was over, or were lost before.
+    """
+    found: list[float | None] = []
+    for lines in logs.lines.values():
+        started = next((line for line in lines if line["kind"] == "started"), None)
+        own = [line for line in lines if line["kind"] in ("begun", "committed") and not line.get("replay")]
+        if started is not None and (not own or own[0]["generation"] > 0):
+            found.append(own[0]["time"] - started["time"] + started["age"] if own else None)
+    return found
 
 
 def quantile(values: Sequence[float], part: float) -> float | None:
@@ -306,7 +338,7 @@ def show(value: float | None, unit: str = "s") -> str:
     return f"{value * 1000:.0f} ms" if unit == "ms" else f"{value:.2f} s"
 
 
-def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[str, str, str, str]]:
+def table(verdict: Verdict, chaos: Chaos, worlds: Sequence[World]) -> list[tuple[str, str, str, str]]:
     """Return the rows of measured against goal."""
     gaps = step_seconds(chaos.logs)
     usual = statistics.median(gaps) if gaps else 0.0
@@ -314,7 +346,7 @@ def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[s
         kind: [fault.recovered - usual for fault in chaos.faults if fault.kind == kind and fault.recovered is not None]
         for kind in KINDS
     }
-    stalls, healed = join_stalls(chaos.logs, worlds), healing_seconds(chaos.faults, worlds)
+    stalls = join_stalls(chaos.logs, worlds)
     leaving = [seconds for kind in LEAVING for seconds in after[kind]]
     return [
         ("G1", "parameters, losses, sample log", "bit-equal" if verdict.is_equal else "DIFFERENT", "bit-equal"),
@@ -324,7 +356,7 @@ def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[s
         ("G4", "SIGSTOP to the next commit, p99", show(quantile(after["stop"], 0.99)), "5 s"),
         ("G5", "survivors' stall per join, p50", show(quantile(stalls, 0.5), "ms"), "150 ms"),
         ("G5", "the same, largest", show(max(stalls, default=None), "ms"), "150 ms"),
-        *join_rows(chaos.faults, healed),
+        *join_rows(healing_seconds(chaos.logs)),
         *drain_rows(verdict),
         ("G16", "drain to the next commit, less a step, p50", show(quantile(leaving, 0.5), "ms"), "-"),
         *victim_rows(chaos.faults, usual),
@@ -332,13 +364,13 @@ def table(verdict: Verdict, chaos: Chaos, worlds: ProcessWorlds) -> list[tuple[s
     ]
 
 
-def join_rows(faults: Sequence[Fault], healed: Sequence[float]) -> list[tuple[str, str, str, str]]:
-    """Return the rows of how long newcomers took; those that came when all was over do not count."""
-    started = sum(fault.kind == "join" for fault in faults)
+def join_rows(newcomers: Sequence[float | None]) -> list[tuple[str, str, str, str]]:
+    """Return the rows of how long newcomers took; those that came into no world do not count."""
+    healed = [seconds for seconds in newcomers if seconds is not None]
     return [
         ("G6", "process start to counted member, p50", show(quantile(healed, 0.5)), "3 s"),
         ("G6", "the same, largest", show(max(healed, default=None)), "3 s"),
-        ("G6", "newcomers that counted", f"{len(healed)} of {started}", "all"),
+        ("G6", "newcomers that counted", f"{len(healed)} of {len(newcomers)}", "all"),
     ]
 
 
@@ -377,27 +409,22 @@ async def measure(options: argparse.Namespace, folder: Path) -> int:
         )
     wanted = await run_alone(options, folder)
     chaos = Chaos(options, folder)
-    worlds = await chaos.run()
-    steps = (options.faults + 2) * options.every
-    members = {name for _, formed in worlds.worlds for name in formed.members}  # others came when all was over
-    untouched = {name: code for name, code in worlds.exits.items() if name in members - chaos.victims}
-    drained = ended_by_drains(worlds.worlds, chaos.drained)
-    verdict = judge(chaos.logs, wanted, untouched, steps=steps, portions=options.portions, drained=drained)
+    code, steps = await chaos.run(), (options.faults + 2) * options.every
+    worlds = worlds_in(chaos.lines)
+    struck = [(fault.generation, f"{fault.member}/0", fault.kind) for fault in chaos.faults if fault.kind != "join"]
+    drained = ended_by_drains(worlds, causes_of(worlds, struck), LEAVING)
+    verdict = judge(chaos.logs, wanted, {"launch": code}, steps=steps, portions=options.portions, drained=drained)
+    verdict.failed += crashes_in(chaos.lines)
     rows = table(verdict, chaos, worlds)
     for number, what, measured, goal in rows:
         print(f"{number:4} {what:46} {measured:>12}   goal {goal}")
     for text in verdict.troubles[:20]:
         print(f"  {text}")
     counts = {kind: sum(fault.kind == kind for fault in chaos.faults) for kind in KINDS}
-    print(f"faults: {counts}, worlds: {len(worlds.worlds)}, rolled forward: {rolled_forward(worlds)}")
+    print(f"faults: {counts}, worlds: {len(worlds)}")
     figures = {"rows": rows, "faults": [asdict(fault) for fault in chaos.faults], "settings": vars(options)}
     print(json.dumps(figures, default=str), flush=True)
     return 1 if verdict.troubles else 0
-
-
-def rolled_forward(worlds: ProcessWorlds) -> int:
-    """Return in how many worlds a step was committed that some had only prepared."""
-    return sum(formed.decision == "roll forward" for _, formed in worlds.worlds)
 
 
 def check_combinations(options: argparse.Namespace) -> None:
@@ -424,7 +451,10 @@ def main() -> None:
         raise SystemExit(
             f"chaos: expected kinds among {', '.join(kinds)}, {least} ranks or more, got {sorted(unknown)}"
         )
+    if not options.agents:
+        options.every = distance_of(options)
     if options.out is not None:
+        options.out = options.out.resolve()
         options.out.mkdir(parents=True, exist_ok=True)
         if any(options.out.iterdir()):
             raise SystemExit(f"chaos: {options.out} is not empty, and ranks would add to the logs of an earlier run")

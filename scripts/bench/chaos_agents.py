@@ -24,7 +24,8 @@ from typing import Any
 
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.agents.control_client import ControlClient
-from asyncpar.launch.agents.views import GroupView
+from asyncpar.launch.agents.requests import DrainRequest
+from asyncpar.launch.agents.views import GroupView, RankView
 from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.transport.rpc import Credentials
 from scripts.bench.chaos_wire import Samples, line_share, watched
@@ -90,6 +91,16 @@ class Agents:
         options = ("--name", name, "--listen", self.addresses[name], *self.proof)
         self.processes[name] = await self.asyncpar("agent", *options, *join, log=f"{name}.log", on=name)
 
+    async def launch_alone(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
+        """Start a launcher that is the agent of its only host."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.addresses[name] = f"127.0.0.1:{probe.getsockname()[1]}"
+        place = ("--host-name", name, "--rdzv-endpoint", self.addresses[name], *self.proof)
+        launch = ("launch", "--elastic", "ranks", *place, *arguments)
+        self.processes[name] = await self.asyncpar(*launch, log=f"{name}.log")
+        return self.processes[name]
+
     @property
     def proof(self) -> tuple[str, str]:
         """The options by which commands prove themselves."""
@@ -102,8 +113,7 @@ class Agents:
 
     async def drain(self, name: str) -> None:
         """Return when the ranks of a host, and its agent, have left."""
-        drained = await self.asyncpar("drain", name, "--agent", self.addresses[name], *self.proof, log="drain.log")
-        await asyncio.wait_for(drained.wait(), LONGEST)
+        await ControlClient(self.addresses[name], self.credentials).drain(DrainRequest(host=name, grace=LONGEST))
         await asyncio.wait_for(self.processes[name].wait(), LONGEST)
 
     async def view(self) -> GroupView | None:
@@ -292,6 +302,12 @@ class HostChaos:
         if view is None or view.world_size != len(running):
             return False
         return {host.name for host in view.hosts if host.state == "up"} == set(running)
+
+
+def placed_ranks(view: GroupView) -> list[tuple[str, RankView]]:
+    """Return the ranks of the current world that run, in their order, each with its host."""
+    found = [(host.name, rank) for host in view.hosts for rank in host.ranks if rank.pid is not None]
+    return sorted(((host, rank) for host, rank in found if rank.rank is not None), key=lambda one: one[1].rank or 0)
 
 
 def joins(change: str, host: str) -> bool:

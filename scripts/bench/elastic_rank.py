@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import asyncpar as ap
 from asyncpar.elasticity.rounds import ElasticRound
@@ -108,6 +109,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
+        self.write("started", age=time.time() - psutil.Process().create_time())
 
     def write(self, kind: str, **content: Any) -> None:
         """Write a line."""

@@ -3,13 +3,13 @@
     python scripts/bench/endurance.py --minutes 30                                   # G9: a fault every 15 s
     python scripts/bench/endurance.py --minutes 30 --spares 1                        # one waits, ready, to step in
     python scripts/bench/endurance.py --minutes 30 --mode diloco --every 29          # G9: rounds of DiLoCo
-    python scripts/bench/endurance.py --minutes 30 --kinds hold,hog                  # G11: nobody may be held for lost
+    python scripts/bench/endurance.py --minutes 30 --kinds hold,hog                  # G11: nobody may be declared lost
 
-Ranks are processes of this host.  First they train undisturbed for ``--calibrate`` seconds, which says how many steps
-make so many minutes; then one process computes those alone, and then all of it happens again under faults: a rank is
-killed, stopped (SIGSTOP) or drained, and a new one starts at once; or it holds the GIL for 4 s, or the processors are
-busy for as long.  A table is printed every ``--report`` seconds, and when the run is cut (Ctrl-C, SIGTERM) or stalls.
-The last line on stdout is one JSON object.
+Ranks run under ``asyncpar launch --elastic ranks`` on this host.  First they train undisturbed for ``--calibrate``
+seconds, which says how many steps make so many minutes; then one process computes those alone, and then all of it
+happens again under faults: a rank is killed, stopped (SIGSTOP) or drained (SIGTERM), and its launcher starts another;
+or it holds the GIL for 4 s, or the processors are busy for as long.  A table is printed every ``--report`` seconds, and
+when the run is cut (Ctrl-C, SIGTERM) or stalls.  The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import bisect
 import json
+import os
 import random
 import signal
 import statistics
@@ -27,22 +28,38 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from asyncpar.testing.elastic_processes import ProcessWorlds
-from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, drain_rows, ended_by_drains, show
+from asyncpar.launch.agents.views import RankView
+from scripts.bench.chaos import LONGEST_STALL, RANK, Fault, drain_rows, generation_of, show
+from scripts.bench.chaos_agents import Agents, placed_ranks
 from scripts.bench.chaos_judge import Logs, Verdict, judge
+from scripts.bench.chaos_worlds import (
+    World,
+    causes_of,
+    crashes_in,
+    ended_by_drains,
+    false_deaths,
+    read_agents,
+    worlds_in,
+)
 from scripts.bench.elastic_rank import HOLD_SECONDS, MODES
 
 KINDS = ("kill", "stop", "drain", "hold", "hog")
-LOST = ("kill", "stop")
-LOSING = (*LOST, "drain")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "drain": signal.SIGTERM, "hold": signal.SIGUSR1}
+LOSING = ("kill", "stop", "drain")
 """Kinds after which the rank is lost, and another one starts."""
+
+HOST = "host"
+RESTART_WINDOW = 60
+"""Seconds for which a crash counts: the next start of its slot waits the longer, the more there were."""
 
 HOGS = 4
 WARM_STEPS = 5
+LAST_STEPS = 2
+"""In so many steps at the end there are no faults."""
 GOALS = {"plain": 0.95, "diloco": 0.98}
 
 
@@ -69,29 +86,60 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def arguments_of(options: argparse.Namespace, log: Path, *, steps: int, compute: float) -> list[str]:
+    """Return the command line of a rank."""
+    settings = [f"--steps={steps}", f"--portions={options.portions}", f"--megabytes={options.megabytes}"]
+    return [str(RANK), *settings, f"--compute={compute}", f"--mode={options.mode}", "--lineages", f"--log={log}"]
+
+
 class Ranks:
-    """The ranks of one run, and what they log."""
+    """The ranks of one run, and what they log: ``async with Ranks(options, folder, steps) as ranks``."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, steps: int) -> None:
         self._options = options
         self._folder = folder
         self._steps = steps
-        self._count = 0
+        self._agents = Agents(folder)
+        self._launcher: asyncio.subprocess.Process | None = None
         self.logs = Logs(folder)
 
-    def arguments(self, log: Path, *, compute: float) -> list[str]:
-        """Return the command line of a rank."""
+    async def __aenter__(self) -> Self:
         options = self._options
-        settings = [f"--steps={self._steps}", f"--portions={options.portions}", f"--megabytes={options.megabytes}"]
-        return [str(RANK), *settings, f"--compute={compute}", f"--mode={options.mode}", "--lineages", f"--log={log}"]
+        log = self._folder / "rank-{pid}.jsonl"
+        program = arguments_of(options, log, steps=self._steps, compute=options.compute)
+        slots = ("--nproc-per-node", str(options.ranks), "--spares", str(options.spares))
+        restarts = ("--max-restarts", "1000000", "--restart-window", str(RESTART_WINDOW))
+        self._launcher = await self._agents.launch_alone(HOST, *slots, *restarts, *program)
+        return self
 
-    async def start(self, worlds: ProcessWorlds) -> str:
-        """Start a rank, and return its name."""
-        name = f"m{self._count:03d}"
-        self._count += 1
-        log = self._folder / f"{name}.jsonl"
-        await worlds.start(name, self.arguments(log, compute=self._options.compute))
-        return name
+    async def __aexit__(self, *_: object) -> None:
+        assert self._launcher is not None
+        try:
+            if self._launcher.returncode is None:
+                self._launcher.terminate()  # which lets its ranks leave
+                await asyncio.wait_for(self._launcher.wait(), LONGEST_STALL)
+        finally:
+            await self._agents.close()
+
+    async def placed(self) -> tuple[int, list[RankView]]:
+        """Return the generation of the current world, and its ranks."""
+        view = await self._agents.view()
+        return (-1, []) if view is None else (generation_of(view), [rank for _, rank in placed_ranks(view)])
+
+    async def end(self) -> int:
+        """Return the exit code of the job."""
+        assert self._launcher is not None
+        return await asyncio.wait_for(self._launcher.wait(), LONGEST_STALL)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the job, None while it runs."""
+        return None if self._launcher is None else self._launcher.returncode
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that their agent has printed."""
+        return read_agents(self._folder)
 
     async def reach(self, condition: Callable[[], bool], what: str) -> None:
         """Return when ``condition`` holds.  Ends the program when nothing is committed for too long."""
@@ -110,10 +158,7 @@ class Ranks:
 async def calibrate(options: argparse.Namespace, folder: Path) -> float:
     """Return the steps per second of an undisturbed run."""
     folder.mkdir()
-    ranks = Ranks(options, folder, steps=1_000_000)
-    async with ProcessWorlds(options.ranks) as worlds:
-        for _ in range(options.ranks):
-            await ranks.start(worlds)
+    async with Ranks(options, folder, steps=1_000_000) as ranks:
         await ranks.reach(lambda: ranks.logs.position >= WARM_STEPS, "the first steps")
         begin, first = time.monotonic(), ranks.logs.position
         await asyncio.sleep(options.calibrate)
@@ -124,7 +169,7 @@ async def calibrate(options: argparse.Namespace, folder: Path) -> float:
 async def compute_alone(options: argparse.Namespace, folder: Path, steps: int) -> tuple[dict[str, Any], list[str]]:
     """Compute all steps in one process, and return what comes out, and the lineage of every step."""
     log = folder / "alone.log"
-    command = Ranks(options, folder, steps).arguments(log, compute=0.0)
+    command = arguments_of(options, log, steps=steps, compute=0.0)
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
         if await process.wait() != 0:
@@ -158,30 +203,23 @@ class Endurance:
         self._wanted = wanted
         self._random = random.Random(options.seed)
         self._ranks = Ranks(options, folder, steps)
-        self._worlds = ProcessWorlds(options.ranks, spares=options.spares > 0)
-        self._exits: dict[str, int] | None = None
+        self._exit_code: int | None = None
         self._hogs: list[asyncio.subprocess.Process] = []
-        self._waking: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Run to the end of the steps."""
         try:
-            async with self._worlds as worlds:
-                for _ in range(self._options.ranks + self._options.spares):
-                    await self._ranks.start(worlds)
-                await self._ranks.reach(lambda: self._ranks.logs.position > 0, "the first step")
-                faults = asyncio.create_task(self._fault_again_and_again(worlds))
+            async with self._ranks as ranks:
+                await ranks.reach(lambda: ranks.logs.position > 0, "the first step")
+                faults = asyncio.create_task(self._fault_again_and_again())
                 try:
-                    await self._ranks.reach(lambda: self._ranks.logs.position >= self._steps, "the end")
-                except BaseException:
-                    self._exits = dict(worlds.exits)  # before those that are still there are killed
-                    raise
+                    await ranks.reach(self._is_over, "the end")
                 finally:
+                    self._exit_code = ranks.exit_code  # before those that are still there are ended
                     faults.cancel()
                     await asyncio.wait({faults})
-                for name in worlds.running:
-                    await asyncio.wait_for(worlds.wait(name), LONGEST_STALL)
-                self.is_whole = True
+                self._exit_code = await ranks.end()
+                self.is_whole = ranks.logs.position >= self._steps
         finally:
             for hog in self._hogs:
                 if hog.returncode is None:
@@ -189,39 +227,28 @@ class Endurance:
                 await hog.wait()
             self._ranks.logs.refresh()
 
-    async def _fault_again_and_again(self, worlds: ProcessWorlds) -> None:
+    def _is_over(self) -> bool:
+        return self._ranks.logs.position >= self._steps or self._ranks.exit_code is not None
+
+    async def _fault_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(self._options.every)
-            present = worlds.present
-            if len(present) < 2:  # nobody may be left to go on
-                continue
-            kind, member = self._random.choice(self._options.kinds), self._random.choice(present)
-            position, generation = self._ranks.logs.position, worlds.director.generation
-            self.faults.append(Fault(kind, member, asyncio.get_running_loop().time(), position, generation))
-            await self._do(kind, member, worlds)
-            if kind in LOSING:
-                await self._ranks.start(worlds)
+            generation, present = await self._ranks.placed()
+            if len(present) < 2 or self._ranks.logs.position >= self._steps - LAST_STEPS:
+                continue  # somebody has to go on, and to have something to do
+            kind, rank = self._random.choice(self._options.kinds), self._random.choice(present)
+            slot, position = f"{HOST}/{rank.slot}", self._ranks.logs.position
+            self.faults.append(Fault(kind, slot, time.monotonic(), position, generation, rank.rank))
+            await self._do(kind, rank)
 
-    async def _do(self, kind: str, member: str, worlds: ProcessWorlds) -> None:
-        match kind:
-            case "kill":
-                worlds.signal(member, signal.SIGKILL)
-            case "stop":
-                worlds.signal(member, signal.SIGSTOP)
-                self._waking.add(asyncio.create_task(self._wake(worlds, member)))
-            case "drain":
-                worlds.drain(member)
-            case "hold":
-                worlds.signal(member, signal.SIGUSR1)
-            case _:
-                busy = f"import time\nend = time.time() + {HOLD_SECONDS}\nwhile time.time() < end: pass"
-                for _ in range(HOGS):
-                    self._hogs.append(await asyncio.create_subprocess_exec(sys.executable, "-c", busy))
-
-    async def _wake(self, worlds: ProcessWorlds, member: str) -> None:
-        await asyncio.sleep(HOLD_SECONDS)
-        if member in worlds.running:
-            worlds.signal(member, signal.SIGCONT)
+    async def _do(self, kind: str, rank: RankView) -> None:
+        if kind in SIGNALS:
+            assert rank.pid is not None, "it runs"
+            os.kill(rank.pid, SIGNALS[kind])
+            return
+        busy = f"import time\nend = time.time() + {HOLD_SECONDS}\nwhile time.time() < end: pass"
+        for _ in range(HOGS):
+            self._hogs.append(await asyncio.create_subprocess_exec(sys.executable, "-c", busy))
 
     # -- what it came to, so far ---------------------------------------------------------------------------------------
 
@@ -250,33 +277,37 @@ class Endurance:
         return {kind: (len(seconds), statistics.mean(seconds)) for kind, seconds in lost.items()}
 
     @property
+    def _worlds(self) -> list[World]:
+        return worlds_in(self._ranks.lines)
+
+    @property
+    def _causes(self) -> dict[str, str]:
+        """The faults that have ended ranks, by member; "" of those that nobody had touched."""
+        struck = [(fault.generation, fault.member, fault.kind) for fault in self.faults if fault.kind in LOSING]
+        return causes_of(self._worlds, struck)
+
+    @property
     def false_deaths(self) -> list[str]:
-        """Ranks that were held for lost though nobody had touched them, with the reason."""
-        touched = {fault.member for fault in self.faults if fault.kind in LOSING}
-        if self._ranks.logs.position >= self._steps:  # from then on ranks leave, done
-            touched |= {name for name, code in self._worlds.exits.items() if code == 0}
-        return [
-            f"generation {formed.generation}: {name}: {formed.change.why}"
-            for _, formed in self._worlds.worlds
-            for name in formed.change.left
-            if name not in touched
-        ]
+        """Ranks that were declared lost though nobody had touched them, with the reason."""
+        return false_deaths(self._worlds, self._causes)
 
     def judge(self, lineages: list[str]) -> Verdict:
         """Compare all that is committed so far with the run without faults."""
         self._ranks.logs.refresh()
-        members = {name for _, formed in self._worlds.worlds for name in formed.members}
-        touched = {fault.member for fault in self.faults if fault.kind in LOSING}
-        found = self._worlds.exits if self._exits is None else self._exits
-        exits = {name: code for name, code in found.items() if name in members - touched}
+        exits = {} if self._exit_code is None else {"launch": self._exit_code}
         position = self._ranks.logs.position
         done = position if self.is_whole else max(0, position - 1)
         wanted, portions = self._wanted, self._options.portions
-        asked = {fault.member for fault in self.faults if fault.kind == "drain"}
-        drained = ended_by_drains(self._worlds.worlds, asked - {one.member for one in self.faults if one.kind in LOST})
         verdict = judge(
-            self._ranks.logs, wanted, exits, steps=done, portions=portions, is_whole=self.is_whole, drained=drained
+            self._ranks.logs,
+            wanted,
+            exits,
+            steps=done,
+            portions=portions,
+            is_whole=self.is_whole,
+            drained=ended_by_drains(self._worlds, self._causes, ("drain",)),
         )
+        verdict.failed += crashes_in(self._ranks.lines)
         verdict.different += other_lineages(self._ranks.logs, lineages)
         return verdict
 
@@ -286,7 +317,7 @@ class Endurance:
         counts = {kind: sum(fault.kind == kind for fault in self.faults) for kind in self._options.kinds}
         first = min((line["time"] for line in logs.commits), default=0.0)
         last = max((line["time"] for line in logs.commits), default=0.0)
-        goal = GOALS.get(self._options.mode)
+        goal, worlds = GOALS.get(self._options.mode), len(self._worlds)
         rows = [
             ("G1", "every committed step", "bit-equal" if verdict.is_equal else "DIFFERENT", "bit-equal"),
             ("G2", "committed steps lost or repeated", str(len(verdict.repeated)), "0"),
@@ -296,7 +327,7 @@ class Endurance:
         ]
         print(
             f"after {(last - first) / 60:.1f} min, {'whole' if self.is_whole else 'not whole'}: {logs.position} of "
-            f"{self._steps} steps, {len(self._worlds.worlds)} worlds, {counts}, undisturbed step {show(1 / self._rate)}"
+            f"{self._steps} steps, {worlds} worlds, {counts}, undisturbed step {show(1 / self._rate)}"
         )
         for number, what, measured, aim in rows:
             print(f"{number:4} {what:46} {measured:>12}   goal {aim}")

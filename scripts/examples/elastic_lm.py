@@ -1,10 +1,11 @@
 """Train the byte-level transformer of ``train_lm.py`` elastically: ranks may go and come, and no bit is different.
 
     python scripts/examples/elastic_lm.py --steps 40                 # alone
-    python scripts/examples/elastic_lm.py --steps 120 --kill         # four ranks; one is killed, another one comes
+    python scripts/examples/elastic_lm.py --steps 120 --kill         # four ranks; one is killed, and comes again
 
-With ``--kill`` this program starts the ranks, kills one in the middle, starts a new one, repeats the run undisturbed in
-one process, compares every byte of the parameters and every loss, and draws the losses with the events into loss.png.
+With ``--kill`` this program launches the ranks (``asyncpar launch --elastic ranks``) and kills one in the middle, for
+which the launcher starts another one.  It repeats the run undisturbed in one process, compares every byte of the
+parameters and every loss, and draws the losses with the events into loss.png.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +25,6 @@ import asyncpar as ap
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.errors import UsageError
-from asyncpar.testing.elastic_processes import ProcessWorlds
 from asyncpar.train import (
     Batches,
     LanguageModel,
@@ -38,7 +39,7 @@ from asyncpar.train import (
 )
 
 LIBRARY_BYTES = 1 << 20
-PATIENCE = 120.0
+POLL = 0.05
 MARK = "ELASTIC_LM_LOG"
 """The variable that tells a rank where to write how far it is, and what it has come to."""
 
@@ -50,6 +51,8 @@ class Result:
     losses: list[float] = field(default_factory=list)
     digest: str = ""
     changes: dict[int, str] = field(default_factory=dict)
+    is_drained: bool = False
+    """Did it come when all was over, or was asked to leave?"""
 
 
 async def train(config: TrainingConfig, batches: Batches, portions: int, log: Path | None) -> Result:
@@ -71,6 +74,7 @@ async def train(config: TrainingConfig, batches: Batches, portions: int, log: Pa
                 result.changes[step.number] = str(step.change)
                 print(f"step {step.number}: {step.change}", file=sys.stderr)
         result.losses, result.digest = list(state["losses"]), language.digest()
+        result.is_drained = job.is_drained
     thread.close()
     return result
 
@@ -94,6 +98,12 @@ def run_rank(options: argparse.Namespace, portions: int) -> Result:
     return result
 
 
+def read_result(path: Path) -> Result:
+    """Read what a rank has come to."""
+    found = json.loads(path.read_text())
+    return Result(**{**found, "changes": {int(step): change for step, change in found["changes"].items()}})
+
+
 class KilledRun:
     """Some ranks, of which one is killed in the middle, and one that comes for it."""
 
@@ -106,23 +116,26 @@ class KilledRun:
     async def run(self) -> Result:
         """Return what the ranks come to, which must all have come to the same."""
         self._begin()
-        async with ProcessWorlds(self._ranks, environment=self._environment) as worlds:
-            for number in range(self._ranks):
-                await worlds.start(f"rank {number}", self._arguments)
-            await self._reach(worlds, self._steps // 3)
-            worlds.signal("rank 1", signal.SIGKILL)
-            await worlds.start("newcomer", self._arguments)
-            names = [name for name in worlds.running if name != "rank 1"]
-            codes = {name: await asyncio.wait_for(worlds.wait(name), PATIENCE) for name in names}
-            if codes.pop("newcomer"):
-                print("elastic_lm: the newcomer came when all was over; take more --steps", file=sys.stderr)
-            if any(codes.values()):
-                raise SystemExit(f"elastic_lm: ranks have failed: {codes}")
-            changes = {formed.lineage.step: str(formed.change) for _, formed in worlds.worlds[1:]}
-        results = [Result(**json.loads(path.read_text())) for path in sorted(self._folder.glob("*.json"))]
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        options = ["--elastic", "ranks", "--nproc-per-node", str(self._ranks), "--max-restarts", "1"]
+        launch = [sys.executable, "-m", "asyncpar", "launch", *options, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        launcher = await asyncio.create_subprocess_exec(*launch, *self._arguments, env=self._environment)
+        try:
+            await self._reach(launcher, self._steps // 3)
+            os.kill(self._pids[0], signal.SIGKILL)
+            if await launcher.wait():
+                raise SystemExit("elastic_lm: the ranks have failed")
+        finally:
+            if launcher.returncode is None:
+                launcher.terminate()  # which ends its ranks, too
+                await launcher.wait()
+        results = [result for result in self._results if not result.is_drained]
+        if len(results) < self._ranks:
+            print("elastic_lm: the newcomer came when all was over; take more --steps", file=sys.stderr)
         if len({(tuple(result.losses), result.digest) for result in results}) != 1:
             raise SystemExit("elastic_lm: the ranks have not come to the same")
-        return Result(results[0].losses, results[0].digest, changes)
+        return max(results, key=lambda result: len(result.changes))  # that of one that was there from the beginning
 
     async def run_undisturbed(self) -> Result:
         """Return what one process comes to, whose BLAS has as many threads as those of the ranks: bits depend on it."""
@@ -130,8 +143,8 @@ class KilledRun:
         alone = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, env=self._environment)
         if await alone.wait():
             raise SystemExit("elastic_lm: the undisturbed run has failed")
-        (path,) = self._folder.glob("*.json")
-        return Result(**json.loads(path.read_text()))
+        (result,) = self._results
+        return result
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -141,12 +154,24 @@ class KilledRun:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
 
-    async def _reach(self, worlds: ProcessWorlds, step: int) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not any(int(path.read_text() or -1) >= step for path in self._folder.glob("*.step")):
-                if len(worlds.running) < self._ranks:
-                    raise SystemExit("elastic_lm: a rank has failed")
-                await asyncio.sleep(0.05)
+    @property
+    def _results(self) -> list[Result]:
+        """The results of the ranks that have come to their end."""
+        return [read_result(path) for path in sorted(self._folder.glob("*.json"))]
+
+    @property
+    def _pids(self) -> list[int]:
+        """The ranks that have committed a step."""
+        return sorted(int(path.stem) for path in self._folder.glob("*.step"))
+
+    async def _reach(self, launcher: asyncio.subprocess.Process, step: int) -> None:
+        """Return when all ranks have committed steps, and one of them has come to ``step``."""
+        while len(self._pids) < self._ranks or not any(
+            int(path.read_text() or -1) >= step for path in self._folder.glob("*.step")
+        ):
+            if launcher.returncode is not None:
+                raise SystemExit("elastic_lm: the ranks have ended before one was killed; take more --steps")
+            await asyncio.sleep(POLL)
 
 
 def show_killed_run(options: argparse.Namespace, run: KilledRun) -> None:
@@ -191,7 +216,8 @@ def main() -> None:
     except UsageError as error:
         print(f"elastic_lm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(json.dumps({"steps": options.steps, "last_loss": result.losses[-1], "parameters": result.digest}))
+    last_loss = result.losses[-1] if result.losses else None
+    print(json.dumps({"steps": options.steps, "last_loss": last_loss, "parameters": result.digest}))
 
 
 if __name__ == "__main__":

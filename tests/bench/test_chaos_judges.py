@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from asyncpar.net.membership.lineage import Decision, Lineage
-from asyncpar.net.membership.world_director import FormWorld
-from asyncpar.net.membership.world_messages import WorldChange
-from scripts.bench.chaos import Fault, drain_rows, ended_by_drains, join_rows, victim_rows
+from scripts.bench.chaos import Fault, drain_rows, healing_seconds, join_rows, join_stalls, victim_rows
 from scripts.bench.chaos_agents import joins
 from scripts.bench.chaos_judge import Logs, Verdict, judge
 from scripts.bench.chaos_wire import line_share, received_bytes
+from scripts.bench.chaos_worlds import World, causes_of, crashes_in, ended_by_drains, false_deaths, worlds_in
 from scripts.bench.endurance import other_lineages
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos.py"
@@ -203,17 +201,63 @@ def test_an_error_in_a_world_that_a_drain_has_ended_counts() -> None:
     assert verdict.troubles == verdict.errors
 
 
-def formed(generation: int, *, left: tuple[str, ...] = ()) -> tuple[float, FormWorld]:
-    change = WorldChange(generation=generation, left=left)
-    lineage = Lineage(step=generation, digest=b"")
-    return 0.0, FormWorld(generation, (), lineage, Decision.ABORT, change)
+SAID = """
+asyncpar agent m000: serves at 127.0.0.1:1
+asyncpar agent m000: generation 0; joined: m000/0/aa, m001/0/bb; 2 ranks on 2 hosts
+asyncpar agent m001: generation 0; joined: m000/0/aa, m001/0/bb; 2 ranks on 2 hosts
+asyncpar agent m000: generation 2; joined: m001/0/cc; m000/0/aa is ready for a change; 2 ranks on 2 hosts
+asyncpar agent m001: rank m001/0 was killed by SIGKILL; it starts again in 0.25 s (restart 1 of 9)
+asyncpar agent m001: rank m001/0 exited with code 1; it starts again in 0.5 s (restart 2 of 9)
+asyncpar agent m001: generation 1; left: m001/0/bb; m001/0/bb was killed by SIGKILL; 1 rank on 1 host
+asyncpar agent m000: generation 3; left: m001/0/cc; m001/0/cc did not answer for 10 s; m000 waits; 1 rank on 1 host
+[m000:0] generation 4; left: m000/0/aa; 0 ranks on 0 hosts
+asyncpar agent m000: generation 4; left: m000/0/aa; m000/0/aa left; 1 rank on 1 host
+""".splitlines()
+
+
+def test_worlds_are_read_from_the_lines_of_agents_each_once_and_in_order() -> None:
+    assert worlds_in(SAID) == [
+        World(0, joined=("m000/0/aa", "m001/0/bb")),
+        World(1, left=("m001/0/bb",), why="m001/0/bb was killed by SIGKILL"),
+        World(2, joined=("m001/0/cc",), why="m000/0/aa is ready for a change"),
+        World(3, left=("m001/0/cc",), why="m001/0/cc did not answer for 10 s; m000 waits"),
+        World(4, left=("m000/0/aa",), why="m000/0/aa left"),
+    ]
+
+
+def test_a_rank_that_ends_on_its_own_with_an_error_is_read_from_the_lines_of_agents() -> None:
+    assert crashes_in(SAID) == ["rank m001/0 exited with code 1"]
+    for code, found in ((0, 0), (143, 0), (1435, 1)):
+        assert len(crashes_in([f"asyncpar agent m000: rank m000/0 exited with code {code}; it starts again"])) == found
+
+
+def test_a_rank_that_is_declared_lost_was_touched_or_done_or_its_death_is_false() -> None:
+    def deaths(*struck: tuple[int, str, str]) -> list[str]:
+        worlds = worlds_in(SAID)
+        return false_deaths(worlds, causes_of(worlds, struck))
+
+    false = "generation 3: m001/0/cc: m001/0/cc did not answer for 10 s; m000 waits"
+    assert deaths((0, "m001/0", "kill"), (2, "m001/0", "stop")) == []
+    assert deaths((0, "m001/0", "kill")) == [false]
+    assert deaths((0, "m001/0", "kill"), (3, "m001/0", "kill")) == [false], "it was touched later"
+    assert len(deaths()) == 2
 
 
 def test_worlds_that_drains_have_ended_are_those_after_which_only_drained_members_left() -> None:
-    worlds = [formed(0), formed(1, left=("a",)), formed(2), formed(3, left=("b", "c")), formed(4, left=("d",))]
-    assert ended_by_drains(worlds, {"a", "b"}) == {0}
-    assert ended_by_drains(worlds, {"a", "b", "c", "d"}) == {0, 2, 3}
-    assert ended_by_drains(worlds, ()) == set()
+    worlds = [
+        World(0),
+        World(1, left=("a/0/1",)),
+        World(2),
+        World(3, left=("b/0/1", "a/0/2")),
+        World(4, left=("c/0/1",)),
+    ]
+
+    def ended(*struck: tuple[int, str, str]) -> set[int]:
+        return ended_by_drains(worlds, causes_of(worlds, struck), ("drain", "term"))
+
+    assert ended((0, "a/0", "drain"), (1, "b/0", "term"), (1, "a/0", "kill")) == {0}
+    assert ended((0, "a/0", "drain"), (1, "b/0", "term"), (1, "a/0", "term"), (3, "c/0", "drain")) == {0, 2, 3}
+    assert ended() == set()
 
 
 def test_a_step_with_another_lineage_than_the_run_without_faults_is_named() -> None:
@@ -224,11 +268,33 @@ def test_a_step_with_another_lineage_than_the_run_without_faults_is_named() -> N
     assert other_lineages(logs, ["l0", "l1", "l2"]) == ["m001: step 1"]
 
 
-def test_newcomers_that_came_when_all_was_over_are_told_apart() -> None:
-    faults = [Fault("join", f"m{number}", 1.0, 8, 0) for number in range(3)]
-    faults.append(Fault("kill", "m9", 1.0, 8, 0, 1))
-    assert [row[2] for row in join_rows(faults, [2.0, 3.0])] == ["3.00 s", "3.00 s", "2 of 3"]
-    assert [row[2] for row in join_rows([], [])] == ["-", "-", "0 of 0"]
+def test_newcomers_take_from_the_start_of_their_process_to_their_first_step() -> None:
+    logs = Logs(Path())
+    logs.lines = undisturbed()  # in the first world, which nobody joins
+    for name, time in (("m002", 2.5), ("m003", 2.75), ("m004", 8.5)):
+        logs.lines[name] = [{"kind": "started", "time": time - 1.5, "age": 0.5}]
+    logs.lines["m002"] += [
+        {**of(logs.lines, "committed", 1), "replay": True},
+        {**of(logs.lines, "begun", 2), "time": 2.5},
+    ]
+    logs.lines["m003"] += [{**of(logs.lines, "committed", 2), "time": 3.75}]
+    newcomers = healing_seconds(logs)
+    assert newcomers == [2.0, 3.0, None]
+    assert [row[2] for row in join_rows(newcomers)] == ["3.00 s", "3.00 s", "2 of 3"]
+    assert [row[2] for row in join_rows([])] == ["-", "-", "0 of 0"]
+
+
+def test_the_stall_of_a_join_is_what_its_first_step_takes_longer_than_the_others_of_its_world() -> None:
+    logs = Logs(Path())
+    times = [0.0, 1.0, 2.0, 5.0, 6.5, 8.0, 9.0]
+    generations = [0, 0, 0, 1, 1, 1, 2]
+    logs.lines["m000"] = [
+        {"kind": "committed", "step": step, "generation": generation, "time": time, "replay": False}
+        for step, (generation, time) in enumerate(zip(generations, times, strict=True))
+    ]
+    joined = [World(0, joined=("a/0/a",)), World(1, joined=("b/0/b",)), World(2, joined=("c/0/c",))]
+    assert join_stalls(logs, joined) == [1.5]
+    assert join_stalls(logs, [World(1, joined=("b/0/b",), left=("a/0/a",))]) == []
 
 
 def test_every_lost_rank_is_shown_with_its_slowest_loss() -> None:

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,9 @@ from asyncpar.elasticity.arithmetic import (
     describe_arithmetic,
     find_differences,
 )
-from asyncpar.testing.elastic_processes import ProcessWorlds
 from asyncpar.testing.world import local_world
-from tests.elasticity.rank import HURRY
+from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
 
-PATIENCE = 60.0
 UNLIKE = "do not compute alike"
 ALIKE = {"processor": "A", "numpy": "2.4", "BLAS kernel": "SkylakeX", "BLAS threads": "2"}
 
@@ -152,38 +151,28 @@ def test_the_variables_that_a_warning_names_make_processes_alike() -> None:
     assert without["instructions of numpy"].split() == names[:-1]
 
 
-OTHER_KERNEL = """
-import os, runpy, sys
-os.environ["OPENBLAS_CORETYPE"] = "Nehalem"
-runpy.run_module("tests.elasticity.rank", run_name="__main__", alter_sys=True)
-"""
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[AgentGroup]:
+    made = AgentGroup(tmp_path)
+    yield made
+    made.close()
 
 
 @with_kernels
 @pytest.mark.process
-@pytest.mark.timeout(120)
-async def test_a_joiner_with_another_kernel_is_let_in_and_named_on_all_hosts(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OPENBLAS_CORETYPE": "Prescott"}
-    until = 300
-    async with ProcessWorlds(2, environment=environment) as worlds:
-        for number in range(2):
-            name = f"m{number}"
-            await worlds.start(
-                name, ["-m", "tests.elasticity.rank", name, str(until), str(tmp_path / name)], host=f"host-{number}"
-            )
-        async with asyncio.timeout(PATIENCE):
-            while len(worlds.worlds) < 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        await worlds.start("m2", ["-c", OTHER_KERNEL, "m2", str(until), str(tmp_path / "m2")], host="host-2")
-        async with asyncio.timeout(PATIENCE):
-            while len(worlds.present) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        (tmp_path / HURRY).touch()
-        async with asyncio.timeout(PATIENCE):
-            assert [await worlds.wait(f"m{number}") for number in range(3)] == [0, 0, 0]
-    said = [line for line in capfd.readouterr().err.splitlines() if UNLIKE in line]
-    assert len(said) == 3, "one on each host"
-    assert len(set(said)) == 1
-    assert re.search(r"on host-2 has BLAS kernel Nehalem, not \w+ \(set OPENBLAS_CORETYPE on all hosts", said[0])
+@pytest.mark.timeout(180)
+def test_a_joiner_with_another_kernel_is_let_in_and_named_on_all_hosts(group: AgentGroup) -> None:
+    for name, kernel in (("one", "Prescott"), ("two", "Prescott")):
+        group.start(name, environment={"OPENBLAS_CORETYPE": kernel})
+        eventually(lambda name=name: group.host(name) is not None, name)  # type: ignore[misc]
+    launcher = group.launch(TRAINING, "400", options=("--nnodes", "2:3", "--elastic", "ranks", "--last-call", "0"))
+    eventually(lambda: group.trains(2), "training on two hosts")
+    group.start("three", environment={"OPENBLAS_CORETYPE": "Nehalem"})
+    eventually(lambda: group.trains(3), "training on three hosts")
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    said = {name: [line for line in group.said(name).splitlines() if UNLIKE in line] for name in group.agents}
+    assert [len(lines) for lines in said.values()] == [1, 1, 1], "one on each host"
+    assert len({line.partition(UNLIKE)[2] for lines in said.values() for line in lines}) == 1
+    expected = r"on three has BLAS kernel Nehalem, not \w+ \(set OPENBLAS_CORETYPE on all hosts"
+    assert re.search(expected, said["one"][0])

@@ -291,3 +291,24 @@ def test_a_failure_that_the_program_has_gone_on_after_is_not_that_of_its_end(goe
         return source.failed
 
     assert run_virtual(main()) == [(None, "ValueError: after it") if goes_on else (0, "ValueError: in the step")]
+
+
+@pytest.mark.parametrize(
+    ("end", "noted"),
+    [
+        (None, None),
+        (SystemExit(0), None),
+        (SystemExit(3), (None, "SystemExit: 3")),
+        (asyncio.CancelledError(), (None, "CancelledError")),
+        (KeyboardInterrupt(), (None, "KeyboardInterrupt")),
+    ],
+    ids=["its end", "exit 0", "exit 3", "cancelled", "interrupted"],
+)
+async def test_a_program_that_is_ended_from_outside_is_not_done(
+    end: BaseException | None, noted: tuple[int | None, str] | None
+) -> None:
+    source = NotedWorld()
+    job = ElasticJob(portions=1, source=source)
+    await job.__aenter__()
+    await job.__aexit__(None if end is None else type(end), end, None)
+    assert source.failed == [noted]

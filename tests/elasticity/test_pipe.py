@@ -17,8 +17,10 @@ import pytest
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
-from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError, StaleGeneration
-from asyncpar.net.membership.lineage import MemberReport, first_lineage
+from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
+from asyncpar.net.membership.credentials import create_secret
+from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
+from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 
 START = first_lineage(b"state")
 
@@ -217,3 +219,19 @@ async def test_a_world_that_was_replaced_is_not_waited_for() -> None:
     async with AsyncExitStack() as stack:
         with pytest.raises(StaleGeneration, match="generation 0 is over"):
             await first.attach(stack)
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "999"])
+def test_a_socket_that_is_none_is_named(number: str, tmp_path: Path) -> None:
+    create_secret(tmp_path / "secret")
+    with pytest.raises(UsageError, match=ELASTIC_PIPE):
+        SocketPipe({ELASTIC_PIPE: number, "ASYNCPAR_SECRET_FILE": str(tmp_path / "secret")})
+
+
+def test_lineages_travel_as_they_are() -> None:
+    lineage = Lineage(7, b"\0\xff")
+    assert decode_lineage(json.loads(json.dumps(encode_lineage(lineage)))) == lineage
+    assert decode_lineage(encode_lineage(None)) is None
+    for damaged in ([1], ["x", ""], [1, "zz"], 3):
+        with pytest.raises(ProtocolError, match="lineage"):
+            decode_lineage(damaged)

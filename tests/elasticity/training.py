@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,6 +145,14 @@ def check_equal(result: Result, wanted: Result) -> None:
     assert result.parameters == wanted.parameters
     assert result.average == wanted.average
     assert result.digest == wanted.digest
+
+
+def encode(result: Result) -> str:
+    """Return everything that must be equal, as text."""
+    losses = [loss.hex() for loss in result.losses]
+    return json.dumps(
+        [result.parameters.hex(), result.digest.hex(), losses, [draw.hex() for draw in result.draws], result.is_drained]
+    )
 
 
 def most_left_at_once(worlds: Sequence[TaskWorld]) -> int:

@@ -1,8 +1,9 @@
-"""One rank of an elastic training with torch: ``python -m tests.torch.elastic_rank NAME UNTIL RESULT``."""
+"""One rank of an elastic training with torch: ``python -m tests.torch.elastic_rank UNTIL FOLDER``."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 import asyncpar.torch
+from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.samples import PortionSampler
 from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
 
@@ -22,7 +24,10 @@ HURRY = "hurry"
 """When there is a file of this name beside the results, steps take no longer than they must."""
 
 HELD = ".held"
-"""While there is a file with this ending beside a rank's result, it does not end its step, and says so in the file."""
+"""While there is a file of a rank's process number with this ending, it does not end its step, and says so there."""
+
+ASKED = ".asked"
+"""A rank makes a file with this ending once it has asked to leave."""
 
 
 def make_model(*, normalizes: bool = True) -> torch.nn.Module:
@@ -73,10 +78,23 @@ def train(
     return {"state": state, "losses": losses, "rate": rate, "is_drained": job.is_drained}
 
 
+def note_departures(asked: Path) -> None:
+    """Have ``asked`` made when this process has asked to leave."""
+    ask_to_leave = ElasticJob.ask_to_leave
+
+    def ask(job: ElasticJob, refused: Callable[[], None]) -> bool:
+        is_asked = ask_to_leave(job, refused)
+        asked.touch()
+        return is_asked
+
+    ElasticJob.ask_to_leave = ask  # type: ignore[assignment, method-assign]
+
+
 def main() -> None:
     """Train, and write what comes out."""
-    _, until, path = sys.argv[1:]
-    progress, hurry, held = Path(f"{path}.progress"), Path(path).parent / HURRY, Path(path + HELD)
+    until, folder = int(sys.argv[1]), Path(sys.argv[2])
+    path = folder / str(os.getpid())
+    progress, hurry, held = path.with_suffix(".progress"), folder / HURRY, path.with_suffix(HELD)
     begun: list[int] = []
 
     def on_step(_: ElasticTraining, step: TorchStep) -> None:
@@ -90,9 +108,10 @@ def main() -> None:
         if not hurry.exists():
             time.sleep(0.1 if step.number < 10 else 0.6)
 
-    result = train(until=int(until), on_step=on_step)
-    Path(f"{path}.begun").write_text(json.dumps(begun))
-    Path(path).write_text(json.dumps(result))
+    note_departures(path.with_suffix(ASKED))
+    result = train(until=until, on_step=on_step)
+    path.with_suffix(".begun").write_text(json.dumps(begun))
+    path.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

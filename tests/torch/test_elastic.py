@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,173 +21,175 @@ from asyncpar.elasticity.worlds import LoneWorld, Membership
 from asyncpar.errors import UsageError, WorldChanged
 from asyncpar.net.membership.lineage import MemberReport
 from asyncpar.net.membership.world_messages import WorldChange
-from asyncpar.testing.elastic_processes import ProcessWorlds
 from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
 from asyncpar.torch.elastic_state import Arithmetic
-from tests.torch.elastic_rank import HELD, HURRY, make_model, train
+from tests.launch.agents.agent_groups import AgentGroup, eventually
+from tests.torch.elastic_rank import ASKED, HELD, HURRY, make_model, train
 
 UNTIL = 100
-PATIENCE = 120.0
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Ranks:
-    """Ranks of ``tests.torch.elastic_rank``, whose results are in ``folder``."""
+    """Ranks of ``tests.torch.elastic_rank`` on one host; their names are the numbers of their processes."""
 
-    def __init__(self, worlds: ProcessWorlds, folder: Path) -> None:
-        self._worlds = worlds
-        self._folder = folder
-        self.drained: list[str] = []
-        """Those that are to leave, by their own wish."""
-        director: Any = worlds.director
-        drain = director.drain
+    def __init__(self, group: AgentGroup, size: int) -> None:
+        self._group = group
+        program = ("-m", "tests.torch.elastic_rank", str(UNTIL), str(group.folder))
+        options = ("--nproc-per-node", str(size), "--max-restarts", "1")
+        self.launcher = group.launch_alone(*program, options=options)
+        self.first = self.present(size)
+        """Those of the first world."""
 
-        def note(name: str) -> Any:
-            self.drained.append(name)
-            return drain(name)
+    def present(self, size: int, *, without: int | None = None) -> list[int]:
+        """Wait for a world of ``size`` ranks, not including one; return them, by slot."""
 
-        director.drain = note
+        def found() -> list[int]:
+            host = self._group.host("one")
+            ranks = () if host is None else host.ranks
+            return [rank.pid for rank in ranks if rank.rank is not None and rank.pid not in (None, without)]
 
-    async def start(self, *names: str) -> None:
-        for name in names:
-            program = ["-m", "tests.torch.elastic_rank", name, str(UNTIL), str(self._folder / name)]
-            await self._worlds.start(name, program)
+        eventually(lambda: len(found()) == size, f"a world of {size}")
+        return found()
 
-    async def hold(self, name: str) -> int:
+    def hold(self, rank: int) -> int:
         """Keep a rank from ending its step; return the step's number."""
-        path = self._folder / f"{name}{HELD}"
+        path = self._path(rank, HELD)
         path.touch()
-        async with asyncio.timeout(PATIENCE):
-            while not (number := path.read_text()):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        return int(number)
+        eventually(lambda: path.read_text() != "", f"the hold of {rank}")
+        return int(path.read_text())
 
     def hurry(self) -> None:
-        (self._folder / HURRY).touch()
+        (self._group.folder / HURRY).touch()
 
-    def step(self, name: str) -> int:
-        path = self._folder / f"{name}.progress"
-        return int((path.read_text() if path.exists() else "") or -1)
+    def reach(self, step: int, *ranks: int) -> None:
+        for rank in ranks:
+            path = self._path(rank, ".progress")
+            eventually(lambda path=path: path.exists() and int(path.read_text() or -1) >= step, f"step {step}")  # type: ignore[misc]
 
-    async def reaches(self, name: str, step: int) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while self.step(name) < step:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    def ask_to_leave(self, rank: int) -> None:
+        """Send a rank SIGTERM, and return when it has asked to leave."""
+        os.kill(rank, signal.SIGTERM)
+        eventually(self._path(rank, ASKED).exists, f"the departure of {rank}")
 
-    async def asks_to_leave(self, name: str) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while name not in self.drained:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    def end(self) -> int:
+        """Return the exit code of the job."""
+        eventually(lambda: self.launcher.poll() is not None, "the end of the job")
+        return self.launcher.wait()
 
-    async def code(self, name: str) -> int:
-        async with asyncio.timeout(PATIENCE):
-            return await self._worlds.wait(name)
+    @property
+    def said(self) -> str:
+        """The output of ranks and of their agent."""
+        return self._group.said("one")
 
-    def result(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self._folder / name).read_text())
+    def has_result(self, rank: int) -> bool:
+        return self._path(rank).exists()
+
+    def result(self, rank: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._path(rank).read_text())
         return found
 
-    def begun(self, name: str) -> list[int]:
+    def begun(self, rank: int) -> list[int]:
         """Return the numbers of the steps that a rank has begun, replays excepted."""
-        found: list[int] = json.loads((self._folder / f"{name}.begun").read_text())
+        found: list[int] = json.loads(self._path(rank, ".begun").read_text())
         return found
 
-
-@asynccontextmanager
-async def elastic_ranks(folder: Path, size: int) -> AsyncIterator[tuple[ProcessWorlds, Ranks]]:
-    async with ProcessWorlds(size, environment={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worlds:
-        yield worlds, Ranks(worlds, folder)
+    def _path(self, rank: int, suffix: str = "") -> Path:
+        return self._group.folder / f"{rank}{suffix}"
 
 
-async def undisturbed() -> dict[str, Any]:
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[int], Ranks]]:
+    """Start so many ranks, which end with the test."""
+    group = AgentGroup(tmp_path)
+    yield lambda size: Ranks(group, size)
+    group.close()
+
+
+def undisturbed() -> dict[str, Any]:
     """Return the result of a run of this process alone, as the file of a rank has it."""
-    result: dict[str, Any] = json.loads(await asyncio.to_thread(lambda: json.dumps(train(until=UNTIL))))
+    result: dict[str, Any] = json.loads(json.dumps(train(until=UNTIL)))
     return result
 
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-async def test_a_killed_and_a_new_rank_change_no_bit(tmp_path: Path) -> None:
-    async with elastic_ranks(tmp_path, 3) as (worlds, ranks):
-        await ranks.start("m0", "m1", "m2")
-        await ranks.reaches("m0", 2)
-        worlds.signal("m1", signal.SIGKILL)
-        await ranks.start("m3")
-        await ranks.reaches("m3", 0)
-        ranks.hurry()
-        assert [await ranks.code(name) for name in ("m0", "m2", "m3")] == [0, 0, 0]
-        changes = [formed.change for _, formed in worlds.worlds]
-    wanted = await undisturbed()
-    assert [ranks.result(name) == wanted for name in ("m0", "m2", "m3")] == [True] * 3
-    assert [change.left for change in changes if "m1" in change.left] == [("m1",)]
-    assert [change.joined for change in changes if "m3" in change.joined] == [("m3",)]
+def test_a_killed_and_a_new_rank_change_no_bit(start: Callable[[int], Ranks]) -> None:
+    ranks = start(3)
+    ranks.reach(2, *ranks.first)
+    os.kill(ranks.first[1], signal.SIGKILL)
+    present = ranks.present(3, without=ranks.first[1])
+    ranks.hurry()
+    assert ranks.end() == 0, ranks.said
+    wanted = undisturbed()
+    assert [ranks.result(rank) == wanted for rank in present] == [True] * 3
+    assert "rank one/1 was killed by SIGKILL; it starts again" in ranks.said
 
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-async def test_a_rank_that_gets_sigterm_ends_its_step_and_leaves(tmp_path: Path) -> None:
-    async with elastic_ranks(tmp_path, 3) as (worlds, ranks):
-        await ranks.start("m0", "m1", "m2")
-        for name in ("m0", "m1", "m2"):
-            await ranks.reaches(name, 2)
-        worlds.signal("m1", signal.SIGTERM)
-        assert await ranks.code("m1") == 0
-        ranks.hurry()
-        assert [await ranks.code(name) for name in ("m0", "m2")] == [0, 0]
-        changes = {name: formed.change for _, formed in worlds.worlds for name in formed.change.left}
-    assert ranks.result("m1")["is_drained"]
-    assert not changes["m1"].is_by_loss
-    wanted = await undisturbed()
-    assert [ranks.result(name) == wanted for name in ("m0", "m2")] == [True, True]
-    left_after = len(ranks.result("m1")["losses"])
-    assert ranks.begun("m1") == list(range(left_after)), "it has ended the step that it was in"
-    assert [ranks.begun(name) for name in ("m0", "m2")] == [list(range(UNTIL))] * 2, "no step was done again"
+def test_a_rank_that_gets_sigterm_ends_its_step_and_leaves(start: Callable[[int], Ranks]) -> None:
+    ranks = start(3)
+    ranks.reach(2, *ranks.first)
+    first, left, last = ranks.first
+    os.kill(left, signal.SIGTERM)
+    eventually(lambda: ranks.has_result(left), "the end of the rank")
+    ranks.hurry()
+    assert ranks.end() == 0, ranks.said
+    assert ranks.result(left)["is_drained"]
+    assert "rank one/1 starts again: it was drained" in ranks.said
+    wanted = undisturbed()
+    assert [ranks.result(rank) == wanted for rank in (first, last)] == [True, True]
+    left_after = len(ranks.result(left)["losses"])
+    assert ranks.begun(left) == list(range(left_after)), "it has ended the step that it was in"
+    assert [ranks.begun(rank) for rank in (first, last)] == [list(range(UNTIL))] * 2, "no step was done again"
 
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_waiting", [False, True])
-async def test_the_second_sigterm_ends_a_rank_where_it_is(tmp_path: Path, is_waiting: bool) -> None:
+def test_the_second_sigterm_ends_a_rank_where_it_is(start: Callable[[int], Ranks], is_waiting: bool) -> None:
     """In its own code, and in a call that waits for the other rank."""
-    async with elastic_ranks(tmp_path, 2) as (worlds, ranks):
-        await ranks.start("m0", "m1")
-        for name in ("m0", "m1"):
-            await ranks.reaches(name, 2)
-        held, ended = ("m0", "m1") if is_waiting else ("m1", "m1")
-        number = await ranks.hold(held)
-        ranks.hurry()
-        await ranks.reaches(ended, number)
-        worlds.signal(ended, signal.SIGTERM)
-        await ranks.asks_to_leave(ended)
-        worlds.signal(ended, signal.SIGTERM)
-        assert await ranks.code(ended) == 128 + signal.SIGTERM
-        if is_waiting:
-            return  # the other one is in its step still
-        assert await ranks.code("m0") == 0
-    assert ranks.result("m0") == await undisturbed()
+    ranks = start(2)
+    other, ended = ranks.first
+    ranks.reach(2, other, ended)
+    number = ranks.hold(other if is_waiting else ended)
+    ranks.hurry()
+    ranks.reach(number, ended)
+    ranks.ask_to_leave(ended)
+    os.kill(ended, signal.SIGTERM)
+    eventually(lambda: f"rank one/1 exited with code {128 + signal.SIGTERM}" in ranks.said, "the end of the rank")
+    assert not ranks.has_result(ended)
+    if is_waiting:
+        return  # the other one is in its step still
+    assert ranks.end() == 0, ranks.said
+    assert ranks.result(other) == undisturbed()
 
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-async def test_the_only_rank_ends_at_once_when_it_gets_sigterm(tmp_path: Path) -> None:
-    async with elastic_ranks(tmp_path, 1) as (worlds, ranks):
-        await ranks.start("m0")
-        await ranks.reaches("m0", 1)
-        await ranks.hold("m0")
-        worlds.signal("m0", signal.SIGTERM)
-        assert await ranks.code("m0") == 128 + signal.SIGTERM
+def test_the_only_rank_ends_at_once_when_it_gets_sigterm(start: Callable[[int], Ranks]) -> None:
+    ranks = start(1)
+    [rank] = ranks.first
+    ranks.reach(1, rank)
+    ranks.hold(rank)
+    os.kill(rank, signal.SIGTERM)
+    eventually(lambda: f"rank one/0 exited with code {128 + signal.SIGTERM}" in ranks.said, "the end of the rank")
+    assert not ranks.has_result(rank)
 
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-async def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends(tmp_path: Path) -> None:
-    async with elastic_ranks(tmp_path, 2) as (worlds, ranks):
-        await ranks.start("m0", "m1")
-        await ranks.reaches("m0", 2)
-        for name in ("m0", "m1"):
-            worlds.signal(name, signal.SIGTERM)
-        assert sorted([await ranks.code(name) for name in ("m0", "m1")]) == [0, 128 + signal.SIGTERM]
+def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends(start: Callable[[int], Ranks]) -> None:
+    ranks = start(2)
+    ranks.reach(2, *ranks.first)
+    for rank in ranks.first:
+        os.kill(rank, signal.SIGTERM)
+    eventually(lambda: any(ranks.has_result(rank) for rank in ranks.first), "the end of the one")
+    eventually(lambda: f"exited with code {128 + signal.SIGTERM}" in ranks.said, "the end of the other")
+    assert sorted(ranks.has_result(rank) for rank in ranks.first) == [False, True]
+    eventually(lambda: "all members are lost" in ranks.said, "the loss of the state")
 
 
 def test_gradients_may_be_encoded_but_not_running_statistics() -> None:

@@ -1,15 +1,13 @@
 """Decide which world comes next, from the reports and losses of members.  Pure.
 
 Among agents the director is the leader's, and what it decides counts once a quorum has logged it (``worlds.py``); the
-leader after it begins with ``resume``, and hears from all hosts what their members have.  In tests one director, that
-never fails, decides alone.
+leader after it begins with ``resume``, and hears from all hosts what their members have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from asyncpar.net.membership.lineage import (
     Decision,
@@ -21,8 +19,6 @@ from asyncpar.net.membership.lineage import (
     target_step,
 )
 from asyncpar.net.membership.world_messages import WorldChange
-
-T = TypeVar("T")
 
 READY_PATIENCE = 15.0
 """Seconds after a world was formed within which each member can be connected to, or it is held for lost; more where
@@ -54,12 +50,6 @@ LAST_PATIENCE = 30.0
 
 REPORT_PATIENCE = 10.0
 """Seconds after a revoke within which each member has to report, or it is held for lost."""
-
-
-def rotated(found: Sequence[T], number: int) -> list[T]:
-    """Return what is asked for by many, for each beginning at another place, so that all are used alike."""
-    start = number % len(found) if found else 0
-    return [*found[start:], *found[:start]]
 
 
 def _seated(before: Sequence[str], staying: Sequence[str], ready: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -29,8 +29,7 @@ TRAINING = """
     import os, sys, time
     from pathlib import Path
     import asyncpar as ap
-    from tests.elasticity.rank import encode
-    from tests.elasticity.training import train
+    from tests.elasticity.training import encode, train
 
     def on_step(place, step):
         if place == "computed":
@@ -82,8 +81,14 @@ class AgentGroup:
             create_secret(self.secret)
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def command(self, *arguments: str, log: str | None = None, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-        """Start ``asyncpar`` with ``arguments``; its output is in the file ``log``."""
+    def command(
+        self,
+        *arguments: str,
+        log: str | None = None,
+        prefix: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start ``asyncpar`` with more variables in its ``environment``; its output is in the file ``log``."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
@@ -91,7 +96,7 @@ class AgentGroup:
             process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "asyncpar", *arguments],
                 cwd=self.folder,
-                env=clean | {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(temporary)},
+                env=clean | {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(temporary)} | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -99,14 +104,18 @@ class AgentGroup:
         self._started.append(process)
         return process
 
-    def start(self, name: str, *more: str, secret: Path | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, *more: str, secret: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start the agent of a host; the first founds the group.  ``more`` are options."""
         alive = [self.addresses[other] for other, process in self.agents.items() if process.poll() is None]
         self.addresses[name] = f"{self.host_of(name)}:{free_port()}"
         join = ["--join", ",".join(alive)] if alive else []
         proof = self.proof(name) if secret is None else ("--secret-file", str(secret))
         arguments = ["--name", name, "--listen", self.addresses[name], *proof]
-        self.agents[name] = self.command("agent", *arguments, *join, *more, log=f"{name}.log", prefix=self.within(name))
+        self.agents[name] = self.command(
+            "agent", *arguments, *join, *more, log=f"{name}.log", prefix=self.within(name), environment=environment
+        )
         return self.agents[name]
 
     def proof(self, name: str) -> tuple[str, ...]:
@@ -135,6 +144,14 @@ class AgentGroup:
         """Start a launcher that hands a job to the agents."""
         common = ("--rdzv-endpoint", self.living_address, *self.proof(next(iter(self.agents))), "--grace-period", "5")
         return self.command("launch", *common, *options, self.script(script), *arguments, log="launch.log")
+
+    def launch_alone(self, *program: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """Start a launcher that is the agent of the only host, ``one``: its ranks outlive worlds."""
+        self.addresses["one"] = f"127.0.0.1:{free_port()}"
+        place = ("--host-name", "one", "--rdzv-endpoint", self.addresses["one"], *self.proof("one"))
+        common = ("--elastic", "ranks", "--grace-period", "5", *place)
+        self.agents["one"] = self.command("launch", *common, *options, *program, log="one.log")
+        return self.agents["one"]
 
     def script(self, text: str) -> str:
         path = self.folder / "job.py"

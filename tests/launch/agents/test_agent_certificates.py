@@ -21,8 +21,7 @@ from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import ANY_AGENT, agent_role, rank_role
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.net.transport.tls_probe import check_tls
-from tests.elasticity.rank import encode
-from tests.elasticity.training import train
+from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
 from tests.net.security.parties import JOB, make_homes
 

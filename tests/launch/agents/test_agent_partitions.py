@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.elasticity.rank import encode
-from tests.elasticity.training import train
+from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
 from tests.products import IS_WHOLE
 

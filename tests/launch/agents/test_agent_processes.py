@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from asyncpar.observe.image import read_image
-from tests.elasticity.rank import encode
-from tests.elasticity.training import train
+from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -307,26 +306,28 @@ def test_a_host_beyond_the_most_waits_also_where_ranks_start_again_with_every_wo
     assert {path.name.rsplit("-", 1)[1] for path in group.folder.glob("world-*")} == {"2"}
 
 
-def test_a_spare_that_has_waited_for_long_steps_in_for_a_rank_that_is_killed(group: AgentGroup) -> None:
+def test_spares_that_have_waited_for_long_step_in_for_ranks_that_are_killed_or_stopped(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two")
     options = ("--nnodes", "2:2", "--elastic", "ranks", "--spares", "1", "--silent-after", "2")
 
-    def spares(name: str) -> list[int | None]:
+    def pids(name: str, *, are_spares: bool) -> list[int]:
         host = group.host(name)
-        return [] if host is None else [rank.pid for rank in host.ranks if rank.is_spare]
+        found = () if host is None else host.ranks
+        found = tuple(rank for rank in found if (rank.is_spare if are_spares else rank.rank is not None))
+        return [rank.pid for rank in found if rank.pid is not None]
 
     launcher = group.launch(TRAINING, str(UNTIL), options=options)
     eventually(lambda: group.trains(2), "training on both hosts")
-    eventually(lambda: all(spares(name) for name in ("one", "two")), "a spare on each host")
+    eventually(lambda: all(pids(name, are_spares=True) for name in ("one", "two")), "a spare on each host")
     begin = time.monotonic()
     eventually(lambda: time.monotonic() - begin > 6.0, "thrice the time after which a silent rank is ended")
-    spare = spares("one")
-    os.kill(next(pid for pid in group.pids("one") if pid not in spare), signal.SIGKILL)
-    eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts again")
-    host = group.host("one")
-    assert host is not None
-    assert [rank.pid for rank in host.ranks if rank.rank is not None] == spare
+    for name, fault in (("one", signal.SIGKILL), ("two", signal.SIGSTOP)):
+        spares = pids(name, are_spares=True)
+        for pid in pids(name, are_spares=False):
+            os.kill(pid, fault)
+        eventually(lambda name=name, spares=spares: pids(name, are_spares=False) == spares, "the spare's place")  # type: ignore[misc]
+        eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts again")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
     assert {result for result in group.results() if not json.loads(result)[-1]} == {wanted}
