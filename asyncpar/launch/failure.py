@@ -11,6 +11,7 @@ import msgspec
 from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase
 from asyncpar.core.observe.waits import WaitNotice, spell_ranks
+from asyncpar.observe.stack_views import crash_line
 
 _MOST_OTHERS = 8
 _TAIL_LINES = 4
@@ -75,10 +76,11 @@ class RankEnd:
 
     @property
     def ending(self) -> str:
-        """``exited with code 3``, ``was killed by SIGKILL``."""
+        """``exited with code 3``, ``was killed by SIGKILL``, and where it crashed, if it did."""
         if self._was_overtaken:
             return f"{describe_ending(self.returncode)} while it ended with an exception"
-        return self.lost or describe_ending(self.returncode)
+        crash = crash_line(self.stderr_tail) if self.returncode < 0 else ""
+        return self.lost or describe_ending(self.returncode) + (f" ({crash})" if crash else "")
 
     @property
     def _was_overtaken(self) -> bool:
@@ -177,7 +179,8 @@ def _evidence(failure: RankEnd) -> list[str]:
     """Return the traceback or the end of stderr, quoted."""
     if failure.report is not None:
         return [f"    {line}" for line in failure.report.traceback.strip().splitlines()]
-    tail = failure.stderr_tail.strip().splitlines()[-_TAIL_LINES:]
+    crash = crash_line(failure.stderr_tail)  # it is named where the end is
+    tail = [line for line in failure.stderr_tail.strip().splitlines() if line != crash or not crash][-_TAIL_LINES:]
     return ["  end of its stderr:", *(f"    {line}" for line in tail)] if tail else []
 
 

@@ -20,7 +20,7 @@ from asyncpar import errors
 from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss, encode_condition, encode_loss
 from asyncpar.core.observe.recorder import RING_FD
-from asyncpar.core.observe.stack_dump import STACKS_FD
+from asyncpar.core.observe.stack_dump import STACKS_FD, read_stack_dump
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerError
 from asyncpar.launch.display import Display
@@ -36,7 +36,7 @@ from asyncpar.launch.tracebacks import find_traceback, shorten
 from asyncpar.launch.vitals import LOOK_SECONDS, RankState
 from asyncpar.launch.wait_board import RankTold
 from asyncpar.observe.service import OBSERVE_FD
-from asyncpar.observe.stack_views import ProcessStacks
+from asyncpar.observe.stack_views import ProcessStacks, crash_line
 from asyncpar.observe.summary import unpack
 
 _CANNOT_START = 126
@@ -284,7 +284,7 @@ class WorkerGroup:
             returncode=returncode,
             at=ended_at if report is None or not report.time else min(report.time, ended_at),
             report=report,
-            stderr_tail="" if report is not None else output.stderr_tail[-_TAIL_CHARACTERS:],
+            stderr_tail="" if report is not None else self._last_words(plan, output, returncode),
             stderr_file=output.stderr_file,
         )
         self._tools.watch.ended(plan.place, end.ending)
@@ -295,6 +295,13 @@ class WorkerGroup:
         await output.end(has_failed=report is not None and is_told)
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
+
+    def _last_words(self, plan: RankPlan, output: RankOutput, returncode: int) -> str:
+        """Return the end of what a rank has written to stderr; after a crash also where that was, if it is known."""
+        tail = output.stderr_tail[-_TAIL_CHARACTERS:]
+        stacks = self._files.stacks.get(plan.place.local_rank)
+        crash = "" if returncode >= 0 or stacks is None else crash_line(read_stack_dump(stacks.descriptor))
+        return "\n".join(filter(None, (tail.rstrip("\n"), crash))) if crash and crash_line(tail) == "" else tail
 
     def _report(self, output: RankOutput, returncode: int) -> FailureReport | None:
         """Return the exception that has ended a rank: as it has reported it, or as its stderr shows it."""

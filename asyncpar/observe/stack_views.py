@@ -12,6 +12,7 @@ import msgspec
 
 _DUMPED_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _DUMPED_FRAME: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')
+_COLLECTING: Final = "Garbage-collecting"
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _LIBRARY: Final = str(Path(threading.__file__).parent)
 
@@ -103,6 +104,18 @@ def parse_dump(dump: str) -> tuple[str, tuple[ThreadView, ...]]:
         name = "MainThread" if is_main else begin[0].rstrip(":").partition(" (")[0]
         threads.append(ThreadView(name=name, frames=frames, is_main=is_main))
     return fatal, tuple(sorted(threads, key=lambda thread: not thread.is_main))
+
+
+def crash_line(dump: str) -> str:
+    """Return in one line which error ``faulthandler`` wrote down as the process ended, and where; "" if none."""
+    lines = iter(dump.splitlines())
+    fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
+    during = next((line for line in lines if line.startswith("Current thread")), "")
+    first = next(lines, "") if fatal and during else ""
+    if first.strip() == _COLLECTING:
+        fatal, first = f"{fatal}, while garbage is collected", next(lines, "")
+    frame = _DUMPED_FRAME.match(first)
+    return fatal if frame is None else f"{fatal}, in {frame[3]} at {frame[1]}:{frame[2]}"
 
 
 def _is_of_user(file: str) -> bool:

@@ -84,3 +84,13 @@ def test_ends_read_and_exit_as_in_a_shell() -> None:
     assert [exit_code_of(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
     assert describe_ending(-11) == "was killed by SIGSEGV"
     assert describe_ending(-40) == "was killed by signal 40"
+
+
+def test_a_crash_is_named_with_its_place_once() -> None:
+    crash = "Fatal Python error: Segmentation fault, in add at /job.py:12"
+    end = replace(failure(1, 1.0, code=-11), stderr_tail=f"at work\n{crash}")
+    assert end.ending == f"was killed by SIGSEGV ({crash})"
+    text = describe([end])
+    assert text.count(crash) == 1
+    assert "    at work" in text
+    assert replace(end, returncode=3).ending == "exited with code 3"

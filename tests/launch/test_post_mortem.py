@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import mmap
@@ -120,6 +121,8 @@ def test_a_crash_leaves_its_stack_and_survivors_theirs(launcher: Launcher) -> No
     """)
     done = launcher.run("--nproc-per-node", "2", "--post-mortem", str(remains), script)
     assert done.returncode != 0
+    where = f"Fatal Python error: Segmentation fault, in string_at at {ctypes.__file__}:"
+    assert f"was killed by SIGSEGV ({where}" in done.stderr
     text = (only_folder(remains) / "summary.txt").read_text()
     assert "rank 1: was killed by SIGSEGV" in text
     assert "    stack: Fatal Python error: Segmentation fault, at job.py:" in text

@@ -11,7 +11,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.observe import stack_views
 from asyncpar.observe.chains import chains_of, show_stacks
-from asyncpar.observe.stack_views import CallView, FrameView, ProcessStacks, TaskView, parse_dump
+from asyncpar.observe.stack_views import CallView, FrameView, ProcessStacks, TaskView, crash_line, parse_dump
 from asyncpar.observe.stacks import capture_tasks, capture_threads
 from asyncpar.testing import local_world
 
@@ -175,3 +175,29 @@ def test_a_torn_dump_is_no_error(text: str) -> None:
     fatal, threads = parse_dump(text)
     assert (fatal != "") == text.startswith("Fatal")
     assert all(thread.frames == () or thread.frames for thread in threads)
+
+
+@pytest.mark.parametrize(
+    ("dump", "line"),
+    [
+        ("", ""),
+        ('Current thread 0x1 (most recent call first):\n  File "/job.py", line 3 in add\n', ""),
+        (
+            "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no Python frame>\n",
+            "Aborted",
+        ),
+        (
+            "Fatal Python error: Segmentation fault\n\nThread 0x2 (most recent call first):\n"
+            '  File "/other.py", line 1 in wait\n\nCurrent thread 0x1 (most recent call first):\n'
+            '  Garbage-collecting\n  File "/job.py", line 3 in add\n  File "/job.py", line 9 in main\n',
+            "Segmentation fault, while garbage is collected, in add at /job.py:3",
+        ),
+        (
+            "Fatal Python error: Bus error\n\nCurrent thread 0x1 (most recent call first):\n"
+            '  File "/job.py", line 3 in add\n',
+            "Bus error, in add at /job.py:3",
+        ),
+    ],
+)
+def test_a_crash_is_one_line(dump: str, line: str) -> None:
+    assert crash_line(dump) == (line and f"Fatal Python error: {line}")
