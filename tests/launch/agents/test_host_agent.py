@@ -1,4 +1,4 @@
-"""Agents with real ranks, in a group without a network."""
+"""Agents with real ranks, several in one process, in a group over loopback."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 import signal
 import textwrap
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from asyncpar.launch.agents.group_part import GroupPart, take_part
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, encode_record
+from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob
+from asyncpar.launch.agents.requests import SubmitRequest
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import OutputStream, PlainDisplay
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.credentials import create_secret
-from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.membership.world_messages import JobOpened
-from tests.launch.agents.local_group import LocalLeader
+from asyncpar.net.transport.rpc import Credentials
 
 pytestmark = pytest.mark.process
 
@@ -56,28 +56,24 @@ ELASTIC = """
     ap.run(main())
 """
 
-PLAIN = """
-    import os, sys, time
-    place = "-".join(os.environ[name] for name in ("ASYNCPAR_GENERATION", "RANK", "WORLD_SIZE"))
-    open(f"world-{place}", "w").write(str(os.getpid()))
-    while not os.path.exists("end"):
-        time.sleep(0.02)
-"""
-
 
 class Hosts:
     """Agents of pretended hosts, all in this process."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.leader = LocalLeader(size)
-        self.agents: dict[str, HostAgent] = {}
+        self.parts: dict[str, GroupPart] = {}
         self.ends: dict[str, asyncio.Task[JobEnd | None]] = {}
         self._reapers: list[ReaperClient] = []
         self._streams = [OutputStream(os.open(folder / "said", os.O_CREAT | os.O_WRONLY | os.O_APPEND), name="said")]
-        create_secret(folder / "secret")
+        self._credentials = Credentials(create_secret(folder / "secret"))
+        self._stack = AsyncExitStack()
 
-    def start(self, name: str) -> None:
+    @property
+    def agents(self) -> dict[str, HostAgent]:
+        return {name: part.agent for name, part in self.parts.items()}
+
+    async def start(self, name: str) -> None:
         reaper = ReaperClient()
         self._reapers.append(reaper)
         place = HostPlace(
@@ -87,40 +83,44 @@ class Hosts:
             secret_file=str(self.folder / "secret"),
             environment={**os.environ, "PYTHONPATH": str(Path.cwd())},
         )
-        agent = self.agents[name] = HostAgent(
-            self.leader.join(name),
+        votes = self.folder / f"votes of {name}"
+        votes.mkdir()
+        part = await take_part(
+            self._stack,
             place,
-            rendezvous=RendezvousService(job="agents"),
+            listen="127.0.0.1:0",
+            join=tuple(agent.address for agent in self.agents.values()),
+            credentials=self._credentials,
+            votes=votes,
             display=PlainDisplay(self._streams[0], self._streams[0]),
             reaper=reaper,
         )
-        self.ends[name] = asyncio.create_task(agent.run())
+        self.parts[name] = part
+        self.ends[name] = asyncio.create_task(part.agent.run())
 
-    def submit(self, script: str, *, mode: ElasticMode = ElasticMode.RANKS, slots: int = 1, restarts: int = 0) -> None:
+    async def submit(self, script: str, *, restarts: int) -> None:
         path = self.folder / "job.py"
         path.write_text(textwrap.dedent(script))
         record = SubmittedJob(
             version="1",
             name="job",
-            mode=mode,
+            mode=ElasticMode.RANKS,
             program=str(path),
             arguments=(),
             kind=ProgramKind.SCRIPT,
             directory=str(self.folder),
             environment={},
-            slots=slots,
+            slots=1,
             least_hosts=1,
             most_hosts=2,
-            last_call=1.0,
+            last_call=PATIENCE,
             max_restarts=restarts,
             restart_window=3600.0,
             grace=5.0,
             timeout=30.0,
             silent_after=30.0,
         )
-        number = 1 if self.leader.job is None else self.leader.job.number + 1
-        opened = JobOpened(number=number, terms=record.terms, record=encode_record(record))
-        self.leader.take("", opened)
+        await next(iter(self.parts.values())).control.submit(SubmitRequest(record=record))
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -151,31 +151,30 @@ class Hosts:
         for agent in self.agents.values():
             agent.leave("the test is over", grace=0.0)
             agent.leave("the test is over", grace=0.0)
-        for name, end in self.ends.items():
-            if not end.done():
-                await self.leader.hosts[name].stop() if name in self.leader.hosts else None
         await asyncio.wait(self.ends.values())
+        for part in self.parts.values():
+            part.group.leave_unheard()
+        await self._stack.aclose()
         for reaper in self._reapers:
             reaper.close()
-        self.leader.close()
         for stream in self._streams:
             stream.close(patience=1.0)
 
 
 @asynccontextmanager
-async def hosts(folder: Path, size: int) -> AsyncIterator[Hosts]:
-    made = Hosts(folder, size)
+async def hosts(folder: Path, *names: str) -> AsyncIterator[Hosts]:
+    made = Hosts(folder)
     try:
+        for name in names:
+            await made.start(name)
         yield made
     finally:
         await made.close()
 
 
 async def test_a_killed_rank_starts_again_and_comes_back_into_the_world(tmp_path: Path) -> None:
-    async with hosts(tmp_path, 2) as group:
-        group.start("one")
-        group.start("two")
-        group.submit(ELASTIC, restarts=2)
+    async with hosts(tmp_path, "one", "two") as group:
+        await group.submit(ELASTIC, restarts=2)
         await group.reaches(10, "one", "two", size=2)
         [survivor] = group.pids("two")
         [victim] = group.pids("one")
@@ -202,9 +201,8 @@ GARBLED = """
 
 
 async def test_a_rank_whose_messages_cannot_be_read_crashes_instead_of_waiting_for_a_world(tmp_path: Path) -> None:
-    async with hosts(tmp_path, 1) as group:
-        group.start("one")
-        group.submit(GARBLED, restarts=3)
+    async with hosts(tmp_path, "one") as group:
+        await group.submit(GARBLED, restarts=3)
         await group.until(lambda: group.agents["one"].is_idle and (tmp_path / "try-3").exists())
         assert group.said.count("is killed: its pipe: ") == 4
         assert "expected a message with a kind, got list" in group.said
