@@ -43,9 +43,10 @@ class SimConnector(Connector):
         self._network.serve("connect lane", self._accept)
 
     def leave(self) -> None:
-        """Accept no more dials."""
+        """Accept no more dials, and answer those that wait for a world that never came."""
         self._network.withdraw("open link")
         self._network.withdraw("connect lane")
+        self._joined.set()
         for expiry in self._expiries.values():
             expiry.cancel()
 
@@ -126,8 +127,8 @@ class SimConnector(Connector):
 
     async def _open(self, proposal: Proposal) -> Answer:
         await self._joined.wait()
-        assert self._links is not None
-        assert self._negotiator is not None
+        if self._links is None or self._negotiator is None:
+            raise ConnectionResetError("it was stopped before it was in its world")
         lost = self._links.lost.get(proposal.dialer)
         why = LEFT if self._links.is_closing else None if lost is None else str(lost)
         is_up = self._links.is_up(proposal.dialer)

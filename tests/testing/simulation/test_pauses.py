@@ -40,6 +40,10 @@ def test_hosts_that_leave_take_neither_the_state_nor_the_quorum_with_them(size: 
         besiege(seed, replace(LEAVING, size=size))
 
 
+def test_a_rank_that_never_comes_into_a_world_answers_those_that_dial_it() -> None:
+    besiege(2820)  # found among ten thousand: the dials waited for ever, and were left behind
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("apart", [0.0, 0.01, 0.2])
 @pytest.mark.parametrize("witnesses", [0, 1])
