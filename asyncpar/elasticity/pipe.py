@@ -4,9 +4,10 @@ Theory of operation.  Both sides write JSON objects, one per line.  The process 
 far it has come (``progress``), that it begins anew (``withdraw``) or is not admitted by those who train (``differs``),
 what it has when a world ends (``report``), where it can be reached in a world that forms (``address``), that it asks to
 leave (``depart``), and that it leaves (``leave``).  The director answers with worlds, with the addresses of all their
-members, and says when a world is revoked or a change waits for the end of a step, and whether who asks to leave is
-``refused``.  A process asks, too, for how long it may commit (``lease``), and is answered behind all that the director
-has said before.  The socket is private to the two; whatever goes between members carries the job's token.
+members, and says when a world is revoked, when a change waits for the end of a step, whether who asks to leave is
+``refused``, and why the job is ``over``.  A process asks, too, for how long it may commit (``lease``), and is answered
+behind all that the director has said before.  The socket is private to the two; whatever goes between members carries
+the job's token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from asyncpar.core.config.world import Member, World
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.worlds import Membership, OnRevoked
-from asyncpar.errors import PeerLost, ProtocolError, StaleGeneration
+from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration
 from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
 from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
 from asyncpar.net.membership.world_messages import WorldChange
@@ -228,6 +229,8 @@ class PipeWorlds:
                 self._pending = max(self._pending, int(message["generation"]))
             case "refused":
                 self._refused()
+            case "over":
+                self._fail(LaunchError(message["why"]))
             case kind:
                 raise ValueError(f"unknown kind {kind!r}")
 

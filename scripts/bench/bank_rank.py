@@ -198,7 +198,7 @@ async def one_step(
     """Do one step, and move money in it."""
     for portion in step.portions:
         scale = np.float32(step.rng(portion).standard_normal() + np.tanh(weight.value.sum(dtype=np.float64)))
-        step.add(portion, [weight.value * scale], loss=float(scale))
+        step.add(portion, [np.tanh(weight.value) * scale], loss=float(scale))  # bounded, whatever the weights are
     if not step.is_replay:
         portions = [step.portions.start, step.portions.stop]
         log.write("summed", step=step.number, generation=step.began_in, portions=portions)

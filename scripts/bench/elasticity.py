@@ -260,7 +260,7 @@ GOALS = (
         "10,000 seeds of the same in virtual time",
         "python scripts/bench/simulation.py --seeds 10000 --processes 2 --sieges",
         last_object(_simulated),
-        "-",
+        "nine left a task of the simulated connector behind, which is mended; these seeds pass now",
     ),
     Goal(
         "G18",

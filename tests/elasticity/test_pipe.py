@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import itertools
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import asyncpar as ap
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
@@ -235,3 +237,45 @@ def test_lineages_travel_as_they_are() -> None:
     for damaged in ([1], ["x", ""], [1, "zz"], 3):
         with pytest.raises(ProtocolError, match="lineage"):
             decode_lineage(damaged)
+
+
+PACKAGE = Path(ap.__file__).parent
+AGENT = ("launch/agents/elastic_ranks.py", "launch/agents/host_agent.py", "launch/agents/rank_dialogue.py")
+RANK = ("elasticity/pipe.py",)
+
+
+def kinds(files: tuple[str, ...]) -> tuple[set[str], set[str]]:
+    """Return the kinds of messages that are written in ``files``, and those that are looked for."""
+    written, understood = set[str](), set[str]()
+    for name in files:
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Dict):
+                found = [value for key, value in zip(node.keys, node.values, strict=True) if is_text(key, "kind")]
+                written |= {str(value.value) for value in found if isinstance(value, ast.Constant)}
+            elif isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant):
+                understood.add(str(node.value.value))
+            elif isinstance(node, ast.Compare) and "message.get('kind')" in ast.unparse(node.left):
+                understood |= {str(one.value) for one in node.comparators if isinstance(one, ast.Constant)}
+    return written, understood
+
+
+def is_text(node: ast.expr | None, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
+
+
+def test_ranks_and_agents_understand_whatever_the_other_one_says_and_nothing_else() -> None:
+    by_agent, for_agent = kinds(AGENT)
+    by_rank, for_rank = kinds(RANK)
+    assert len(by_agent) > 8
+    assert by_agent == for_rank
+    assert by_rank == for_agent
+
+
+async def test_a_job_that_is_over_ends_whatever_a_rank_waits_for() -> None:
+    pipe = StrawPipe()
+    worlds = PipeWorlds(pipe)
+    waiting = asyncio.ensure_future(worlds.donors())
+    await asyncio.sleep(0)
+    pipe.take({"kind": "over", "why": "step 3: it failed in every place"})
+    with pytest.raises(LaunchError, match="step 3: it failed in every place"):
+        await waiting

@@ -478,10 +478,10 @@ class ElasticRanks:
                     slot.start_at = slot.rested_at = None
                 return [] if self._end.is_complete else self._terminate(now)
             case JobStopped(number, why) if number == self._number and self._end is None:
-                end = self._failed() if self._failures else JobEnd(exit_code=1)
-                message = f"{why}\n{end.message}" if end.message else why
-                told = self._write({"kind": "evicted", "why": why, "is_over": True}, lambda _: True)
-                return told + self._close(JobEnd(exit_code=end.exit_code, message=message))
+                raised = [end for end in self._failures[-self._record.slots :] if end.report is not None]
+                message = f"{why}\n{describe(raised)}" if raised else why
+                told = self._write({"kind": "over", "why": why}, lambda _: True)
+                return told + self._close(JobEnd(exit_code=1, message=message))
             case HostDismissed(why):
                 said: list[SlotCommand] = [SayLine(f"the others have gone on without this host: {why}")]
                 return [*said, *(command for slot in self._slots for command in self._free(slot, why))]

@@ -193,7 +193,7 @@ class StrawRank:
                 self._lease.grant(message["seconds"])
             case "pending":
                 self._pending = max(self._pending, message["generation"])
-            case "evicted":
+            case "over":
                 self._revoked = 1 << 60
             case _:
                 self._inbox.put_nowait(message)

@@ -50,6 +50,7 @@ from asyncpar.net.membership.world_messages import (
     HostDraining,
     HostParked,
     JobClosed,
+    JobStopped,
     MemberArrived,
     MemberDied,
     MemberDismissed,
@@ -158,6 +159,16 @@ def test_a_crashed_rank_starts_again_as_another_member_until_its_budget_is_gone(
     assert decode_end(closed.record).exit_code == 3
     host.feed(closed)
     assert host.of(RanksOver)
+
+
+def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_before() -> None:
+    host = Host(ElasticMode.RANKS)
+    host.gone(0, -signal.SIGKILL)
+    host.wait(1.0)
+    host.feed(JobStopped(1, "step 3: it failed in every place"))
+    assert host.of(WriteToRank) == [WriteToRank("a/0/1", {"kind": "over", "why": "step 3: it failed in every place"})]
+    [closed] = host.told
+    assert decode_end(closed.record) == JobEnd(exit_code=1, message="step 3: it failed in every place")
 
 
 def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_to_show() -> None:
