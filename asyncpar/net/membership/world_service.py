@@ -204,7 +204,7 @@ class WorldService:
         self._outbox.put_nowait(None)
 
     def leave_unheard(self) -> None:
-        """Let ``stop`` wait for nobody, from now on: the other hosts are about to end, too, or there is no time."""
+        """Let ``stop`` wait for nobody: the other hosts are about to end, too, or somebody has asked for that."""
         self._is_unheard = True
         self._changed.set()
 

@@ -1,4 +1,4 @@
-"""What a host has reported reaches the leader after the one that it was sent to."""
+"""The reports of a host: all that a leader has not taken in reach the next one, too."""
 
 from __future__ import annotations
 
