@@ -204,7 +204,7 @@ class WorldService:
         self._outbox.put_nowait(None)
 
     def leave_unheard(self) -> None:
-        """Let ``stop`` wait for nobody: the other hosts are about to end, too, or somebody has asked for that."""
+        """End ``stop`` at once, whatever the others know: they end, too, or a second signal has come."""
         self._is_unheard = True
         self._changed.set()
 
