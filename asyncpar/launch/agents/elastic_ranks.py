@@ -139,6 +139,8 @@ class ElasticRanks:
         self._is_over = False
         self._asked = 0
         self._failures: list[RankEnd] = []
+        self._outlived = 0
+        """So many of the failures were before the current world."""
         self._refusals: dict[int, str] = {}
 
     @property
@@ -341,6 +343,7 @@ class ElasticRanks:
 
     def _announced(self, announced: WorldAnnounced) -> list[SlotCommand]:
         self._world, self._is_short = announced, False
+        self._outlived = len(self._failures) if announced.members else self._outlived
         hosts = len({placed.host for placed in announced.members})
         size = len(announced.members)
         ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
@@ -459,8 +462,13 @@ class ElasticRanks:
         return self._world is not None and any(placed.host != self._host for placed in self._world.members)
 
     def _failed(self) -> JobEnd:
-        last = self._failures[-1]
-        return JobEnd(exit_code=last.exit_code, message=describe(self._failures[-self._record.slots :]))
+        """Return the end of the job by the last failures, but for ranks that were killed and without which it went on.
+
+        An exception counts also if a world has come since: it may have come again, and be the reason.
+        """
+        last = list(enumerate(self._failures))[-self._record.slots :]
+        found = [end for number, end in last if number >= self._outlived or end.report is not None]
+        return JobEnd(exit_code=found[-1].exit_code, message=describe(found)) if found else JobEnd(exit_code=1)
 
     def _title(self, slot: _RankSlot) -> str:
         return f"{self._host}/{slot.number}"
@@ -478,10 +486,10 @@ class ElasticRanks:
                     slot.start_at = slot.rested_at = None
                 return [] if self._end.is_complete else self._terminate(now)
             case JobStopped(number, why) if number == self._number and self._end is None:
-                raised = [end for end in self._failures[-self._record.slots :] if end.report is not None]
-                message = f"{why}\n{describe(raised)}" if raised else why
+                end = self._failed()
+                message = f"{why}\n{end.message}" if end.message else why
                 told = self._write({"kind": "over", "why": why}, lambda _: True)
-                return told + self._close(JobEnd(exit_code=1, message=message))
+                return told + self._close(JobEnd(exit_code=end.exit_code, message=message))
             case HostDismissed(why):
                 said: list[SlotCommand] = [SayLine(f"the others have gone on without this host: {why}")]
                 return [*said, *(command for slot in self._slots for command in self._free(slot, why))]

@@ -161,14 +161,22 @@ def test_a_crashed_rank_starts_again_as_another_member_until_its_budget_is_gone(
     assert host.of(RanksOver)
 
 
-def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_before() -> None:
+@pytest.mark.parametrize("is_outlived", [True, False])
+def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_before(*, is_outlived: bool) -> None:
     host = Host(ElasticMode.RANKS)
     host.gone(0, -signal.SIGKILL)
     host.wait(1.0)
-    host.feed(JobStopped(1, "step 3: it failed in every place"))
-    assert host.of(WriteToRank) == [WriteToRank("a/0/1", {"kind": "over", "why": "step 3: it failed in every place"})]
+    if is_outlived:
+        host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
+    host.feed(JobStopped(1, "it is over"))
+    assert host.of(WriteToRank) == [WriteToRank("a/0/1", {"kind": "over", "why": "it is over"})]
     [closed] = host.told
-    assert decode_end(closed.record) == JobEnd(exit_code=1, message="step 3: it failed in every place")
+    end = decode_end(closed.record)
+    if is_outlived:
+        assert end == JobEnd(exit_code=1, message="it is over")
+    else:
+        assert end.exit_code == 128 + signal.SIGKILL
+        assert end.message.startswith("it is over\nrank 0 failed first: was killed by SIGKILL")
 
 
 def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_to_show() -> None:
