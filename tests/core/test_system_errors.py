@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 import subprocess
 import sys
 
@@ -41,16 +40,16 @@ def test_the_note_is_added_once() -> None:
     assert error.__notes__ == ["raise this process's limit: ulimit -n"]
 
 
-def _limit(files: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+def _limited(files: int, *command: str) -> list[str]:
+    """Return what runs the command with so few descriptors."""
+    return ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("files", [20, 30])
 def test_a_launch_without_descriptors_names_the_limit(files: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "asyncpar", "launch", "--no-python", "--nproc-per-node", "2", "true"],
-        preexec_fn=lambda: _limit(files),
+        _limited(files, sys.executable, "-m", "asyncpar", "launch", "--no-python", "--nproc-per-node", "2", "true"),
         capture_output=True,
         text=True,
         timeout=60,
@@ -63,8 +62,7 @@ def test_a_launch_without_descriptors_names_the_limit(files: int) -> None:
 @pytest.mark.process
 def test_a_program_without_descriptors_names_the_limit() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        preexec_fn=lambda: _limit(8),
+        _limited(8, sys.executable, "-c", PROGRAM),
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,

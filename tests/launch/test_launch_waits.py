@@ -26,10 +26,7 @@ HANG = """
     ap.run(main)
 """
 STOP = """
-                if os.fork() == 0:
-                    time.sleep(3)
-                    os.kill(os.getppid(), signal.SIGCONT)
-                    os._exit(0)
+                subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
                 os.kill(os.getpid(), signal.SIGSTOP)"""
 
 
