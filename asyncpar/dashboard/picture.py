@@ -61,6 +61,7 @@ class Painter:
             "phase": job.phase,
             "generation": job.generation,
             "restarts": job.restarts,
+            "past": [[one.generation, one.time, one.reason[:300]] for one in job.past],
             "world": job.world_size,
             "hosts": [host.host for host in job.hosts][:MOST_RANKS],
             "sentence": _capital(describe_job(job, states)),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.launch.failure import RankEnd, choose_first, describe, exit_code_of
+from asyncpar.launch.failure import RankEnd, choose_first, describe, describe_cause, exit_code_of
 from asyncpar.launch.host_arrivals import HostArrivals
 from asyncpar.launch.protocol import (
     AgentArrived,
@@ -118,6 +118,8 @@ class CoordinatorMachine:
         self._arrivals = HostArrivals(settings.nnodes, may_name=not settings.is_elastic)
         self._give_up: dict[int, str] = {}
         self._stopped_at: float | None = None
+        self._stop_reason = ""
+        """Why all ranks of this generation are stopped, where no failure says it; then why they began again."""
         self._forced: JobOutcome | None = None
         self._deadline: float | None = now + settings.timeout
         self._expires_at = now + settings.timeout
@@ -235,7 +237,7 @@ class CoordinatorMachine:
         self._waits.clear()
         self._give_up.clear()
         self._renew_at, self._has_changed = None, False
-        commands: list[Command] = [OpenGeneration(self._generation, world_size)]
+        commands: list[Command] = [OpenGeneration(self._generation, world_size, self._restarts, self._stop_reason)]
         offset = 0
         for group_rank, agent in enumerate(places):
             self._offsets[agent] = offset
@@ -330,7 +332,7 @@ class CoordinatorMachine:
     def _stop(self, now: float, signal_number: int = signal.SIGTERM, reason: str = "") -> list[Command]:
         self._phase, self._stopped_at = JobPhase.STOPPING, now
         self._deadline = now + self._settings.grace + _STOP_MARGIN
-        loss = None
+        loss, self._stop_reason = None, reason
         if not reason:
             first = choose_first(self._failures)
             reason = f"rank {first.rank} on {first.host} {first.ending}"
@@ -397,6 +399,7 @@ class CoordinatorMachine:
         settings, told = self._settings, list[Command]()
         if self._forced is not None:
             return self._end(self._forced)
+        self._stop_reason = self._stop_reason or describe_cause(self._failures)
         if not (settings.is_elastic and self._is_change()):
             if len(self._agents) < settings.least or self._has_used_up_restarts(now):
                 return self._end(JobOutcome(choose_first(self._failures).exit_code, self._describe()))

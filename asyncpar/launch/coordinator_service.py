@@ -252,10 +252,10 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
 
     def _obey(self, command: Command) -> None:
         match command:
-            case OpenGeneration(generation, world_size):
+            case OpenGeneration(generation, world_size, restarts, reason):
                 self._master = self._begin_generation()
                 self._rendezvous.open(generation=generation, world_size=world_size)
-                self.view.changed(generation=generation, world_size=world_size)
+                self.view.began(generation, world_size, restarts=restarts, reason=reason)
             case AnnounceExit(generation, rank, how):
                 self._rendezvous.exited(generation=generation, rank=rank, how=how)
             case SendOrder(agent, order):

@@ -133,6 +133,13 @@ def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:
     return "\n".join(lines)
 
 
+def describe_cause(failures: Sequence[RankEnd]) -> str:
+    """Return the failure that explains the others in one line: ``rank 2 on host-b: ValueError: no more data``."""
+    first = choose_first(failures)
+    between = " " if first.report is None else ": "
+    return f"rank {first.rank} on {first.host}{between}{_cut(_reason(first), _LONGEST_CONSEQUENCE)}"
+
+
 def _place(failure: RankEnd) -> str:
     parts = [f"local rank {failure.local_rank}"]
     parts += [f"pid {failure.pid}"] if failure.pid else []

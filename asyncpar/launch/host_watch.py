@@ -22,7 +22,16 @@ from asyncpar.launch.stack_files import StackFile
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.observe.service import ObserverReply
 from asyncpar.observe.stack_views import ProcessStacks, parse_dump
-from asyncpar.observe.summary import HostSummary, RankAnswer, RankReport, RankSummary, pack, unpack
+from asyncpar.observe.summary import (
+    MOST_PAST,
+    HostSummary,
+    PastGeneration,
+    RankAnswer,
+    RankReport,
+    RankSummary,
+    pack,
+    unpack,
+)
 
 LOOK_SECONDS: Final = 1.0
 """How often the ranks are asked for their summaries."""
@@ -50,6 +59,7 @@ class _WatchedRank(msgspec.Struct):
     heard_at: float = 0.0
     ending: str = ""
     ended_at: float = 0.0
+    failure: str = ""
 
     @property
     def rank(self) -> int:
@@ -65,6 +75,8 @@ class HostWatch:
     _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
     """By local rank."""
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
+    _past: list[PastGeneration] = field(default_factory=list)
+    _restarts: int = 0
 
     def add(
         self,
@@ -79,8 +91,19 @@ class HostWatch:
         Kinds in ``told`` are answered by the agent, also for ranks that are stopped or have ended.  Into ``stacks`` it
         writes its stacks when it cannot answer.
         """
+        before = self._ranks.get(place.local_rank)
+        if before is not None and before.failure:
+            self._restarts += 1
+            past = PastGeneration(generation=before.place.generation, time=time.time(), reason=before.failure)
+            self._past = [*self._past, past][-MOST_PAST:]
         self._forget(place.local_rank)
         self._ranks[place.local_rank] = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks)
+
+    def begin_job(self) -> None:
+        """Forget the failures of the job before."""
+        self._past, self._restarts = [], 0
+        for known in self._ranks.values():
+            known.failure = ""
 
     def take_state(self, place: LaunchEnvironment, state: RankState) -> None:
         """Take what the agent has seen of a rank."""
@@ -88,11 +111,14 @@ class HostWatch:
         if known is not None:
             known.state = state
 
-    def ended(self, place: LaunchEnvironment, ending: str) -> None:
-        """Take the end of a process; what it told last is kept."""
+    def ended(self, place: LaunchEnvironment, ending: str, failure: str = "") -> None:
+        """Take the end of a process; what it told last is kept.
+
+        ``failure`` says why another one may take its place; "" if that would not be for a failure of its own.
+        """
         known = self._ranks.get(place.local_rank)
         if known is not None and not known.ending:
-            known.ending, known.ended_at = ending, time.monotonic()
+            known.ending, known.ended_at, known.failure = ending, time.monotonic(), failure
             self._close(known)
 
     async def run(self) -> None:
@@ -115,7 +141,7 @@ class HostWatch:
     def summary(self) -> HostSummary:
         """Return what is known now."""
         ranks = sorted((_report(known) for known in self._ranks.values()), key=lambda report: report.rank)
-        return HostSummary(host=self.host, ranks=tuple(ranks))
+        return HostSummary(host=self.host, ranks=tuple(ranks), restarts=self._restarts, past=tuple(self._past))
 
     async def collect(self, kind: str, ranks: Iterable[int] | None = None) -> list[RankAnswer]:
         """Return what each of the ``ranks`` (None: all that live) has to tell of ``kind``; none is waited for long."""

@@ -17,7 +17,7 @@ from asyncpar.harmless import harmless_values
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.job import LaunchJob
 from asyncpar.observe.alarms import find_alarms
-from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, unpack
+from asyncpar.observe.summary import MOST_PAST, HostSummary, JobSummary, PastGeneration, RankAnswer, unpack
 
 _COLLECT_SECONDS: Final = 1.2
 """How long the agents of other hosts may take; ranks that do not answer are reported by their agents before that."""
@@ -107,6 +107,13 @@ class WholeJob:
     def changed(self, **fields: object) -> None:
         """See ``ShownJob``."""
         self._base = msgspec.structs.replace(self._base, **fields)
+
+    def began(self, generation: int, world_size: int, *, restarts: int, reason: str) -> None:
+        """Take that ranks begin; ``reason`` is why those of the generation before ended, "" if there were none."""
+        past = self._base.past
+        if reason:
+            past = (*past, PastGeneration(generation=generation - 1, time=time.time(), reason=reason))[-MOST_PAST:]
+        self.changed(generation=generation, world_size=world_size, restarts=restarts, past=past)
 
     def take(self, agent: int, event: pb.AgentEvent) -> bool:
         """Take what an agent tells, if it is for this view; return whether it was."""

@@ -179,10 +179,15 @@ class SendOrder(msgspec.Struct, frozen=True):
 
 
 class OpenGeneration(msgspec.Struct, frozen=True):
-    """From now on ranks may join ``generation``."""
+    """From now on ranks may join ``generation``.
+
+    ``restarts`` are those that count, so far; ``reason`` says why the generation before ended, "" for the first one.
+    """
 
     generation: int
     world_size: int
+    restarts: int = 0
+    reason: str = ""
 
 
 class AnnounceExit(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from asyncpar.core.observe.stack_dump import STACKS_FD, read_stack_dump
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerError
 from asyncpar.launch.display import Display
-from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.failure import FailureReport, RankEnd, describe_cause
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
@@ -287,7 +287,8 @@ class WorkerGroup:
             stderr_tail="" if report is not None else self._last_words(plan, output, returncode),
             stderr_file=output.stderr_file,
         )
-        self._tools.watch.ended(plan.place, end.ending)
+        is_own = returncode != 0 and self._pending_signal is None and not end.is_peer_error
+        self._tools.watch.ended(plan.place, end.ending, describe_cause([end]) if is_own else "")
         if returncode:
             self._after_stacks(lambda: None)
         self._tools.on_rank_end(end)

@@ -23,6 +23,8 @@ MOST_FIGURES: Final = 8
 """Figures of each kind of event that a summary has."""
 
 MOST_VALUES: Final = 32
+MOST_PAST: Final = 16
+"""Generations that a job's summary lists, the last ones."""
 
 
 class OperationSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -231,12 +233,28 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ending: str = ""
 
 
+class PastGeneration(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation of ranks that ended for ``reason``, after which they began again at ``time``.
+
+    It is all ranks of a job, or one process under an agent.
+    """
+
+    generation: int
+    time: float
+    reason: str
+
+
 class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A host: its ranks, ordered.  ``age`` is how many seconds ago its agent told this."""
+    """A host: its ranks, ordered.  ``age`` is how many seconds ago its agent told this.
+
+    ``restarts`` counts processes that took the place of one that had failed, and ``past`` are the last of those.
+    """
 
     host: str
     ranks: tuple[RankReport, ...] = ()
     age: float = 0.0
+    restarts: int = 0
+    past: tuple[PastGeneration, ...] = ()
 
     def aged(self, seconds: float) -> HostSummary:
         """Return what is known of the host that many seconds after it told this."""
@@ -245,7 +263,11 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job, as the launcher of its first host sees it.  ``time`` and ``started`` are on that host's wall clock."""
+    """A job, as the launcher of its first host sees it.  ``time`` and ``started`` are on that host's wall clock.
+
+    ``restarts`` counts those after failures (``--max-restarts``); ``past`` are the last generations, those that ended
+    because hosts joined or left among them, the newest last.
+    """
 
     job: str
     pid: int
@@ -257,6 +279,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: int = 0
     generation: int = 0
     restarts: int = 0
+    past: tuple[PastGeneration, ...] = ()
     hosts: tuple[HostSummary, ...] = ()
     log_directory: str = ""
     dashboard: str = ""

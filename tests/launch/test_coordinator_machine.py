@@ -212,7 +212,7 @@ def test_ranks_start_again_with_the_next_generation_while_restarts_are_left() ->
     told, commands = commands[:2], commands[2:]
     words = Announcement("rank 0 failed first: exited with code 1\n  on h (local rank 0, pid 1)")
     assert told == [SendOrder(agent, words) for agent in (0, 1)]
-    assert commands[0] == OpenGeneration(1, 4)
+    assert commands[0] == OpenGeneration(1, 4, restarts=1, reason="rank 0 on h exited with code 1")
     assigned = [assignment for _, assignment in orders(commands, AgentAssignment)]
     assert [(place.generation, place.restart_count) for place in assigned] == [(1, 1), (1, 1)]
     assert coordinator.handle(ended(0, 0, 1, failure(1)), now=1.3) == []  # of the old generation

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from asyncpar.dashboard.page_file import report_page
+from asyncpar.dashboard.run_file import read_run
+
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
 
@@ -200,6 +203,32 @@ def test_restarts_begin_with_the_next_generation(launcher: Launcher) -> None:
     assert "0 2 2" in done.stderr
     assert "1 2 2" in done.stderr
     assert "restart 2" in done.stderr
+
+
+def test_a_job_that_began_again_says_how_often_and_why_on_all_surfaces(launcher: Launcher, tmp_path: Path) -> None:
+    script = launcher.script("""
+        generation = os.environ["ASYNCPAR_GENERATION"]
+        if generation == "2":
+            if rank == 0:
+                subprocess.run([sys.executable, "-m", "asyncpar", "status"], check=True)
+            sys.exit(0)
+        if generation == "0" and rank == 1:
+            raise ValueError("no more samples")
+        if generation == "1" and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        park()
+    """)
+    done = launcher.run("--nproc-per-node", "2", "--max-restarts", "3", "--log-dir", "logs", script)
+    assert done.returncode == 0, done.stderr
+    document = read_run(tmp_path / "logs")
+    host = document["picture"]["hosts"][0]
+    why = [f"rank 1 on {host}: ValueError: no more samples", f"rank 0 on {host} was killed by SIGKILL"]
+    assert document["picture"]["restarts"] == 2
+    assert [(generation, reason) for generation, _, reason in document["picture"]["past"]] == [*enumerate(why)]
+    assert all(reason in report_page(document) for reason in why)
+    headline, *sentences = done.stdout.splitlines()
+    assert headline.endswith("generation 2, 2 restarts")
+    assert [line.partition(" ago: ")[2] for line in sentences if line.startswith("began again ")] == why[::-1]
 
 
 def test_restarts_come_to_an_end(launcher: Launcher) -> None:

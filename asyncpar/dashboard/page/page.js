@@ -17,11 +17,18 @@ class JobPage {
     this.values = h("div", { class: "figures values" });
     this.heat = new Heat();
     this.legend = h("div", { class: "legend right" });
+    this.past = new Table([
+      { name: "Generation", number: true, value: row => row[0] },
+      { name: "Ended", number: true, value: row => row[1], cell: row => `${elapsed(picture.time - row[1])} ago` },
+      { name: "Why", grow: true, value: row => row[2] },
+    ], ["Nothing has begun again", ""]);
+    this.again = card("Why it began again", this.past.element);
     this.lines = new Map();
     this.charts = h("div", { class: "charts" });
     this.element = [
       h("section", { class: "card" }, h("div", { class: "figures" }, Object.values(this.figures).map(one => one.element), this.values)),
       h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Ranks over time"), this.legend), this.heat.canvas),
+      this.again,
       this.charts,
     ];
   }
@@ -36,6 +43,9 @@ class JobPage {
     hosts.value.textContent = now.hosts.length || "–";
     time.value.textContent = now.started ? elapsed(now.time - now.started) : "–";
     restarts.value.textContent = now.restarts;
+    const past = [...(now.past || [])].reverse();
+    this.again.hidden = !past.length;
+    this.past.draw(past);
     const values = Object.entries(now.values);
     this.values.replaceChildren(...values.map(([name, value]) => { const one = figure(name); one.value.textContent = short(value); return one.element; }));
     this.legend.replaceChildren(...[2, 3, 4, 6, 7, 5, 8, 9, 1, 0].filter(code => now.counts[code] || now.heat.columns.some(column => column.includes(code))).map(code =>

@@ -24,7 +24,7 @@ from asyncpar.launch.host_watch import ENDED, HostWatch
 from asyncpar.net.membership.world_messages import WorldStatus
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.alarms import find_alarms
-from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, unpack
+from asyncpar.observe.summary import MOST_PAST, HostSummary, JobSummary, RankAnswer, RankReport, unpack
 
 _ANSWER_SECONDS: Final = 1.8
 """How long agents may take; ranks that do not answer are reported by them before that, and commands wait longer."""
@@ -142,6 +142,8 @@ class GroupWatch:
             world_size=known.world_size,
             generation=known.generation,
             hosts=tuple(latest_ranks(told, known.generation if known.phase == JobPhase.RUNNING else 0)),
+            restarts=sum(host.restarts for host in told),
+            past=tuple(sorted((one for host in told for one in host.past), key=lambda one: one.time)[-MOST_PAST:]),
         )
         return msgspec.structs.replace(job, alarms=(*self._name_silent(known, answers), *find_alarms(job)))
 

@@ -249,6 +249,7 @@ class HostAgent:
         except (ProtocolError, UsageError) as error:
             self.say(str(error))
             return
+        self.watch.begin_job()
         process = "launcher" if self._only_job else "agent"
         remains = open_remains(self._place, opened.number, record, self._reaper, self.say, process=process)
         processes = self._make_processes(

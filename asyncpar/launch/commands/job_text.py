@@ -13,6 +13,7 @@ from asyncpar.observe.summary import JobSummary, RankReport
 
 MOST_LINES: Final = 64
 MOST_HOLDUPS: Final = 8
+MOST_RESTARTS: Final = 4
 _STALE_SECONDS: Final = 3.0
 TITLES: Final = ("rank", "host", "pid", "state", "for", "what", "at")
 _RIGHT: Final = frozenset({"rank", "pid", "for"})
@@ -24,7 +25,8 @@ def show_job(job: JobSummary, *, width: int | None = None) -> str:
     rows = [TITLES, *(row_of(report) for report in job.ranks[:MOST_LINES])]
     missing = count_missing_rounds(job)
     unknown = [f"who is slow is not known yet (steps still to be seen: {missing})"] if missing else []
-    lines = [headline(job), *_bounded(describe_holdups(job)), *job.alarms, *unknown, "", *format_rows(rows)]
+    troubles = [*_bounded(describe_holdups(job)), *job.alarms, *unknown]
+    lines = [headline(job), *troubles, *describe_past(job), "", *format_rows(rows)]
     if len(job.ranks) > MOST_LINES:
         lines.append(f"... and {len(job.ranks) - MOST_LINES} more ranks (--json has all)")
     return "".join(line[:width].rstrip() + "\n" for line in lines)
@@ -53,7 +55,15 @@ def headline(job: JobSummary) -> str:
     ranks = job.world_size or len(job.ranks)
     text = f"job {job.job}: {job.phase or 'running'} for {spell_seconds(max(0.0, job.time - job.started))}"
     text += f", {ranks} rank{'s' if ranks != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
-    return text + (f", generation {job.generation}" if job.generation else "")
+    text += f", generation {job.generation}" if job.generation else ""
+    return text + (f", {job.restarts} restart{'s' if job.restarts != 1 else ''}" if job.restarts else "")
+
+
+def describe_past(job: JobSummary) -> list[str]:
+    """Return why ranks began again, the last times; the newest first."""
+    shown = job.past[: -MOST_RESTARTS - 1 : -1]
+    lines = [f"began again {spell_seconds(max(0.0, job.time - past.time))} ago: {past.reason}" for past in shown]
+    return [*lines, f"... and {more} times before that"] if (more := len(job.past) - len(shown)) else lines
 
 
 def _bounded(sentences: Sequence[str]) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, RankSummary, pack, unpack
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
 from tests.launch.agents.test_slot_machines import record as made
+from tests.launch.test_post_mortem import place as launched
 
 
 def report(rank: int, host: str, generation: int | None, condition: str = "well") -> RankReport:
@@ -107,6 +110,31 @@ async def test_what_a_silent_host_told_last_is_shown_with_its_age_until_the_grou
     watch.know = know
     third = await watch.status()
     assert (third.ranks, third.alarms, third.world_size) == ([], (), 1)
+
+
+async def test_failures_of_processes_that_others_have_replaced_are_listed_with_their_reasons() -> None:
+    own = HostWatch("one")
+    group = GroupWatch(JobSummary(job="train", pid=1, time=0.0), Group().know, Credentials(bytes(32)), "one", own)
+    place, others = launched(0), ExitStack()
+
+    def start() -> None:
+        here, there = socket.socketpair()
+        others.enter_context(there)
+        own.add(place, os.getpid(), here)
+
+    start()
+    own.ended(place, "was killed by SIGKILL", "rank 0 on one was killed by SIGKILL")
+    assert (await group.status()).restarts == 0  # nothing has taken its place so far
+    start()
+    own.ended(place, "was killed by SIGTERM")  # because it was told to
+    start()
+    job = await group.status()
+    assert (job.restarts, [past.reason for past in job.past]) == (1, ["rank 0 on one was killed by SIGKILL"])
+    own.begin_job()
+    job = await group.status()
+    assert (job.restarts, job.past) == (0, ())
+    await own.close()
+    others.close()
 
 
 @pytest.mark.parametrize(

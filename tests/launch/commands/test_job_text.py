@@ -9,6 +9,7 @@ from asyncpar.observe.summary import (
     HostSummary,
     JobSummary,
     OperationSummary,
+    PastGeneration,
     RankReport,
     RankSummary,
 )
@@ -48,6 +49,16 @@ def test_nothing_is_said_of_a_job_that_is_well() -> None:
     assert lines[0] == "job train: running for 20 s, 2 ranks on 1 host"
     assert lines[2].split() == ["rank", "host", "pid", "state", "for", "what", "at"]
     assert lines[3].split() == ["0", "a", "100", "running", "train.py:9"]
+
+
+def test_the_last_reasons_why_ranks_began_again_are_listed_the_newest_first() -> None:
+    past = tuple(PastGeneration(generation=n, time=20.0 + n, reason=f"reason {n}") for n in range(6))
+    lines = show_job(msgspec.structs.replace(job(report(0)), generation=6, restarts=6, past=past)).splitlines()
+    assert lines[0] == "job train: running for 20 s, 1 rank on 1 host, generation 6, 6 restarts"
+    assert lines[1:6] == [
+        *(f"began again {10 - n}.0 s ago: reason {n}" for n in (5, 4, 3, 2)),
+        "... and 2 times before that",
+    ]
 
 
 def test_the_address_of_the_page_is_said_or_how_to_get_one() -> None:
