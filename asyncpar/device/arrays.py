@@ -121,24 +121,28 @@ def is_immutable(array: DeviceArray) -> bool:
     return array.kind in _IMMUTABLE
 
 
-def empty_like(array: DeviceArray, shape: Sequence[int]) -> DeviceArray:
-    """Return a new array of ``shape``, of undefined content, made by the library of ``array`` on its device."""
+def empty_like(array: DeviceArray, shape: Sequence[int], *, dtype: np.dtype[Any] | None = None) -> DeviceArray:
+    """Return a new array of ``shape``, of undefined content, made by the library of ``array`` on its device.
+
+    ``dtype`` is one of numpy's own (None: that of ``array``).
+    """
+    dtype = None if dtype == array.dtype else dtype
     shape = tuple(shape)
     owner = array.owner
     library = array.kind
     make = getattr(type(owner), "__asyncpar_empty__", None)
     made: Any
     if make is not None:
-        made = make(owner, shape)
+        made = make(owner, shape) if dtype is None else make(owner, shape, dtype)
     elif library == "torch":
-        made = owner.new_empty(shape)
+        made = owner.new_empty(shape, dtype=None if dtype is None else getattr(sys.modules["torch"], dtype.name))
     elif library == "cupy":
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(array.device):
-            made = cupy.empty(shape, owner.dtype)
+            made = cupy.empty(shape, dtype or owner.dtype)
     elif library in _IMMUTABLE:
         jax = sys.modules["jax"]
-        made = jax.device_put(jax.numpy.empty(shape, owner.dtype), next(iter(owner.devices())))
+        made = jax.device_put(jax.numpy.empty(shape, dtype or owner.dtype), next(iter(owner.devices())))
         made.block_until_ready()
     else:
         raise UsageError(f"out: expected an array for the result, as asyncpar cannot make arrays of {library}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from asyncpar.core.sums import sum_dtype
 from asyncpar.device.arrays import DeviceArray, device_array, empty_like
 from asyncpar.device.codecs.codec import KernelLibrary
 from asyncpar.device.codecs.libraries import kernel_library
@@ -32,9 +33,14 @@ def check_sum(kept: Any, gradient: object, name: str) -> None:
 
 
 def added(kept: DeviceArray | None, gradient: object, name: str) -> DeviceArray:
-    """Return ``kept`` plus ``gradient``, which is zero then: after what the gradient's stream holds."""
+    """Return ``kept`` plus ``gradient``, which is zero then: after what the gradient's stream holds.
+
+    Sums of two-byte values are in float32.
+    """
     array = device_array(gradient, f"gradient of {name}")
-    total = replace(empty_like(array, array.shape), stream=array.stream) if kept is None else kept
+    total = kept
+    if total is None:
+        total = replace(empty_like(array, array.shape, dtype=sum_dtype(array.dtype)), stream=array.stream)
     kernels = kernel_library(array)
     assert kernels is not None, "it was checked"
     if not array.size:
@@ -51,8 +57,7 @@ def added(kept: DeviceArray | None, gradient: object, name: str) -> DeviceArray:
 
 def add_to_mean(kernels: KernelLibrary[Any], flat: Any, part: slice, total: DeviceArray, micro_steps: int) -> None:
     """Make ``flat[part]`` the mean over micro-steps, whose others are ``total``; in the current stream."""
-    flat[part] = flat[part] + kernels.view(total)
-    flat[part] = flat[part] / micro_steps
+    flat[part] = (kernels.view(total) + flat[part]) / micro_steps
 
 
 def check_staged(sums: Sums) -> None:

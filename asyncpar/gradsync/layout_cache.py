@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Values
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.rank_order import RankOrder
+from asyncpar.core.sums import narrowed
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
@@ -401,8 +402,8 @@ def pack(scheme: Scheme, packing: Packing) -> None:
             if not (packing.as_views and gradient.ctypes.data == place.ctypes.data):
                 np.copyto(place, gradient, casting="same_kind")
             if packing.micro_steps > 1:
-                place += packing.accumulated[slot.name]
-                place /= packing.micro_steps
+                total = packing.accumulated[slot.name] + place  # in the dtype of sums, rounded once
+                place[...] = narrowed(total / np.asarray(packing.micro_steps, total.dtype), place.dtype)
 
 
 def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:

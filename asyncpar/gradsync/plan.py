@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.core.sums import sum_dtype
 from asyncpar.device.arrays import device_array, is_device_array
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.device_sums import added, check_sum
@@ -266,12 +267,36 @@ def parameters_by_name(parameters: Gradients) -> dict[str, HasGradient]:
     return by_name
 
 
+def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:
+    """Return the gradient of ``parameter``: an array of numpy or on a device, which with ``writes`` can be written.
+
+    Raises ``UsageError``, which names the parameter, for anything else.
+    """
+    what = f"parameter {parameter.name}: expected an array as its gradient"
+    try:
+        gradient: Any = parameter.grad
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}, but reading it raises {type(error).__name__}: {error}") from error
+    if gradient is None:
+        raise UsageError(f"{what}, got None; leave out parameters without a gradient, on all ranks, or give it zeros")
+    if not isinstance(gradient, np.ndarray):
+        if is_device_array(gradient):
+            return gradient
+        hint = "; pass tensor.numpy(), which shares its memory" if type(gradient).__module__ == "torch" else ""
+        raise UsageError(f"{what}, got {type(gradient).__name__}{hint}")
+    if writes and not gradient.flags.writeable:
+        raise UsageError(f"{what} that can be written, got a read-only one; give the parameter a copy of it")
+    return gradient
+
+
 def spec_of(parameter: HasGradient) -> GradientSpec:
     """Describe a parameter."""
     placement = getattr(parameter, "placement", UNPLACED)
     if not isinstance(placement, Placement):
         raise UsageError(f"parameter {parameter.name}: expected a Placement as its placement, got {placement!r}")
-    gradient: Any = parameter.grad
+    gradient = gradient_of(parameter)
     is_on_device = not isinstance(gradient, np.ndarray) and is_device_array(gradient)
     described = device_array(gradient, f"gradient of {parameter.name}") if is_on_device else gradient
     return GradientSpec(
@@ -285,35 +310,42 @@ def spec_of(parameter: HasGradient) -> GradientSpec:
 
 @dataclass(slots=True)
 class Accumulation:
-    """Sums of gradients by parameter's name, of their shapes and dtypes, and of how many micro-steps."""
+    """Sums of gradients by parameter's name, and of how many micro-steps.
+
+    They have the shapes and dtypes of the gradients; those of two bytes are added up in float32.
+    """
 
     sums: dict[str, Any] = field(default_factory=dict)
     micro_steps: int = 0
+    _dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
+    """Those of the gradients."""
 
     def add(self, parameters: Sequence[HasGradient]) -> None:
         """Take the gradients and leave zeros.  Raises ``UsageError``, with nothing taken, for ones that do not fit."""
         if self.micro_steps:
             self.check(parameter.name for parameter in parameters)
-        for parameter in parameters:
-            kept = self.sums.get(parameter.name)
-            gradient: Any = parameter.grad
+        gradients = [gradient_of(parameter, writes=True) for parameter in parameters]
+        for parameter, found in zip(parameters, gradients, strict=True):
+            kept, gradient = self.sums.get(parameter.name), found
             if is_device_array(gradient):
                 check_sum(kept, gradient, parameter.name)
                 gradient = device_array(gradient, parameter.name)
-            if kept is not None and (kept.shape, kept.dtype) != (gradient.shape, gradient.dtype):
+            dtype = self._dtypes.get(parameter.name, gradient.dtype)
+            if kept is not None and (kept.shape, dtype) != (gradient.shape, gradient.dtype):
                 raise UsageError(
                     f"parameter {parameter.name}: expected a gradient as in earlier micro-steps, "
-                    f"{kept.dtype}{list(kept.shape)}, got {gradient.dtype}{list(gradient.shape)}"
+                    f"{dtype}{list(kept.shape)}, got {gradient.dtype}{list(gradient.shape)}"
                 )
-        for parameter in parameters:
-            if is_device_array(parameter.grad):
-                self.sums[parameter.name] = added(self.sums.get(parameter.name), parameter.grad, parameter.name)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            self._dtypes[parameter.name] = gradient.dtype
+            if is_device_array(gradient):
+                self.sums[parameter.name] = added(self.sums.get(parameter.name), gradient, parameter.name)
                 continue
             if parameter.name in self.sums:
-                self.sums[parameter.name] += parameter.grad
+                self.sums[parameter.name] += gradient
             else:
-                self.sums[parameter.name] = parameter.grad.copy()
-            parameter.grad.fill(0.0)
+                self.sums[parameter.name] = gradient.astype(sum_dtype(gradient.dtype))
+            gradient.fill(0.0)
         self.micro_steps += 1
 
     def check(self, names: Iterable[str]) -> None:
@@ -329,4 +361,4 @@ class Accumulation:
 
     def clear(self) -> None:
         """Forget all sums."""
-        self.sums, self.micro_steps = {}, 0
+        self.sums, self.micro_steps, self._dtypes = {}, 0, {}

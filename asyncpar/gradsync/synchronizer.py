@@ -269,7 +269,7 @@ class GradientSynchronizer:
         """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
 
         Call it after each micro-step but the last, whose gradients the step itself takes: ``k`` micro-steps weigh
-        ``1 / k`` each.  The buffers are of the gradients' shapes and dtypes.
+        ``1 / k`` each.  Sums have the gradients' shapes and dtypes; those of two bytes are added in float32.
         """
         self._check_idle("accumulate")
         if self._bucketing.gradient_as_bucket_view:

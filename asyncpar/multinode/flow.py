@@ -108,7 +108,7 @@ class NodeFlow:
         """Divide the means by the number of micro-steps, and forget what the intake has of them."""
         intake = self._intake
         if self.inner.is_sharded:
-            self.inner.scale(1.0 / intake.micro_steps)
+            self.inner.scale(1.0 if intake.gives_means else 1.0 / intake.micro_steps)
             intake.clear()
         else:
             hand_over = partial(intake.hand_over, intake.micro_steps, weight=self._weight)

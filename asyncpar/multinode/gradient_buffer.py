@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.sums import is_narrow, narrowed, sum_dtype
 from asyncpar.errors import UsageError
 from asyncpar.nn import Parameter
+from asyncpar.nn.half import stored_dtype
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 
 
 class GradientSyncBuffer:
-    """Sums of gradients, each with the number of gradients in it, until they are averaged."""
+    """Sums of gradients, each with the number of gradients in it, until they are averaged.
+
+    Gradients of two bytes are added up in float32; their means have their own dtype.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Array] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._counts: dict[str, int] = {}
         self._is_averaged = False
 
@@ -58,12 +64,13 @@ class GradientSyncBuffer:
         self._check_open("add_gradient")
         if not np.issubdtype(gradient.dtype, np.floating):
             raise UsageError(f"gradient of {name}: expected a floating dtype, got {gradient.dtype}")
-        known = self._sums.get(name)
+        known, dtype = self._sums.get(name), self._dtypes.setdefault(name, gradient.dtype)
         if known is None:
-            self._sums[name] = gradient if owns and gradient.flags.c_contiguous else np.array(gradient, order="C")
-        elif (known.shape, known.dtype) != (gradient.shape, gradient.dtype):
+            is_ours = owns and gradient.flags.c_contiguous and gradient.flags.writeable
+            self._sums[name] = gradient.astype(sum_dtype(dtype), order="C", copy=not is_ours)
+        elif (known.shape, dtype) != (gradient.shape, gradient.dtype):
             raise UsageError(
-                f"gradient of {name}: expected {known.dtype}{list(known.shape)} as before, "
+                f"gradient of {name}: expected {dtype}{list(known.shape)} as before, "
                 f"got {gradient.dtype}{list(gradient.shape)}"
             )
         else:
@@ -74,13 +81,13 @@ class GradientSyncBuffer:
         """Make sure that there is a sum of ``name``, which counts no gradient."""
         self._check_open("add_nothing")
         if name not in self._sums:
-            self._sums[name] = np.zeros(shape, dtype)
+            self._sums[name], self._dtypes[name] = np.zeros(shape, sum_dtype(dtype)), dtype
             self._counts[name] = 0
 
     def pop(self, name: str) -> Array:
-        """Return the array of ``name`` and forget it."""
-        gradient = self[name]
-        del self._sums[name], self._counts[name]
+        """Return the array of ``name``, in the dtype of its gradients, and forget it."""
+        gradient = narrowed(self[name], self._dtypes[name])
+        del self._sums[name], self._counts[name], self._dtypes[name]
         return gradient
 
     def average_gradients(self, micro_steps: int | None = None) -> Mapping[str, Array]:
@@ -101,7 +108,7 @@ class GradientSyncBuffer:
 
     def clear(self) -> None:
         """Forget all sums, and free their memory."""
-        self._sums, self._counts, self._is_averaged = {}, {}, False
+        self._sums, self._counts, self._dtypes, self._is_averaged = {}, {}, {}, False
 
     def _divide(self, micro_steps: int | None) -> None:
         if micro_steps is not None and micro_steps < 1:
@@ -111,6 +118,7 @@ class GradientSyncBuffer:
                 raise UsageError(f"micro_steps: expected at least {count}, the gradients of {name}, got {micro_steps}")
         for name, gradient in self._sums.items():
             gradient /= max(1, self._counts[name]) if micro_steps is None else micro_steps
+            self._sums[name] = narrowed(gradient, self._dtypes[name])
 
     def _check_open(self, what: str) -> None:
         if self._is_averaged:
@@ -123,7 +131,7 @@ class BufferedGradient:
     def __init__(self, parameter: Parameter, buffer: GradientSyncBuffer) -> None:
         self.name = parameter.name
         self._buffer = buffer
-        self._zeros = np.broadcast_to(np.zeros((), parameter.dtype), parameter.shape)
+        self._zeros = np.broadcast_to(np.zeros((), sum_dtype(parameter.dtype)), parameter.shape)
 
     @property
     def grad(self) -> NDArray[np.floating[Any]]:
@@ -199,19 +207,26 @@ class GradientIntake:
         for name, parameter in self._by_name.items():
             self.buffer.add_nothing(name, parameter.shape, parameter.dtype)
 
+    @property
+    def gives_means(self) -> bool:
+        """Does ``give_back`` divide by the number of micro-steps?  Parameters of two bytes may not hold the sums."""
+        return any(is_narrow(stored_dtype(parameter)) for parameter in self.parameters)
+
     def give_back(self, name: str | None = None) -> None:
-        """Give the parameter ``name``, by default all of them, the sum of its gradients as its gradient."""
-        with self._lock:
-            for each in list(self.buffer) if name is None else [name]:
-                if each in self.buffer:
-                    self._by_name[each].grad = self.buffer.pop(each)
+        """Give the parameter ``name``, by default all of them, the sum of its gradients as its gradient.
+
+        Or their mean over micro-steps: see ``gives_means``.
+        """
+        self._hand_back(
+            list(self.buffer) if name is None else [name], divisor=self.micro_steps if self.gives_means else 1
+        )
 
     def hand_over(self, micro_steps: int, *, weight: int) -> None:
         """Give parameters ``weight`` times their means over ``micro_steps``, and forget the sums."""
         self.buffer.average_gradients(micro_steps)
         if weight != 1:
             self.buffer.multiply(weight)
-        self.give_back()
+        self._hand_back(list(self.buffer), divisor=1)
         self.clear()
 
     def drop(self) -> None:
@@ -226,6 +241,15 @@ class GradientIntake:
         """Forget the sums."""
         self.buffer.clear()
         self.micro_steps = 0
+
+    def _hand_back(self, names: Iterable[str], *, divisor: int) -> None:
+        with self._lock:
+            for name in names:
+                if name in self.buffer:
+                    if divisor > 1:
+                        total = self.buffer[name]
+                        total /= np.asarray(divisor, total.dtype)
+                    self._by_name[name].grad = self.buffer.pop(name)
 
     def _take(self, name: str) -> None:
         """Take the array itself away from the parameter, which makes another one when it needs it."""

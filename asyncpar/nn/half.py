@@ -65,19 +65,13 @@ class HalfParameter(Parameter):
     @property
     def grad(self) -> Array:
         """The gradient as it is stored; made of zeros when asked for after it was released."""
-        if self._grad is None:
-            self._grad = self._zeros(self.storage)
-        return self._grad
+        return self._rounded(self.storage)
 
     @grad.setter
     def grad(self, gradient: Array) -> None:
-        self._grad = self._fitting(gradient, "a gradient")
-
-    def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
-        """Add to the gradient in float32, and round; otherwise as ``Parameter.accumulate``."""
-        stored = self.grad
-        with np.errstate(over="ignore", invalid="ignore"):
-            stored[at] = (stored[at].astype(np.float32) + gradient).astype(self.storage)
+        fitting = self._fitting(gradient, "a gradient")
+        self._forget_sum()
+        self._grad = np.require(fitting, requirements=("C", "W"))
 
     def restore_value(self, value: Array) -> None:
         """Use ``value`` from now on: without a copy if it is of half precision, rounded if it is float32."""

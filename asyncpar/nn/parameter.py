@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.core.sums import is_narrow, narrowed
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 
@@ -31,6 +32,12 @@ def check_on_host(name: str, value: object) -> None:
         )
 
 
+def add_rounded(total: Array, gradient: Array | float, at: Any) -> None:
+    """Add to ``total[at]``, of two-byte values, in float32, and round."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total[at] = narrowed(total[at].astype(np.float32) + gradient, total.dtype)
+
+
 class Parameter:
     """A trainable array and the gradient that backward passes accumulate into.
 
@@ -39,7 +46,7 @@ class Parameter:
     whole tensor this is, and ``placement`` who else has it.
     """
 
-    __slots__ = ("_dtype", "_grad", "_value", "memory", "name", "placement", "slice")
+    __slots__ = ("_dtype", "_grad", "_has_added", "_sum", "_value", "memory", "name", "placement", "slice")
 
     def __init__(
         self, name: str, value: Array, *, part: TensorSlice | None = None, placement: Placement = UNPLACED
@@ -57,6 +64,9 @@ class Parameter:
         self._dtype = value.dtype
         self._value: Array | None = np.asarray(value, order="C")
         self._grad: Array | None = np.zeros_like(self._value)
+        self._sum: Array | None = None
+        """A gradient of two-byte values in float32, while more is added to it; rounded when the gradient is read."""
+        self._has_added = False
         self.memory: ArrayPool | None = None
         """Where gradients take their memory after the first was released; None: from numpy."""
 
@@ -90,9 +100,7 @@ class Parameter:
     @property
     def grad(self) -> Array:
         """The gradient; made of zeros when asked for after it was released."""
-        if self._grad is None:
-            self._grad = self._zeros(self._dtype)
-        return self._grad
+        return self._rounded(self._dtype)
 
     @grad.setter
     def grad(self, gradient: Array) -> None:
@@ -102,7 +110,8 @@ class Parameter:
                 f"parameter {self.name}: expected a gradient of {self._dtype}{list(self.shape)}, "
                 f"got {gradient.dtype}{list(gradient.shape)}"
             )
-        self._grad = gradient
+        self._forget_sum()
+        self._grad = np.require(gradient, requirements=("C", "W"))
 
     @property
     def has_grad(self) -> bool:
@@ -115,17 +124,47 @@ class Parameter:
         return self._value is None
 
     def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
-        """Add to the gradient, or to ``grad[at]``, whose indices must not occur twice."""
-        self.grad[at] += gradient
+        """Add to the gradient, or to ``grad[at]``, whose indices must not occur twice.
+
+        Gradients of two-byte values are added up in float32, and rounded when ``grad`` is read.
+        """
+        total = self.grad if self._sum is None else self._sum
+        if not is_narrow(total.dtype):
+            total[at] += gradient
+        elif not self._has_added:  # nothing more is added in most programs, which need no other memory
+            self._has_added = True
+            add_rounded(total, gradient, at)
+        else:
+            self._sum = total.astype(np.float32)
+            self._sum[at] += gradient
+
+    def scale_grad(self, factor: float) -> None:
+        """Multiply the gradient, before it is rounded if it was added up in float32."""
+        total = self._grad if self._sum is None else self._sum
+        if total is not None:
+            total *= np.asarray(factor, total.dtype)
 
     def zero_grad(self) -> None:
         """Set the accumulated gradient to zero."""
+        self._forget_sum()
         if self._grad is not None:
             self._grad.fill(0.0)
 
     def release_grad(self) -> None:
         """Forget the gradient and free its array."""
+        self._forget_sum()
         self._grad = None
+
+    def _rounded(self, dtype: np.dtype[Any]) -> Array:
+        """Return the gradient's array, of ``dtype`` if it must be made, with all that was added."""
+        if self._grad is None:
+            self._grad = self._zeros(dtype)
+        if self._sum is not None:
+            self._grad[...], self._sum = narrowed(self._sum, self._grad.dtype), None
+        return self._grad
+
+    def _forget_sum(self) -> None:
+        self._sum, self._has_added = None, False
 
     def release_value(self) -> None:
         """Release the value's array; the caller keeps what is needed to restore it."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from asyncpar.backends import CommunicationRuntime
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
+from asyncpar.core.sums import sum_dtype
 from asyncpar.errors import UsageError
 from asyncpar.parallel.checked_model import CheckedModel
 from asyncpar.parallel.config import SynchronizationMode
@@ -301,12 +302,13 @@ class DataParallel:
 
     def _average(self, weights: Sequence[float]) -> None:
         for gradients in zip(*([p.grad for p in replica.parameters()] for replica in self._replicas), strict=True):
-            mean = np.zeros_like(gradients[0])
+            dtype = sum_dtype(gradients[0].dtype)
+            mean = np.zeros(gradients[0].shape, dtype)
             for gradient, weight in zip(gradients, weights, strict=True):
                 if weight:
-                    mean += gradient * np.asarray(weight, gradient.dtype)
+                    mean += gradient * np.asarray(weight, dtype)
             for gradient in gradients:
-                np.copyto(gradient, mean)
+                np.copyto(gradient, mean, casting="same_kind")
 
     def _spread(self) -> None:
         """Give the first replica's gradients to all."""

@@ -300,8 +300,8 @@ class FakeDeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.index
 
-    def __asyncpar_empty__(self, shape: tuple[int, ...]) -> FakeDeviceArray:
-        return FakeDeviceArray(self.cluster, shape, self.dtype, self.index)
+    def __asyncpar_empty__(self, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> FakeDeviceArray:
+        return FakeDeviceArray(self.cluster, shape, dtype or self.dtype, self.index)
 
     def __asyncpar_stream__(self) -> int:
         return self.stream

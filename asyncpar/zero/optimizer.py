@@ -9,7 +9,9 @@ from typing import Any
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.sums import is_narrow
 from asyncpar.errors import UsageError
+from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.stage import Stage
@@ -133,8 +135,13 @@ class ZeROOptimizer:
 
         Raises ``NonFiniteValue`` on all ranks, with no parameter changed, unless all gradients are finite.
         """
+        parameters = self.engine.parameters
+        divides_first = any(is_narrow(stored_dtype(parameter)) for parameter in parameters)  # a sum may be too large
+        if divides_first and self._divisor != 1:
+            for parameter in parameters:
+                parameter.scale_grad(1.0 / self._divisor)
         await self.engine.reduce()
-        self.engine.scale(1.0 / self._divisor)
+        self.engine.scale(1.0 if divides_first else 1.0 / self._divisor)
         norm = await self.engine.global_norm()
         if self.clip_norm is not None and math.isfinite(norm):
             self.engine.scale(clip_factor(norm, self.clip_norm))

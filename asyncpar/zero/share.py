@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.core.sums import sum_dtype
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype, stored_value
 from asyncpar.nn.optimizers import FlatRange, Rule
@@ -36,6 +38,7 @@ class ParameterShare:
         """Was this rank's gradient not finite, before it was reduced?"""
         self._shards_gradients = stage.shards_gradients
         self._gradient: Array | None = None
+        self._adding = threading.Lock()
         self._value: Array | None = None
 
     @property
@@ -69,7 +72,10 @@ class ParameterShare:
 
     @property
     def gradient(self) -> Array:
-        """The reduced gradient of the values that are updated: flat, as stored, to be written to."""
+        """The reduced gradient of the values that are updated: flat, to be written to.
+
+        As stored, but a sharded one to which a second reduction was added, of two-byte values, in float32.
+        """
         if not self._shards_gradients:
             return self.range.of(self.parameter.grad)
         if self._gradient is None:
@@ -90,16 +96,16 @@ class ParameterShare:
         return gradient
 
     def add_reduced(self, part: slice, reduced: Array) -> None:
-        """Add ``reduced`` to a part of the sharded gradient; the first time in a step, it is written."""
-        own = self.gradient[part]
-        if not self.has_gradient:
-            own[...] = reduced
-            return
-        with np.errstate(over="ignore", invalid="ignore"):
-            if own.dtype.itemsize == 2:
-                own[...] = own.astype(np.float32) + reduced.astype(np.float32)
-            else:
-                own += reduced
+        """Add ``reduced`` to a part of the sharded gradient; the first time in a step, it is written.
+
+        From any thread, also for several parts at once.
+        """
+        with self._adding, np.errstate(over="ignore", invalid="ignore"):
+            if not self.has_gradient:
+                self.gradient[part] = reduced
+                return
+            total = self._gradient = self.gradient.astype(sum_dtype(self.gradient.dtype), copy=False)
+            total[part] += reduced
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
@@ -109,6 +115,8 @@ class ParameterShare:
             self.has_gradient = False
             if self._gradient is not None:
                 self._gradient.fill(0)
+                if self._gradient.dtype != stored_dtype(self.parameter):
+                    self._gradient = None
         else:
             self.parameter.zero_grad()
 
@@ -149,8 +157,8 @@ class ParameterShare:
 
     @property
     def own_gradient_bytes(self) -> int:
-        """Bytes of the sharded gradient once there is one."""
-        return self.count * stored_dtype(self.parameter).itemsize
+        """Bytes of the sharded gradient once several reductions were added up in it."""
+        return self.count * sum_dtype(stored_dtype(self.parameter)).itemsize
 
     @property
     def whole_bytes(self) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncpar.core.sums import is_narrow
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import HalfParameter
-from asyncpar.nn.parameter import Array, Parameter
+from asyncpar.nn.parameter import Array, Parameter, add_rounded
 from asyncpar.torch.arrays import array_of, tensor_of
 
 _SINGLE = (torch.float32, torch.float64)
@@ -80,6 +81,14 @@ class BoundParameter(Parameter):
         of_base.__set__(self, gradient)
         assert self._grad is not None, "it was set"
         self._adopt_gradient(tensor_of(self._grad))
+
+    def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
+        """Add to the tensor's gradient, which is all there is, as torch does: one of two bytes is rounded each time."""
+        total = self.grad
+        if is_narrow(total.dtype):
+            add_rounded(total, gradient, at)
+        else:
+            total[at] += gradient
 
     @property
     def has_grad(self) -> bool:
