@@ -121,10 +121,10 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
 @option("--silent-after", metavar="SECONDS", default="30", help="End when a rank is stopped or hung; or off.  [30]")
 @option("--stopped-after", metavar="SECONDS", default="off", help="Earlier for one that is stopped (SIGSTOP).  [off]")
-@option("--log-dir", metavar="DIR", default=None, help="Log files: DIR/attempt_N/RANK/stdout.log, stderr.log.")
+@option("--log-dir", metavar="DIR", default=None, help="Keep all output: DIR/attempt_N/RANK/stdout.log, stderr.log.")
 @option("--post-mortem", metavar="DIR", default=None, help="After a failure, what happened is in a folder there.")
 @option("--redirects", "-r", metavar="STREAMS", default="0", help="To files only: 1 stdout, 2 stderr, 3 both.")
-@option("--tee", "-t", metavar="STREAMS", default="0", help="To files too; for some ranks: 0:1,1:2.")
+@option("--tee", "-t", metavar="STREAMS", default="0", help="To files too (--log-dir does, without -r).")
 @option("--full-traceback", is_flag=True, help="Show all frames of a failure, asyncpar's and asyncio's, too.")
 @observer_options
 @option("--start-method", metavar="NAME", default="spawn", help="Only spawn.")

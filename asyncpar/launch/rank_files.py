@@ -70,7 +70,7 @@ class RankFiles:
     def open_logs(self, place: LaunchEnvironment) -> dict[Streams, FileIO]:
         """Return the log files of a rank.  Raises ``OSError``."""
         files = {
-            stream: self._logs.open(stream, attempt=place.generation, rank=place.rank, local_rank=place.local_rank)
+            stream: self._logs.open(stream, attempt=place.generation, rank=place.rank)
             for stream in (Streams.STDOUT, Streams.STDERR)
         }
         return {stream: file for stream, file in files.items() if file is not None}

@@ -36,7 +36,10 @@ from asyncpar.observe.summary import pack
 
 
 class RankLogs:
-    """Opens log files as asked for by ``--log-dir``, ``--redirects`` and ``--tee``."""
+    """Opens log files in ``directory``: both streams of all ranks are kept there, whatever is shown besides.
+
+    Streams in ``redirects`` that are not in ``tee`` go there only.
+    """
 
     def __init__(self, directory: Path | None, *, redirects: StreamChoice, tee: StreamChoice) -> None:
         self._directory = directory
@@ -47,10 +50,9 @@ class RankLogs:
         """Does ``stream`` of that rank go to our own output?"""
         return stream not in self._redirects.of(local_rank) or stream in self._tee.of(local_rank)
 
-    def open(self, stream: Streams, *, attempt: int, rank: int, local_rank: int) -> FileIO | None:
-        """Return the new, unbuffered file for ``stream`` of that rank, None if none is wanted.  Raises ``OSError``."""
-        wanted = self._redirects.of(local_rank) | self._tee.of(local_rank)
-        if self._directory is None or stream not in wanted:
+    def open(self, stream: Streams, *, attempt: int, rank: int) -> FileIO | None:
+        """Return the new, unbuffered file for ``stream`` of that rank, None without a folder.  Raises ``OSError``."""
+        if self._directory is None:
             return None
         directory = self._directory / f"attempt_{attempt}" / str(rank)
         make_private_folder(directory, under=self._directory)

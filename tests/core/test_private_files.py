@@ -39,7 +39,7 @@ def write_log(path: Path) -> None:
     logs = RankLogs(
         path.parent.parent.parent, redirects=parse_streams("--redirects", "1"), tee=parse_streams("--tee", "0")
     )
-    file = logs.open(Streams.STDOUT, attempt=0, rank=1, local_rank=0)
+    file = logs.open(Streams.STDOUT, attempt=0, rank=1)
     assert file is not None
     file.write(b"new")
     file.close()

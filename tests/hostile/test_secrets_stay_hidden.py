@@ -166,7 +166,7 @@ def test_logs_of_ranks_are_for_their_user_alone(tmp_path: Path) -> None:
     try:
         every = RankLogs(tmp_path, redirects=StreamChoice(everywhere=everywhere), tee=StreamChoice())
         for stream in (Streams.STDOUT, Streams.STDERR):
-            file = every.open(stream, attempt=0, rank=3, local_rank=0)
+            file = every.open(stream, attempt=0, rank=3)
             assert file is not None
             with file:
                 assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600

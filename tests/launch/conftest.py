@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+_MISSING = re.compile(r"cannot be|does not exist|no such|is not a")
 
 LIMIT = 30.0
 """Seconds that anything may take here, far more than it needs."""
@@ -75,7 +78,17 @@ class Launcher:
     def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
         """Wait for a started launcher."""
         stdout, stderr = process.communicate(timeout=LIMIT)
+        if isinstance(stderr, str):
+            self._check_paths(stderr)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def _check_paths(self, said: str) -> None:
+        """Check that the files that the launcher names, in lines of its own, are there, or said to be missing."""
+        for line in said.splitlines():
+            if line.startswith("[") or line.lstrip().startswith("File ") or _MISSING.search(line):
+                continue  # output of a rank, or a place in a program
+            named = re.findall(rf"{re.escape(str(self.directory))}/[\w./+-]*\w", line)
+            assert all(Path(path).exists() for path in named), line
 
     def registered(self) -> list[int]:
         """Return the pids of all processes that registered."""

@@ -18,4 +18,4 @@ def test_files_that_the_last_words_name_are_there(launcher: Any, options: tuple[
     for rank in ("0", "1"):
         for path in named:
             assert (launcher.directory / path.replace("RANK", rank)).exists(), done.stderr
-    assert bool(named) == (options in (("--redirects", "2"), ("--tee", "3")))
+    assert named

@@ -50,14 +50,24 @@ def test_the_log_of_a_rank_that_the_last_attempt_has_not_is_that_of_the_attempt_
     assert all(path.is_file() for path in named)
 
 
-def test_streams_that_only_some_ranks_keep_are_named_for_these(launcher: Any) -> None:
-    for failing in (0, 1):
-        script = launcher.script(FAILS)
-        options = ("--log-dir", f"logs{failing}", "--nproc-per-node", "2", "--tee", "0:2")
-        done = launcher.run(*options, script, str(failing))
-        named = log_files_in(done.stderr)
-        expected = [launcher.directory / f"logs{failing}/attempt_0/0/stderr.log"] if failing == 0 else []
-        assert named == expected, done.stderr
+@pytest.mark.parametrize("options", [(), ("--tee", "0:2"), ("--redirects", "0:1")])
+def test_both_streams_of_all_ranks_are_kept_where_a_folder_is_named_whatever_is_shown(
+    launcher: Any, options: tuple[str, ...]
+) -> None:
+    script = launcher.script("""
+        print(f"out {rank}")
+        print(f"err {rank}", file=sys.stderr)
+        sys.exit(3)
+    """)
+    done = launcher.run("--log-dir", "logs", "--nproc-per-node", "2", *options, script)
+    attempt = launcher.directory / "logs" / "attempt_0"
+    assert {str(path.relative_to(attempt)): path.read_text() for path in attempt.rglob("*.log")} == {
+        f"{rank}/{stream}.log": f"{stream[3:]} {rank}\n" for rank in (0, 1) for stream in ("stdout", "stderr")
+    }
+    assert all(path.stat().st_mode & 0o077 == 0 for path in attempt.rglob("*"))
+    assert ("out 0" in done.stdout) == (options != ("--redirects", "0:1"))
+    assert "err 1" in done.stderr
+    assert [path.name for path in log_files_in(done.stderr)] == ["stderr.log"]
 
 
 # -- what commands make -------------------------------------------------------------------------------------------
@@ -134,7 +144,9 @@ def test_paths_that_commands_name_are_there(launcher: Any, eventually: Callable[
 
 
 @pytest.mark.parametrize("ending", ["well", "badly"])
-@pytest.mark.parametrize("options", [("--tee", "3"), ("--redirects", "1"), ("--post-mortem", "remains"), ()])
+@pytest.mark.parametrize(
+    "options", [("--tee", "3"), ("--redirects", "1"), ("--log-dir", "logs"), ("--post-mortem", "remains"), ()]
+)
 def test_paths_that_a_launcher_names_are_there_however_its_job_ends(
     launcher: Any, options: tuple[str, ...], ending: str
 ) -> None:
@@ -143,7 +155,7 @@ def test_paths_that_a_launcher_names_are_there_however_its_job_ends(
     assert done.returncode == code
     named = paths_in(done.stderr, launcher)
     assert all(path.exists() for path in named), done.stderr
-    makes_logs = options[:1] in (("--tee",), ("--redirects",))
-    assert bool(named) == (makes_logs or (code != 0 and options[:1] == ("--post-mortem",))), done.stderr
+    makes_folder = options[:1] in (("--tee",), ("--redirects",))  # whose name nobody has given
+    assert bool(named) == (makes_folder or (code != 0 and bool(options))), done.stderr
     for path in launcher.temporary.glob("asyncpar-logs-*"):
         shutil.rmtree(path)
