@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.launch.failure import RankEnd, choose_first, describe, describe_cause, exit_code_of
+from asyncpar.core.observe.reporting import Phase
+from asyncpar.launch.failure import (
+    LEFT_EARLY,
+    RankEnd,
+    add_leavers,
+    choose_first,
+    describe,
+    describe_cause,
+    exit_code_of,
+)
 from asyncpar.launch.host_arrivals import HostArrivals
 from asyncpar.launch.protocol import (
     AgentArrived,
@@ -111,6 +120,10 @@ class CoordinatorMachine:
         self._running: set[int] = set()
         self._unstopped: set[int] = set()
         self._failures: list[RankEnd] = []
+        self._done: dict[int, RankEnd] = {}
+        """Ranks that ended with code 0 before all were asked to end."""
+        self._has_left: set[int] = set()
+        """Ranks that say that they have left the world."""
         self._late: list[RankEnd] = []
         """Ranks that failed after all were asked to end: they explain nothing."""
         self._silent = SilentRanks(settings.silent_after, settings.stopped_after)
@@ -233,6 +246,8 @@ class CoordinatorMachine:
         self._phase, self._deadline, self._stopped_at = JobPhase.RUNNING, None, None
         self._running, self._unstopped, self._failures = set(range(world_size)), set(places), []
         self._late = []
+        self._done.clear()
+        self._has_left.clear()
         self._silent.clear()
         self._waits.clear()
         self._give_up.clear()
@@ -272,19 +287,41 @@ class CoordinatorMachine:
         has_failed = end.returncode != 0
         if has_failed and rank in self._give_up:
             end = replace(end, lost=f"{self._give_up[rank]}, so the launcher killed it")
+        if not has_failed and (self._phase == JobPhase.RUNNING or end.at <= (self._stopped_at or now)):
+            self._done[rank] = end
         commands: list[Command] = [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:
             if has_failed and end.report is not None:
                 is_late = end.at > (self._stopped_at or now)
                 (self._late if is_late else self._failures).append(end)
+            self._blame_leavers()
             return commands
         if has_failed:
             self._failures.append(end)
+        self._blame_leavers()
         return commands + self._consider(now)
+
+    def _blame_leavers(self) -> None:
+        """Count ranks that ended with code 0 among the failures which they explain."""
+        self._failures = add_leavers(self._failures, self._done.values())
+
+    def _blame_living_leavers(self) -> None:
+        """Count ranks among the failures that have left the world, still run, and are all that explains them."""
+        if not self._failures or not all(failure.is_peer_error for failure in self._failures):
+            return
+        blamed = {failure.blames for failure in self._failures}
+        for rank in sorted(self._has_left & self._running & blamed):
+            agent = next(agent for agent in self._agents if self._runs(agent, rank))
+            local_rank = rank - self._offsets[agent]
+            self._failures.append(
+                self._lost_rank(self._agents[agent], local_rank, rank, LEFT_EARLY, self._stopped_at or 0.0)
+            )
 
     def _rank_changed(self, agent: int, state: RankState, now: float) -> list[Command]:
         rank = state.rank
         is_known = self._runs(agent, rank) and state.generation == self._generation and rank in self._running
+        if is_known and state.phase is Phase.LEFT:
+            self._has_left.add(rank)
         if self._phase == JobPhase.RUNNING and is_known and rank not in self._give_up:
             self._silent.take(state, now=now)
             before = self._waits.condition(rank)
@@ -334,6 +371,7 @@ class CoordinatorMachine:
         self._deadline = now + self._settings.grace + _STOP_MARGIN
         loss, self._stop_reason = None, reason
         if not reason:
+            self._blame_living_leavers()
             first = choose_first(self._failures)
             reason = f"rank {first.rank} on {first.host} {first.ending}"
             loss = Loss(first.rank, first.host, first.ending)
@@ -355,23 +393,25 @@ class CoordinatorMachine:
             rank = offset + local_rank
             explains = self._phase == JobPhase.RUNNING or all(failure.is_peer_error for failure in self._failures)
             if rank in self._running and explains and self._forced is None:
-                self._failures.append(
-                    RankEnd(
-                        generation=self._generation,
-                        rank=rank,
-                        local_rank=local_rank,
-                        host=hello.host,
-                        pid=0,
-                        returncode=1,
-                        at=now,
-                        lost=lost,
-                    )
-                )
+                self._failures.append(self._lost_rank(hello, local_rank, rank, lost, now))
             self._running.discard(rank)
         self._unstopped.discard(agent)
         if self._phase == JobPhase.STOPPING:
             return [] if self._unstopped else self._all_stopped(now)
         return self._consider(now)
+
+    def _lost_rank(self, hello: AgentHello, local_rank: int, rank: int, why: str, at: float) -> RankEnd:
+        """Return the end of a rank that is lost to the others, whose process may still run."""
+        return RankEnd(
+            generation=self._generation,
+            rank=rank,
+            local_rank=local_rank,
+            host=hello.host,
+            pid=0,
+            returncode=1,
+            at=at,
+            lost=why,
+        )
 
     def _interrupted(self, agent: int, signal_number: int, now: float) -> list[Command]:
         if agent not in self._agents or self._forced is not None:

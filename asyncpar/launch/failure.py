@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -40,8 +40,8 @@ class RankEnd:
     """The end of the process of a rank.
 
     ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
-    this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.  ``stderr_file`` is
-    the file on its host with all of its stderr, "" if there is none.
+    this; ``lost`` says why when the rank's whole agent disappeared, the launcher killed the rank, or it left those that
+    needed it.  ``stderr_file`` is the file on its host with all of its stderr, "" if there is none.
     """
 
     generation: int
@@ -60,9 +60,10 @@ class RankEnd:
     def exit_code(self) -> int:
         """The exit code of the launcher for this failure, as a shell's.
 
-        A program that has reported an exception would have ended with code 1, whichever signal came before that.
+        A program that has reported an exception would have ended with code 1, whichever signal came before that.  That
+        of a rank which left the others with code 0 is 1.
         """
-        return 1 if self._was_overtaken else exit_code_of(self.returncode)
+        return 1 if self._was_overtaken else exit_code_of(self.returncode) or 1
 
     @property
     def is_peer_error(self) -> bool:
@@ -100,6 +101,21 @@ def describe_ending(returncode: int) -> str:
         return f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"was killed by signal {-returncode}"
+
+
+_NEEDED = "while other ranks still needed it"
+LEFT_EARLY = f"left the world {_NEEDED}"
+
+
+def add_leavers(failures: Sequence[RankEnd], ended: Iterable[RankEnd]) -> list[RankEnd]:
+    """Return ``failures``, and those of the ranks ``ended`` with code 0 that they name as their cause.
+
+    A rank that ends by ``os._exit(0)`` or ``sys.exit(0)`` while others need it explains their failures, as one that
+    crashes does.
+    """
+    blamed = {failure.blames for failure in failures} - {failure.rank for failure in failures}
+    left = [replace(end, lost=f"{end.ending} {_NEEDED}") for end in ended if end.rank in blamed]
+    return [*failures, *left]
 
 
 def choose_first(failures: Sequence[RankEnd]) -> RankEnd:

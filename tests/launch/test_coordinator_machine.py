@@ -6,6 +6,8 @@ import signal
 from dataclasses import replace
 from typing import TypeVar
 
+import pytest
+
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase as Phase_
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
@@ -190,6 +192,42 @@ def test_if_nobody_else_fails_within_a_second_the_blaming_rank_counts() -> None:
     coordinator.handle(ended(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
     assert coordinator.handle(CoordinatorTick(), now=1.9) == []
     assert stops(coordinator.handle(CoordinatorTick(), now=2.0)) == [0, 1]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rank_that_leaves_with_code_0_is_the_first_failure_whenever_its_end_is_seen(is_late: bool) -> None:
+    coordinator = running()
+    quiet = ended(0, 0, 1, failure(1, at=1.0, code=0))
+    victims = [ended(0, 0, 0, failure(0, at=1.1, blames=1)), ended(1, 0, 2, failure(2, at=1.2, blames=1))]
+    stopped: list[int] = []
+    for event in [*victims, quiet] if is_late else [quiet, *victims]:
+        assert not stopped or not is_late
+        stopped += stops(coordinator.handle(event, now=1.3))
+    assert stopped == [0, 1]  # at once: nobody else is to blame
+    coordinator.handle(AgentStopped(0, 0), now=1.4)
+    outcome = finishes(coordinator.handle(AgentStopped(1, 0), now=1.4))[0]
+    assert outcome.exit_code == 1
+    assert outcome.message.startswith(
+        "rank 1 failed first: exited with code 0 while other ranks still needed it\n  on h (local rank 0, pid 1)\n"
+    )
+    assert [end.rank for end in coordinator.failures] == [1, 0, 2]
+
+
+def test_a_rank_that_has_left_the_world_and_still_runs_is_the_first_failure() -> None:
+    coordinator = running()
+    coordinator.handle(RankChanged(0, RankState(generation=0, rank=1, phase=Phase_.LEFT)), now=1.0)
+    assert stops(coordinator.handle(ended(0, 0, 0, failure(0, at=1.1, blames=1)), now=1.1)) == []
+    assert stops(coordinator.handle(CoordinatorTick(), now=2.2)) == [0, 1]
+    assert coordinator.failures[0].ending == "left the world while other ranks still needed it"
+
+
+def test_a_rank_that_is_done_early_explains_nothing_that_names_another() -> None:
+    coordinator = running()
+    coordinator.handle(ended(0, 0, 1, None), now=1.0)
+    coordinator.handle(ended(0, 0, 0, failure(0, at=5.0, code=3)), now=5.0)
+    coordinator.handle(ended(1, 0, 2, failure(2, at=5.1, blames=0)), now=5.1)
+    coordinator.handle(ended(1, 0, 3, None), now=5.2)
+    assert [end.rank for end in coordinator.failures] == [0, 2]
 
 
 def test_a_failure_reported_before_the_stop_counts_though_its_process_ends_later() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from asyncpar.launch.failure import FailureReport, RankEnd, choose_first, describe, describe_ending, exit_code_of
+from asyncpar.launch.failure import (
+    FailureReport,
+    RankEnd,
+    add_leavers,
+    choose_first,
+    describe,
+    describe_ending,
+    exit_code_of,
+)
 
 
 def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> RankEnd:
@@ -37,6 +45,19 @@ def test_who_blames_others_comes_after_who_does_not() -> None:
 
 def test_who_blames_a_rank_that_did_not_fail_comes_before_who_blames_one_that_did() -> None:
     assert choose_first([failure(2, 1.0, peer=0), failure(0, 2.0, peer=1)]).rank == 0
+
+
+def test_a_rank_that_left_with_code_0_explains_the_failures_of_those_that_name_it() -> None:
+    left, needless = failure(2, 1.5, code=0), failure(3, 0.5, code=0)
+    victims = [failure(0, 1.0, peer=2), failure(1, 1.2, peer=2)]
+    found = add_leavers(victims, [left, needless])
+    assert [end.rank for end in found] == [0, 1, 2]  # nobody names rank 3: it was done
+    first = choose_first(found)
+    assert (first.rank, first.ending) == (2, "exited with code 0 while other ranks still needed it")
+    assert first.exit_code == 1
+    assert add_leavers(found, [left, needless]) == found
+    crashed = [*found, failure(4, 0.9)]
+    assert choose_first(crashed).rank == 4  # which was earlier
 
 
 def test_a_signal_after_the_exception_does_not_change_the_exit_code() -> None:

@@ -88,6 +88,15 @@ def test_a_killed_rank_is_first_however_fast_others_hear_of_it(launcher: Launche
     assert all(re.search(r"PeerLost: (rank \d: )?all_reduce #[34]: rank 1", line) for line in told), lines
 
 
+@pytest.mark.parametrize("leaving", ["os._exit(0)", "sys.exit(0)"])
+def test_a_rank_that_leaves_quietly_is_first_with_its_code(launcher: Launcher, leaving: str) -> None:
+    done = launcher.run("--nproc-per-node", "3", launcher.script(STEPS.format(failure=leaving)))
+    lines = summary_of(done.stderr)
+    assert done.returncode == 1
+    assert lines[0] == ("asyncpar launch: rank 1 failed first: exited with code 0 while other ranks still needed it")
+    assert all(line.startswith("  then rank") for line in lines[2:])
+
+
 def test_a_consequence_in_other_words_is_not_first(launcher: Launcher) -> None:
     """Rank 0 handles its ``PeerLost`` and raises another error, faster than the rank that failed gets out."""
     script = launcher.script("""

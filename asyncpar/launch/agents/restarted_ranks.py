@@ -29,7 +29,7 @@ from asyncpar.launch.agents.host_protocol import (
     TellLeader,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
-from asyncpar.launch.failure import RankEnd, choose_first, describe
+from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
@@ -75,6 +75,7 @@ class _World:
     announced: WorldAnnounced
     running: set[int] = field(default_factory=set)
     failures: list[RankEnd] = field(default_factory=list)
+    done: list[RankEnd] = field(default_factory=list)
     has_started: bool = False
     is_over: bool = False
     why: str = ""
@@ -309,6 +310,9 @@ class RestartedRanks:
         if end.returncode != 0 and not world.is_over:
             world.failures.append(end)
             world.stop_at = world.stop_at or now + _REASON_SECONDS
+        elif end.returncode == 0 and not world.is_over:
+            world.done.append(end)
+        world.failures = add_leavers(world.failures, world.done)
         if world.running:
             return []
         world.kill_at = None
