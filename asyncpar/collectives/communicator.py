@@ -513,7 +513,7 @@ class Communicator(ArrayOperations):
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
         now = self._engine.table.now()
         pending = [*self._engine.group.pending(), *self._messages.pending()]
-        return [operation.describe_wait(now) for operation in pending if operation.has_started]
+        return [operation.describe_wait(now) for operation in pending if operation.is_waiting]
 
     # -- messages between two ranks --------------------------------------------------------------------------------
 
@@ -679,8 +679,9 @@ class Communicator(ArrayOperations):
         convert: Callable[[ReceivedMessage], T],
         *,
         is_object: bool = False,
+        is_standing: bool = False,
     ) -> Coroutine[Any, Any, T]:
-        """Receive a message; if ``out`` is refused, the message is taken all the same."""
+        """Receive a message; if ``out`` is refused, the message is taken all the same.  See ``standing.py``."""
         if source is None and self.size == 1:
             raise UsageError("source: there is no other rank to receive from in a group of one")
         of, tag = None if source is None else self._other(source, "source"), check_tag(tag)
@@ -690,7 +691,7 @@ class Communicator(ArrayOperations):
 
                 return messages.receive(self._engine, self._messages, of, tag, out, convert)
             into = None if out is None else check_writable(check_array(out, "out"), "out")
-            return self._messages.receive(of, tag, into, convert=convert, is_object=is_object)
+            return self._messages.receive(of, tag, into, convert=convert, is_object=is_object, is_standing=is_standing)
         except Exception as error:
             self._messages.refuse_receive(of, tag, error)
             raise

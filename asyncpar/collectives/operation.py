@@ -226,6 +226,7 @@ class Operation:
         "home",
         "inquiry",
         "is_over",
+        "is_standing",
         "messages_sent",
         "name",
         "payload_posted",
@@ -270,6 +271,8 @@ class Operation:
         self.has_warned = False
         """Has it been told that it waits for long?"""
         self.is_over = False
+        self.is_standing = False
+        """Is it a receive of what may never come, and has not come so far?  Nobody waits in it: see ``standing.py``."""
         self.begun_at = 0.0
         """When the messages of a call began, by the clock of records; ``started_at`` is the loop's, in milliseconds."""
         self.started_at = 0.0
@@ -295,6 +298,11 @@ class Operation:
     @property
     def algorithm(self) -> str:
         return self.description.algorithm
+
+    @property
+    def is_waiting(self) -> bool:
+        """Is it awaited, as what the program or a part of it waits in?"""
+        return self.has_started and not self.is_standing
 
     @property
     def label(self) -> str:

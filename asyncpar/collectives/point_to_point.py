@@ -215,20 +215,24 @@ class PointToPoint:
         *,
         convert: Callable[[ReceivedMessage], T],
         is_object: bool = False,
+        is_standing: bool = False,
         take_body: TakeBody | None = None,
         kind: type[Operation] = Operation,
         call: type[MessageCall[Any]] = MessageCall,
     ) -> Call[T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array.
 
-        ``is_object`` says what it must be.  ``take_body`` is asked to receive what its sender has on a device, in an
-        operation of ``kind`` that ``call`` runs; ``out`` then only says its shape and dtype.
+        ``is_object`` says what it must be, ``is_standing`` that it may never come.  ``take_body`` is asked to receive
+        what its sender has on a device, in an operation of ``kind`` that ``call`` runs; ``out`` then only says its
+        shape and dtype.
         """
         self._check_open("recv")
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
         operation = self._operation("recv", place, tag, home, None, 0, kind=kind)
-        self._record(operation, EventKind.RECEIVE, out, NO_PEER if source is None else self._engine.ranks[source])
+        operation.is_standing = is_standing
+        if not is_standing:
+            self._record(operation, EventKind.RECEIVE, out, NO_PEER if source is None else self._engine.ranks[source])
         home.loose[operation] = None
         request = _PendingReceive(source, tag, operation, self._table.loop.create_future())
         self._requests.append(request)
@@ -385,6 +389,11 @@ class PointToPoint:
         assert incoming.route is not None
         peer, operation = self._engine.ranks[slot.source], request.operation
         operation.bind(incoming.route, incoming.sequence, peer)
+        if operation.is_standing:
+            operation.is_standing = False
+            operation.started_at = operation.progress_at = self._table.now()
+            self._record(operation, EventKind.RECEIVE, None, peer, is_called=False)
+            self._table.watch(operation)
         self._table.links.recorder.meet(
             operation.ticket,
             peer=peer,
@@ -400,20 +409,20 @@ class PointToPoint:
 
     # -- making operations -----------------------------------------------------------------------------------------
 
-    def _record(self, operation: Operation, kind: EventKind, x: object, peer: int) -> None:
-        """Record that a message of ``x`` begins."""
+    def _record(self, operation: Operation, kind: EventKind, x: object, peer: int, *, is_called: bool = True) -> None:
+        """Record that a message of ``x`` begins; ``is_called``: by the program, two calls from here."""
         recorder, name = self._table.links.recorder, operation.name
         if isinstance(x, np.ndarray | Envelope) and len(recorder.words) < _NAMED_APART:
             name = f"{name}({x.dtype.name}[{','.join(map(str, x.shape))}])@direct"
         operation.ticket = recorder.begin(
             kind,
             recorder.name(name),
-            state=EventState.CALLED,
+            state=EventState.CALLED if is_called else EventState.STARTED,
             peer=peer,
             group=operation.home.number,
             sequence=UNBOUND if kind is EventKind.RECEIVE else operation.sequence,
             nbytes=x.nbytes if isinstance(x, np.ndarray | UnwrittenPayload | Envelope) else 0,
-            site=recorder.site(sys._getframe(3)),
+            site=recorder.site(sys._getframe(3)) if is_called else 0,
         )
 
     def _channel(self, source: int, dest: int) -> Group:

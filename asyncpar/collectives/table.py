@@ -326,6 +326,8 @@ class OperationTable:
 
     def watch(self, operation: Operation) -> None:
         """Make ``operation`` ask other ranks when it waits for long, and time out when it waits for too long."""
+        if operation.is_standing:
+            return
         timeout = operation.home.limits.timeout
         due = max(operation.started_at + _ask_after(timeout, self.links.observer.warn_after), self._rest_until)
         self._look_at(due)
@@ -349,7 +351,7 @@ class OperationTable:
             operation
             for group in list(self._groups.values())
             for operation in group.pending()
-            if operation.has_started and operation.failure is None
+            if operation.is_waiting and operation.failure is None
         ]
         due = now + PROBE_AFTER
         for operation in running:
@@ -541,9 +543,13 @@ class OperationTable:
         return (f"in no operation, after op #{done}" if done else "in no operation") + unknown
 
     def _elsewhere(self, group: Group | None) -> Operation | None:
-        """Return an operation that this rank awaits, one of ``group`` if there is any."""
+        """Return an operation that this rank awaits, one of ``group`` if there is any.
+
+        One that waits for a certain rank comes before one that waits for any.
+        """
         groups = list(self._groups.values()) if group is None else [group, *self._groups.values()]
-        return next((other for known in groups for other in known.pending() if other.has_started), None)
+        awaited = [other for known in groups for other in known.pending() if other.is_waiting]
+        return next((other for other in awaited if other.waits_for()), awaited[0] if awaited else None)
 
     def _operation(self, group: int, sequence: int) -> Operation | None:
         known = self._groups.get(group)

@@ -72,16 +72,18 @@ def _of_ask(ask: AskSummary, age: float, reports: Mapping[int, RankReport]) -> W
 
 
 def find_wait(report: RankReport) -> OperationSummary | AskSummary | None:
-    """Return the operation in which the rank waits, else the call of an actor; None if it waits for neither.
+    """Return the operation in which the rank waits for another one, else the call of an actor, else any operation.
 
-    None, too, if what it told counts no more.
+    None if it waits in none, and if what it told counts no more.
     """
     summary, age = report.summary, report.age
     if summary is None or find_trouble(report) or report.condition == "ended":
         return None
     awaited = (operation for operation in summary.operations if operation.is_awaited)
-    waiting = (operation for operation in awaited if operation.seconds + age >= WAITING_SECONDS)
-    return next(waiting, None) or next((ask for ask in summary.asks if is_waiting(ask, age)), None)
+    waiting = [operation for operation in awaited if operation.seconds + age >= WAITING_SECONDS]
+    certain = (operation for operation in waiting if find_awaited_rank(operation) is not None)
+    asks = (ask for ask in summary.asks if is_waiting(ask, age))
+    return next(certain, None) or next(asks, None) or next(iter(waiting), None)
 
 
 def is_waiting(ask: AskSummary, age: float) -> bool:

@@ -26,7 +26,7 @@ from asyncpar.collectives.operation import Group, Operation
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.pauses import PauseRecorder
-from asyncpar.core.observe.recorder import current_recorder
+from asyncpar.core.observe.recorder import NO_TICKET, current_recorder
 from asyncpar.core.observe.reported import reported
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
@@ -317,16 +317,20 @@ def _rounds(view: NodeParts, events: Sequence[Event], group: int) -> tuple[Round
 
 
 def _operations(view: NodeParts, events: Sequence[Event]) -> tuple[tuple[OperationSummary, ...], int]:
-    """Return the operations that have waited longest, and how many more there are."""
+    """Return the operations that have waited longest, those for a certain rank first, and how many more there are.
+
+    Standing receives are none, nor is what is ready for messages that no receive has asked for.
+    """
     found = [
         operation
         for group in _groups(view)
         for operation in [*list(group.active.values()), *list(group.loose)]
-        if operation.failure is None
+        if operation.failure is None and not operation.is_standing
+        if operation.has_started or operation.ticket != NO_TICKET
     ]
     now = view.loop.time()
     sites = {(event.group, event.sequence): event for event in events if not event.is_over}
-    found.sort(key=lambda operation: operation.progress_at or now)
+    found.sort(key=lambda operation: (operation.is_waiting and not operation.waits_for(), operation.progress_at or now))
     views = tuple(_view_operation(operation, now, sites) for operation in found[:MOST_OPERATIONS])
     return views, len(found) - len(views)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.standing import stand_for_array
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout, UsageError
 from asyncpar.parallel.clock import (
@@ -204,7 +205,7 @@ class UpdateExchange:
         received = AsyncUpdate(self._layout)
         while True:
             try:
-                await self._communicator.recv(peer, out=received.bytes, tag=_UPDATES)
+                await stand_for_array(self._communicator, peer, out=received.bytes, tag=_UPDATES)
             except PeerTimeout:  # no rank owes an update; a rank that needs one says so
                 continue
             async with self._arrived_turn:
@@ -226,7 +227,7 @@ class UpdateExchange:
         notice = np.zeros(1, np.int64)
         while True:
             try:
-                await self._communicator.recv(peer, out=notice, tag=_NOTICES)
+                await stand_for_array(self._communicator, peer, out=notice, tag=_NOTICES)
             except PeerTimeout:  # there need not be any
                 continue
             if notice[0] == _FAILED:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.standing import stand_for_object
 from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout, StaleGeneration
 from asyncpar.pipeline.errors import Mailing
 
@@ -97,7 +98,7 @@ class PipelineChannel:
         error = None if reception.cancelled() else reception.exception()
         if not is_ours or reception.cancelled():
             return
-        if not isinstance(error, PeerLost) and not self._group.is_over:  # a quiet time is how it should be
+        if not isinstance(error, PeerLost) and not self._group.is_over:
             self.listen()
         if error is None:
             self._on_mailing(reception.result())
@@ -106,8 +107,7 @@ class PipelineChannel:
 
 
 async def _receive(group: Communicator) -> Mailing:
-    mailing: Mailing = await group.recv_object(tag=_TAG, wanted=Mailing)
-    return mailing
+    return await stand_for_object(group, tag=_TAG, wanted=Mailing)
 
 
 async def _receive_nothing(group: Communicator, rank: int) -> None:

@@ -106,8 +106,13 @@ class RankObserver:
         _LOG.log(level, "rank %d: %s", self._rank, text)
 
     def _report(self, *, has_failed: bool = False) -> None:
-        """Report the wait that began first; the others may come of it.  Asks come last: what they wait for does so."""
-        first = min(self._waiting.values(), key=lambda notice: bool(notice.actor), default=None)
+        """Report the wait that began first; the others may come of it.
+
+        Those for a certain rank come before those for any.  Asks come last: what they wait for does so.
+        """
+        first = min(
+            self._waiting.values(), key=lambda notice: (bool(notice.actor), notice.culprit is None), default=None
+        )
         self.reporter.waiting(first, has_failed=has_failed)
 
     def hear_condition(self, rank: int, how: str) -> None:
