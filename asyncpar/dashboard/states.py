@@ -52,7 +52,7 @@ def _own_state(report: RankReport) -> RankActivity:
     if report.condition == "ended":
         return RankActivity.FAILED if has_failed(report) else RankActivity.ENDED
     if report.condition != "well":
-        return RankActivity.STOPPED
+        return RankActivity.STOPPED if report.condition == "stopped" else RankActivity.BLOCKED
     if summary is None:
         return RankActivity.UNKNOWN
     if find_trouble(report):

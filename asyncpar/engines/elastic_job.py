@@ -8,6 +8,7 @@ each place, takes more places when the engine has them, and makes the one result
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import tempfile
@@ -180,7 +181,7 @@ class ElasticEngineJob:
             restart_window=_WINDOW_SECONDS,
             grace=spec.grace,
             timeout=spec.timeout,
-            silent_after=None,
+            silent_after=math.inf,
             transport=spec.transport,
         )
 

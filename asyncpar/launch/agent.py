@@ -44,13 +44,13 @@ from asyncpar.launch.job_service import serve_job
 from asyncpar.launch.job_view import HostOnly, describe_job
 from asyncpar.launch.messages import encode_rank_end, encode_state, encode_told
 from asyncpar.launch.observers import observe_job
-from asyncpar.launch.options import LaunchOptions, Streams
+from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import Condition, RankState, limit_of
+from asyncpar.launch.vitals import CONDITION_WORDS, Condition, RankState, SilenceLimits
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import pack
@@ -317,7 +317,7 @@ class _Agent:
         """Report the state of a rank to the coordinator, and print it if its condition has changed."""
         self._client.tell(encode_state(state))
         if state.condition is not self._conditions.get(state.rank, Condition.WELL):
-            self._obey(Say(_describe(state, self._job.options)))
+            self._obey(Say(_describe(state, self._job.silence)))
         self._conditions[state.rank] = state.condition
 
     def _plans(self, assignment: AgentAssignment) -> list[RankPlan]:
@@ -351,12 +351,8 @@ class _Agent:
         )
 
 
-def _describe(state: RankState, options: LaunchOptions) -> str:
+def _describe(state: RankState, limits: SilenceLimits) -> str:
     """Return the line that is printed when the condition of a rank has changed."""
     if state.condition is Condition.WELL:
         return f"rank {state.rank} runs again"
-    what = "is stopped" if state.condition is Condition.STOPPED else "runs no Python code: something holds its GIL"
-    limit = limit_of(state.condition, options.silent_after, options.stopped_after)
-    option = "--silent-after" if limit == options.silent_after else "--stopped-after"
-    then = "" if limit is None else f"; after {limit:g} s of it ({option}) the job ends"
-    return f"rank {state.rank} {what}{then}"
+    return f"rank {state.rank} {CONDITION_WORDS[state.condition]}; {limits.explain(state.condition)}"

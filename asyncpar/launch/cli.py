@@ -23,11 +23,10 @@ from asyncpar.launch.options import (
     parse_conf,
     parse_count,
     parse_kind,
+    parse_limit,
     parse_nnodes,
     parse_nproc,
     parse_seconds,
-    parse_silent_after,
-    parse_stopped_after,
     parse_streams,
 )
 
@@ -119,8 +118,9 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--host-name", metavar="NAME", default=None, help="What this host is called (--elastic ranks).")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
 @option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
-@option("--silent-after", metavar="SECONDS", default="30", help="End when a rank is stopped or hung; or off.  [30]")
-@option("--stopped-after", metavar="SECONDS", default="off", help="Earlier for one that is stopped (SIGSTOP).  [off]")
+@option("--silent-after", metavar="SECONDS", default=None, help="End when a rank is hung or stopped so long.  [off]")
+@option("--stopped-after", metavar="SECONDS", default=None, help="The same for one that is stopped (SIGSTOP).  [off]")
+@option("--busy-after", metavar="SECONDS", default=None, help="The same for one that computes in one C call.  [off]")
 @option("--log-dir", metavar="DIR", default=None, help="Keep all output: DIR/attempt_N/RANK/stdout.log, stderr.log.")
 @option("--post-mortem", metavar="DIR", default=None, help="After a failure, what happened is in a folder there.")
 @option("--redirects", "-r", metavar="STREAMS", default="0", help="To files only: 1 stdout, 2 stderr, 3 both.")
@@ -184,8 +184,9 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         max_restarts=parse_count("--max-restarts", given["max_restarts"]),
         grace=parse_seconds("--grace-period", given["grace_period"]),
         reconnect=parse_seconds("--reconnect-within", given["reconnect_within"]),
-        silent_after=parse_silent_after(given["silent_after"]),
-        stopped_after=parse_stopped_after(given["stopped_after"]),
+        silent_after=parse_limit("--silent-after", given["silent_after"]),
+        stopped_after=parse_limit("--stopped-after", given["stopped_after"]),
+        busy_after=parse_limit("--busy-after", given["busy_after"]),
         log_dir=given["log_dir"],
         redirects=parse_streams("--redirects", given["redirects"]),
         tee=parse_streams("--tee", given["tee"]),

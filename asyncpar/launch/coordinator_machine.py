@@ -50,7 +50,7 @@ from asyncpar.launch.protocol import (
     StopRanks,
     TellCondition,
 )
-from asyncpar.launch.vitals import CONDITION_WORDS, RankState, SilentRanks
+from asyncpar.launch.vitals import CONDITION_WORDS, NO_LIMITS, RankState, SilenceLimits, SilentRanks
 from asyncpar.launch.wait_board import RankTold, WaitBoard
 
 _BLAME_PATIENCE = 1.0
@@ -89,8 +89,7 @@ class JobSettings:
     restart_window: float | None = None
     timeout: float = 300.0
     grace: float = 10.0
-    silent_after: float | None = 30.0
-    stopped_after: float | None = None
+    silence: SilenceLimits = NO_LIMITS
     reconnect: float = 5.0
     version: str = ""
 
@@ -126,7 +125,7 @@ class CoordinatorMachine:
         """Ranks that say that they have left the world."""
         self._late: list[RankEnd] = []
         """Ranks that failed after all were asked to end: they explain nothing."""
-        self._silent = SilentRanks(settings.silent_after, settings.stopped_after)
+        self._silent = SilentRanks(settings.silence)
         self._waits = WaitBoard()
         self._arrivals = HostArrivals(settings.nnodes, may_name=not settings.is_elastic)
         self._give_up: dict[int, str] = {}

@@ -392,8 +392,7 @@ class CoordinatorServer:
             restart_window=options.restart_window,
             timeout=options.timeout,
             grace=options.grace,
-            silent_after=options.silent_after,
-            stopped_after=options.stopped_after,
+            silence=self._job.silence,
             reconnect=options.reconnect,
             version=__version__,
         )

@@ -16,6 +16,7 @@ from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.vitals import SilenceLimits
 from asyncpar.net.membership.credentials import (
     certified_ranks,
     create_secret,
@@ -235,3 +236,9 @@ class LaunchJob:
     log_directory: Path | None
     environment: Mapping[str, str]
     certificates: JobCertificates | None = None
+
+    @property
+    def silence(self) -> SilenceLimits:
+        """When ranks are given up that give no sign of life."""
+        given = self.options
+        return SilenceLimits(silent=given.silent_after, stopped=given.stopped_after, busy=given.busy_after)

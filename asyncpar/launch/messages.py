@@ -75,6 +75,8 @@ _CONDITIONS = {
     Condition.WELL: pb.RankState.CONDITION_UNSPECIFIED,
     Condition.STOPPED: pb.RankState.STOPPED,
     Condition.HUNG: pb.RankState.HUNG,
+    Condition.BUSY: pb.RankState.BUSY,
+    Condition.UNINTERRUPTIBLE: pb.RankState.UNINTERRUPTIBLE,
 }
 
 

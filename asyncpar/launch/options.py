@@ -17,6 +17,7 @@ _CONF_TIMEOUTS = ("timeout", "join_timeout")
 _CONF_IGNORED = ("last_call_timeout", "close_timeout", "read_timeout", "rank", "is_host", "store_type", "use_libuv")
 
 
+_LIMITS = ("--silent-after", "--stopped-after", "--busy-after")
 ELASTIC_MODES = ("restart", "ranks")
 ON_TOTAL_LOSS = ("checkpoint", "restart", "fail")
 
@@ -97,8 +98,9 @@ class LaunchOptions:
 
     ``nnodes`` hosts run the job; where hosts may come and go, ``least_nnodes`` (None: all) will do after ``last_call``.
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
-    meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
-    lets ranks that do not run stay, ``stopped_after`` None gives those that are stopped as long.  ``elastic`` says what
+    meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after``,
+    ``stopped_after`` and ``busy_after`` limit how long ranks give no sign of life (None: not given; infinity: off).
+    ``elastic`` says what
     is done to ranks when hosts come or go: ``restart`` or ``ranks``, which live on, with so many ``spares`` per host
     that wait to step in, and which end, or begin anew, as ``on_total_loss`` says (None: ``checkpoint``) when all are
     lost; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
@@ -119,8 +121,9 @@ class LaunchOptions:
     timeout: float = 300.0
     max_restarts: int = 0
     grace: float = 10.0
-    silent_after: float | None = 30.0
+    silent_after: float | None = None
     stopped_after: float | None = None
+    busy_after: float | None = None
     reconnect: float = 5.0
     log_dir: str | None = None
     redirects: StreamChoice = StreamChoice()
@@ -183,8 +186,9 @@ class LaunchOptions:
         _check_seconds("--last-call", self.last_call, least=0.0)
         _check_seconds("--grace-period", self.grace, least=0.0)
         _check_seconds("--reconnect-within", self.reconnect, least=0.0)
-        for option, limit in (("--silent-after", self.silent_after), ("--stopped-after", self.stopped_after)):
-            _check_seconds(option, 1.0 if limit is None else limit, least=1.0)
+        for option in _LIMITS:
+            limit = getattr(self, option[2:].replace("-", "_"))
+            _check_seconds(option, 1.0 if limit is None or limit == math.inf else limit, least=1.0)
         check_transport(self.transport)
 
 
@@ -270,15 +274,8 @@ def parse_seconds(name: str, text: str) -> float:
         raise UsageError(f"{name}: expected a number of seconds, got {text!r}") from error
 
 
-def parse_silent_after(text: str) -> float | None:
-    """Parse ``--silent-after``: seconds, or ``off`` or 0 (None)."""
-    return _parse_limit("--silent-after", text)
-
-
-def parse_stopped_after(text: str) -> float | None:
-    """Parse ``--stopped-after``: seconds, or ``off`` or 0 (None)."""
-    return _parse_limit("--stopped-after", text)
-
-
-def _parse_limit(name: str, text: str) -> float | None:
-    return None if text == "off" else parse_seconds(name, text) or None
+def parse_limit(name: str, text: str | None) -> float | None:
+    """Parse the value of one of the options that limit silence: seconds; ``off`` or 0, which is infinity."""
+    if text is None:
+        return None
+    return math.inf if text == "off" else parse_seconds(name, text) or math.inf

@@ -26,6 +26,7 @@ from asyncpar.core.observe.rank_observer import WAIT_WARNING
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.vitals import ProcessLook
 
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
@@ -133,18 +134,23 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Is the leader stopped, by a signal or a debugger?  Not as far as is known, if no file can be opened."""
+    def look(self) -> ProcessLook:
+        """Look at the leader.  It runs, as far as is known, if no file can be opened."""
         try:
-            status = psutil.Process(self.pid).status()
+            leader = psutil.Process(self.pid)
+            with leader.oneshot():
+                status, times = leader.status(), leader.cpu_times()
         except psutil.NoSuchProcess:
-            return False
+            return ProcessLook()
         except OSError as error:
             if not is_exhausted(error):
                 raise
-            return False
-        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return ProcessLook()
+        return ProcessLook(
+            is_stopped=status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
+            is_uninterruptible=status == psutil.STATUS_DISK_SLEEP,
+            cpu=times.user + times.system,
+        )
 
     async def wait(self) -> int:
         """Return the leader's return code once it ended; others of its group may still run."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -12,15 +14,34 @@ LOOK_SECONDS: Final = 0.2
 """Seconds between two looks of an agent at its ranks."""
 
 HUNG_SECONDS: Final = 5.0
-"""Seconds without a heartbeat after which a rank is reported as hung; it sends one every second."""
+"""Seconds without a heartbeat after which a rank runs no Python code; it sends one every second."""
+
+_WINDOW_SECONDS: Final = 2.0
+_BUSY_SHARE: Final = 0.1
+"""A process that uses so much of a core lives.  One whose lock is held for ever uses less: its threads only wait."""
+_BLOCKED_SHARE: Final = 0.5
 
 
 class Condition(StrEnum):
-    """The condition of a rank's process."""
+    """The condition of a rank's process: all but ``WELL`` give no sign of life that costs Python code.
+
+    ``BUSY``: it computes.  ``UNINTERRUPTIBLE``: the kernel does not let it go.  ``HUNG``: neither.
+    """
 
     WELL = "well"
     STOPPED = "stopped"
     HUNG = "hung"
+    BUSY = "busy"
+    UNINTERRUPTIBLE = "uninterruptible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLook:
+    """A process at one moment; ``cpu`` is the processor time that all its threads have used, in seconds."""
+
+    is_stopped: bool = False
+    is_uninterruptible: bool = False
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +66,9 @@ class Vitals:
         self.condition = Condition.WELL
         self.seconds = 0.0
         self._stopped = self._quiet = 0.0
-        self._looked: float | None = None
+        self._idle = self._computing = 0.0
+        """For how long it has used no processor time, or has used some, while it was quiet."""
+        self._recent: deque[tuple[float, ProcessLook]] = deque()
 
     def beat(self) -> None:
         """Take a heartbeat."""
@@ -56,28 +79,47 @@ class Vitals:
         self.phase = phase
         self._quiet = 0.0
 
-    def look(self, *, is_stopped: bool, now: float) -> bool:
+    def look(self, seen: ProcessLook, *, now: float) -> bool:
         """Update the condition; return whether it has changed."""
-        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * LOOK_SECONDS)
-        self._looked = now
-        self._stopped = self._stopped + passed if is_stopped else 0.0
+        passed = min(now - self._recent[-1][0], 2 * LOOK_SECONDS) if self._recent else 0.0
+        self._recent.append((now, seen))
+        while now - self._recent[0][0] > _WINDOW_SECONDS and len(self._recent) > 2:
+            self._recent.popleft()
+        self._stopped = self._stopped + passed if seen.is_stopped else 0.0
         beats = self.phase in (Phase.FORMING, Phase.MEMBER)
-        self._quiet = self._quiet + passed if beats and not is_stopped else 0.0
+        self._quiet = self._quiet + passed if beats and not seen.is_stopped else 0.0
+        is_busy = self._share_of_core() >= _BUSY_SHARE
+        self._idle = 0.0 if is_busy else min(self._idle + passed, self._quiet)
+        self._computing = min(self._computing + passed, self._quiet) if is_busy else 0.0
         before = self.condition
-        self.condition, self.seconds = Condition.WELL, 0.0
-        if is_stopped:
-            self.condition, self.seconds = Condition.STOPPED, self._stopped
-        elif self._quiet >= HUNG_SECONDS:
-            self.condition, self.seconds = Condition.HUNG, self._quiet
+        self.condition, self.seconds = self._judge(seen)
         return self.condition is not before
+
+    def _judge(self, seen: ProcessLook) -> tuple[Condition, float]:
+        if seen.is_stopped:
+            return Condition.STOPPED, self._stopped
+        if self._quiet < HUNG_SECONDS:
+            return Condition.WELL, 0.0
+        if self._computing > 0.0:
+            return Condition.BUSY, self._computing
+        blocked = sum(each.is_uninterruptible for _, each in self._recent)
+        return Condition.UNINTERRUPTIBLE if blocked >= _BLOCKED_SHARE * len(
+            self._recent
+        ) else Condition.HUNG, self._idle
+
+    def _share_of_core(self) -> float:
+        (began, first), (ended, last) = self._recent[0], self._recent[-1]
+        return (last.cpu - first.cpu) / (ended - began) if ended > began else 0.0
 
 
 FORMING_SECONDS: Final = 3.0
-"""Seconds that a rank may be stopped while it joins the world and others wait for it."""
+"""Seconds that a rank may be stopped while it joins the world and others wait for it, where one may not be for ever."""
 
 _WORDS: Final = {
     Condition.STOPPED: "was stopped",
     Condition.HUNG: "ran no Python code (something held its interpreter lock)",
+    Condition.BUSY: "ran no Python code (a C call held its interpreter lock, and computed)",
+    Condition.UNINTERRUPTIBLE: "waited in the kernel (uninterruptible: its disk or network file system did not answer)",
 }
 
 
@@ -85,26 +127,53 @@ CONDITION_WORDS: Final = {
     Condition.WELL: "",
     Condition.STOPPED: "is stopped (SIGSTOP, or a debugger)",
     Condition.HUNG: "runs no Python code (something holds its interpreter lock)",
+    Condition.BUSY: "runs no Python code (a C call holds its interpreter lock, and computes)",
+    Condition.UNINTERRUPTIBLE: "waits in the kernel (uninterruptible: its disk or network file system does not answer)",
 }
 """What is said of a rank that others wait for."""
 
 
-def limit_of(condition: Condition, silent_after: float | None, stopped_after: float | None) -> float | None:
-    """Return how many seconds a rank may be in ``condition``, None: for ever."""
-    if condition is not Condition.STOPPED or stopped_after is None:
-        return silent_after
-    return stopped_after if silent_after is None else min(stopped_after, silent_after)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceLimits:
+    """How many seconds a rank may give no sign of life before it is given up; None, or infinity: for ever.
+
+    ``silent`` is for all that use no processor time, ``stopped`` for those that are stopped, if that is less,
+    ``busy`` for those that compute.
+    """
+
+    silent: float | None = None
+    stopped: float | None = None
+    busy: float | None = None
+
+    def of(self, condition: Condition) -> float | None:
+        """Return the limit for ``condition``."""
+        return min(self._options(condition).values(), default=None)
+
+    def _options(self, condition: Condition) -> dict[str, float]:
+        """Return the limits that end ``condition``, by option."""
+        options = {"--busy-after": self.busy} if condition is Condition.BUSY else {"--silent-after": self.silent}
+        if condition is Condition.STOPPED:
+            options["--stopped-after"] = self.stopped
+        return {name: limit for name, limit in options.items() if limit is not None and math.isfinite(limit)}
+
+    def explain(self, condition: Condition, what: str = "the job") -> str:
+        """Return the consequence for a rank in ``condition``, as the rest of a warning; ``what`` is ended with it."""
+        options = self._options(condition)
+        if options:
+            name = min(options, key=options.__getitem__)
+            return f"after {options[name]:g} s of it ({name}) {what} ends"
+        names = {Condition.STOPPED: "--stopped-after", Condition.BUSY: "--busy-after"}
+        return f"the job waits for it ({names.get(condition, '--silent-after')} SECONDS would end {what})"
+
+
+NO_LIMITS: Final = SilenceLimits()
 
 
 class SilentRanks:
-    """Follows the ranks of one generation; a rank may be silent for ``limit`` seconds, None for ever.
+    """Follows the ranks of one generation, which may be silent for as long as ``limits`` say."""
 
-    One that is stopped may be so for ``stopped_limit`` seconds, if that is less; None: as any that is silent.
-    """
-
-    def __init__(self, limit: float | None, stopped_limit: float | None = None) -> None:
-        self._limit = limit
-        self._stopped_limit = stopped_limit
+    def __init__(self, limits: SilenceLimits) -> None:
+        self._limits = limits
         self._states: dict[int, RankState] = {}
         self._silent_since: dict[int, float] = {}
 
@@ -138,7 +207,7 @@ class SilentRanks:
 
     def _deadline(self, rank: int) -> float | None:
         state = self._states[rank]
-        limit = limit_of(state.condition, self._limit, self._stopped_limit)
+        limit = self._limits.of(state.condition)
         if limit is None:
             return None
         if state.condition is Condition.STOPPED and state.phase in (None, Phase.FORMING) and self._is_forming():

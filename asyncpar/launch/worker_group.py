@@ -325,8 +325,8 @@ class WorkerGroup:
             for plan in self._plans:
                 local_rank = plan.place.local_rank
                 if local_rank in self._notices and local_rank not in self._killed:  # has not ended
-                    is_stopped = self._processes[local_rank].is_stopped
-                    if self._outputs[local_rank].vitals.look(is_stopped=is_stopped, now=loop.time()):
+                    seen = self._processes[local_rank].look()
+                    if self._outputs[local_rank].vitals.look(seen, now=loop.time()):
                         self._tell_state(plan)
 
     def _tell_state(self, plan: RankPlan) -> None:

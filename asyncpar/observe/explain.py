@@ -48,7 +48,8 @@ class HangCause(StrEnum):
 class RankFacts:
     """What is known of a rank from outside of its ring.
 
-    ``condition`` is ``well``, ``stopped``, ``hung`` (no Python code runs) or ``ended``, ``detail`` says how;
+    ``condition`` is ``well``, ``stopped``, ``hung`` (no Python code runs), ``busy`` (but it computes),
+    ``uninterruptible`` (in the kernel) or ``ended``, ``detail`` says how;
     ``doing`` is where its program is, the innermost frame in its last line, as far as that is known.
     """
 
@@ -317,6 +318,13 @@ def _circle(waits: Mapping[int, _RankWait], end: tuple[int, ...]) -> tuple[HangC
     return HangCause.ORDER, f"{_ranks(end)} wait for each other, as they call in different orders: {words}"
 
 
+_RUNS_NOTHING = {
+    "hung": "runs no Python code",
+    "busy": "runs no Python code: it computes in one C call",
+    "uninterruptible": "waits in the kernel, uninterruptible",
+}
+
+
 def _idle(
     evidence: _Evidence, waits: Mapping[int, _RankWait], rank: int, waiting: Sequence[int]
 ) -> tuple[HangCause, str]:
@@ -332,8 +340,8 @@ def _idle(
         return HangCause.STOPPED, f"{what}; it is stopped{detail}"
     if blocked is not None:
         return HangCause.BLOCKED, f"{what}; its event loop is blocked by {blocked.text or blocked.name}{_at(blocked)}"
-    if condition == "hung":
-        return HangCause.BLOCKED, f"{what}; it runs no Python code{detail}"
+    if condition in _RUNS_NOTHING:
+        return HangCause.BLOCKED, f"{what}; it {_RUNS_NOTHING[condition]}{detail}"
     doing = facts.doing.strip().splitlines()
     if doing and "sleep" in doing[-1]:
         return HangCause.SLEEPING, f"{what}; it sleeps ({doing[-1].strip()})"

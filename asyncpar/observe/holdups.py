@@ -119,6 +119,12 @@ def find_trouble(report: RankReport) -> str:
             return f"is stopped (SIGSTOP or a debugger), for {spell_seconds(report.seconds)}"
         case "hung":
             return f"runs no Python code (something holds its interpreter lock), for {spell_seconds(report.seconds)}"
+        case "busy":
+            how = "a C call holds its interpreter lock, and computes"
+            return f"runs no Python code ({how}), for {spell_seconds(report.seconds)}"
+        case "uninterruptible":
+            how = "uninterruptible: its disk or network file system does not answer"
+            return f"waits in the kernel ({how}), for {spell_seconds(report.seconds)}"
     if summary is None:
         return ""
     if (blocked := summary.blocked) is not None and is_blocked(report):
@@ -132,7 +138,7 @@ def describe_rank(report: RankReport) -> str:
     summary = report.summary
     site = "" if summary is None else summary.user_site
     if trouble := find_trouble(report):
-        has_place = report.condition in ("stopped", "hung") and site
+        has_place = report.condition in ("stopped", "hung", "busy", "uninterruptible") and site
         return f"{trouble}, last seen at {site}" if has_place else trouble
     if report.condition == "ended":
         return report.ending or "has ended"

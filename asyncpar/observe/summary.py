@@ -216,9 +216,11 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rank as its agent sees it.
 
-    ``condition`` is ``well``, ``stopped`` (SIGSTOP, a debugger), ``hung`` (no Python code runs), or ``ended``, for
-    ``seconds``.  ``summary`` is what it told last, ``age`` seconds ago; None: it has told nothing (it does not use
-    asyncpar, or has not come so far).  ``ending`` says how it ended.
+    ``condition`` is ``well``, ``stopped`` (SIGSTOP, a debugger), ``hung`` (no Python code runs), ``busy`` (no Python
+    code runs, but it computes), ``uninterruptible`` (in the kernel), or ``ended``, for ``seconds``.  ``summary`` is
+    what it told last, ``age`` seconds ago; None: it has told nothing (it does not use asyncpar, or has not yet come so
+    far).
+    ``ending`` says how it ended.
     """
 
     rank: int

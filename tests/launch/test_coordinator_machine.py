@@ -33,7 +33,7 @@ from asyncpar.launch.protocol import (
     StopRanks,
     TellCondition,
 )
-from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.launch.vitals import CONDITION_WORDS, NO_LIMITS, Condition, RankState, SilenceLimits
 
 
 def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> AgentHello:
@@ -53,14 +53,17 @@ def failure(rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = N
     return RankEnd(generation=0, rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
 
 
-def machine(*, nnodes: int = 2, restarts: int = 0) -> CoordinatorMachine:
-    settings = JobSettings(job="job", nnodes=nnodes, max_restarts=restarts, timeout=30.0, grace=10.0)
+LIMITED = SilenceLimits(silent=30.0)
+
+
+def machine(*, nnodes: int = 2, restarts: int = 0, silence: SilenceLimits = LIMITED) -> CoordinatorMachine:
+    settings = JobSettings(job="job", nnodes=nnodes, max_restarts=restarts, timeout=30.0, grace=10.0, silence=silence)
     return CoordinatorMachine(settings, now=0.0)
 
 
-def running(*, restarts: int = 0) -> CoordinatorMachine:
+def running(*, restarts: int = 0, silence: SilenceLimits = LIMITED) -> CoordinatorMachine:
     """Agents 0 and 1 run ranks 0, 1 and 2, 3."""
-    coordinator = machine(restarts=restarts)
+    coordinator = machine(restarts=restarts, silence=silence)
     coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
     coordinator.handle(AgentArrived(1, hello(1)), now=0.0)
     assert coordinator.phase == JobPhase.RUNNING
@@ -328,6 +331,18 @@ def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed(
     reasons = {order.reason for _, order in orders(stopping, StopRanks)}
     assert reasons == {"rank 2 on h was stopped for 30.0 s, so the launcher killed it"}
     assert {order.loss.rank for _, order in orders(stopping, StopRanks) if order.loss} == {2}
+
+
+@pytest.mark.parametrize("condition", [each for each in Condition if each is not Condition.WELL])
+def test_a_rank_without_a_sign_of_life_is_never_condemned_unless_the_user_asks(condition: Condition) -> None:
+    coordinator = running(silence=NO_LIMITS)
+    told = [
+        order.how
+        for _, order in orders(coordinator.handle(RankChanged(1, stopped(2, condition)), now=1.0), TellCondition)
+    ]
+    assert told == [CONDITION_WORDS[condition]] * 2, "the others hear of it"
+    assert coordinator.next_deadline is None
+    assert coordinator.handle(CoordinatorTick(), now=1e6) == []
 
 
 def test_a_rank_that_runs_again_in_time_is_kept_and_an_agent_speaks_for_its_own_only() -> None:

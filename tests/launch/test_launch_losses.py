@@ -114,7 +114,7 @@ def test_survivors_that_wait_for_no_message_of_the_killed_rank_get_peer_lost_too
 def test_a_stopped_rank_is_told_at_once_and_is_an_error_after_the_limit(launcher: Launcher) -> None:
     done, records = launch(launcher, STEPS, 1, "-", int(signal.SIGSTOP), options=("--silent-after", "2"))
     check_survivors(records, 1)
-    assert "rank 1 is stopped; after 2 s of it (--silent-after) the job ends" in done.stderr
+    assert "rank 1 is stopped (SIGSTOP, or a debugger); after 2 s of it (--silent-after) the job ends" in done.stderr
     assert "rank 1 failed first: was stopped for 2." in done.stderr
     assert delay(records) < 5.0
 
@@ -123,7 +123,7 @@ def test_a_stopped_rank_is_an_error_earlier_if_the_user_asks(launcher: Launcher)
     options = ("--silent-after", "off", "--stopped-after", "2")
     done, records = launch(launcher, STEPS, 1, "-", int(signal.SIGSTOP), options=options)
     check_survivors(records, 1)
-    assert "rank 1 is stopped; after 2 s of it (--stopped-after) the job ends" in done.stderr
+    assert "rank 1 is stopped (SIGSTOP, or a debugger); after 2 s of it (--stopped-after) the job ends" in done.stderr
     assert "rank 1 failed first: was stopped for 2." in done.stderr
 
 
@@ -155,7 +155,7 @@ def test_a_rank_that_holds_its_interpreter_lock_is_found(launcher: Launcher) -> 
     """
     done, records = launch(launcher, body, 0, "-", 0, options=("--silent-after", "6"))
     check_survivors(records, 0)
-    assert "rank 0 runs no Python code: something holds its GIL" in done.stderr
+    assert "rank 0 runs no Python code (something holds its interpreter lock); after 6 s of it" in done.stderr
     assert "rank 0 failed first: ran no Python code" in done.stderr
 
 
@@ -178,12 +178,33 @@ def test_a_rank_that_computes_without_the_loop_is_not_silent_nor_is_a_stopped_on
 
         ap.run(main)
     """
-    done, records = launch(launcher, body, -1, "-", 0, options=("--silent-after", "off"))
+    done, records = launch(launcher, body, -1, "-", 0)
     assert done.returncode == 0, done.stderr
     assert records == []
-    assert "rank 1 is stopped\n" in done.stderr
+    assert "rank 1 is stopped (SIGSTOP, or a debugger); the job waits for it (--stopped-after SECONDS" in done.stderr
     assert "rank 1 runs again" in done.stderr
     assert "rank 0" not in done.stderr
+
+
+def test_a_rank_that_computes_in_one_c_call_is_warned_of_and_left_alone(launcher: Launcher) -> None:
+    """Also where ranks are given up that are silent: it holds the lock, but uses the processor."""
+    body = """
+        async def body(node):
+            await node.world.barrier()
+            if rank == 0:
+                began = time.perf_counter()
+                sum(range(10**7))
+                sum(range(int(10**7 * 8.0 / (time.perf_counter() - began))))
+            await node.world.barrier()
+
+        ap.run(main)
+    """
+    done, records = launch(launcher, body, -1, "-", 0, options=("--silent-after", "1"))
+    assert done.returncode == 0, done.stderr
+    assert records == []
+    how = "a C call holds its interpreter lock, and computes"
+    assert f"rank 0 runs no Python code ({how}); the job waits for it (--busy-after SECONDS would end" in done.stderr
+    assert "rank 0 runs again" in done.stderr
 
 
 POINTS = {
@@ -213,7 +234,8 @@ SAMPLE = [
 def test_formation_ends_with_the_name_of_the_rank_that_was_killed_or_stopped(
     launcher: Launcher, point: str, number: signal.Signals, victim: int
 ) -> None:
-    done, records = launch(launcher, f"\n{POINTS[point]}\n" + textwrap.dedent(STEPS), victim, point, int(number))
+    body = f"\n{POINTS[point]}\n" + textwrap.dedent(STEPS)
+    done, records = launch(launcher, body, victim, point, int(number), options=("--silent-after", "30"))
     survivors = [record for record in records if "rank" in record]
     assert {record["blamed"] for record in survivors} <= {victim}, records
     assert f"rank {victim} failed first" in done.stderr

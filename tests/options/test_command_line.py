@@ -50,6 +50,7 @@ LAUNCH: dict[str, str] = {
     "--reconnect-within": "1",
     "--silent-after": "off",
     "--stopped-after": "5",
+    "--busy-after": "60",
     "--log-dir": "folder",
     "--post-mortem": "folder",
     "--redirects": "1",

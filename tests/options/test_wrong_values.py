@@ -70,6 +70,7 @@ WRONG: dict[str, list[str]] = {
     "--reconnect-within": ["x", "-1"],
     "--silent-after": ["x", "0.5"],
     "--stopped-after": ["x", "0.5"],
+    "--busy-after": ["x", "nan"],
     "--log-dir": [NOWHERE],
     "--post-mortem": [NOWHERE],
     "--redirects": ["x", "9"],

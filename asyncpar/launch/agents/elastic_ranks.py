@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from asyncpar.launch.agents.host_protocol import (
+    ConditionChanged,
     GrantLease,
     HostTick,
     LeaveHost,
@@ -191,6 +192,8 @@ class ElasticRanks:
                 commands = self._gone(self._slots[slot], end, now)
             case RankSilent(slot, how):
                 commands = self._silent(self._slots[slot], how)
+            case ConditionChanged(slot, how):
+                commands = [SayLine(f"rank {self._title(self._slots[slot])} {how}")]
             case RankResumed(slot):
                 commands = self._resumed(self._slots[slot])
             case LeaveHost(grace, why):

@@ -42,6 +42,14 @@ class RankResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionChanged:
+    """The process in ``slot`` gives no sign of life, or does again: ``how``."""
+
+    slot: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveHost:
     """The ranks of this host are to leave at the end of a step, within ``grace`` seconds, because of ``why``."""
 
@@ -54,7 +62,7 @@ class HostTick:
     """Time has passed."""
 
 
-SlotEvent = HostCommand | RankSaid | RankGone | RankSilent | RankResumed | LeaveHost | HostTick
+SlotEvent = HostCommand | RankSaid | RankGone | RankSilent | RankResumed | ConditionChanged | LeaveHost | HostTick
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import msgspec
 
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.options import ProgramKind, StreamChoice
+from asyncpar.launch.vitals import SilenceLimits
 from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.world_messages import WorldTerms
 
@@ -49,8 +50,10 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     restart_window: float
     grace: float
     timeout: float
-    silent_after: float | None
+    silent_after: float | None = None
+    """None: not given; infinity: off."""
     stopped_after: float | None = None
+    busy_after: float | None = None
     transport: str | None = None
     log_directory: str | None = None
     ticket: str = ""
@@ -60,10 +63,16 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     on_total_loss: OnTotalLoss = OnTotalLoss.CHECKPOINT
 
     @property
+    def silence(self) -> SilenceLimits:
+        """When ranks are given up that give no sign of life."""
+        return SilenceLimits(silent=self.silent_after, stopped=self.stopped_after, busy=self.busy_after)
+
+    @property
     def terms(self) -> WorldTerms:
         """What the leader has to know of it.
 
-        Ranks that live on, but are too busy to answer, as when they compile, are held for lost when silent ones are.
+        Ranks that live on, but are too busy to answer, as when they compile, are held for lost when silent ones are;
+        where those are for ever, they have the time in which ranks must come.
         """
         lives_on = self.mode is ElasticMode.RANKS
         return WorldTerms(
@@ -72,7 +81,9 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
             members=self.slots if lives_on else 1,
             last_call=self.last_call,
             on_total_loss=self.on_total_loss if lives_on else OnTotalLoss.RESTART,
-            report_within=(self.silent_after or _UNBOUNDED) if lives_on else self.grace + _KILL_SECONDS,
+            report_within=min(self.silent_after or self.timeout, _UNBOUNDED)
+            if lives_on
+            else self.grace + _KILL_SECONDS,
         )
 
 

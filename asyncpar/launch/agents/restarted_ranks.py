@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from asyncpar.launch.agents.host_protocol import (
+    ConditionChanged,
     HostTick,
     LeaveHost,
     OpenRendezvous,
@@ -158,6 +159,10 @@ class RestartedRanks:
                 commands = self._gone(slot, end, now)
             case RankSilent() if self._is_parked:
                 commands = []
+            case ConditionChanged() if self._is_parked:
+                commands = []
+            case ConditionChanged(slot, how):
+                commands = [SayLine(f"rank of slot {slot} {how}")]
             case RankSilent(slot, how):
                 commands = [SayLine(f"rank of slot {slot} {how}"), SignalRank(slot, signal.SIGKILL)]
             case LeaveHost(grace, why):

@@ -17,6 +17,7 @@ from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.host_protocol import (
+    ConditionChanged,
     RankGone,
     RankResumed,
     RankSaid,
@@ -35,7 +36,7 @@ from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, find_room, rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import Condition, RankState, limit_of
+from asyncpar.launch.vitals import CONDITION_WORDS, Condition, RankState
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.membership.pipe_messages import MOST_BYTES
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE
@@ -68,6 +69,7 @@ class _Running:
     writer: asyncio.StreamWriter | None = None
     hearing: asyncio.Task[None] | None = None
     silent: asyncio.TimerHandle | None = None
+    condition: Condition = Condition.WELL
 
 
 class SlotProcesses:
@@ -251,19 +253,23 @@ class SlotProcesses:
     def _changed(self, slot: int, state: RankState) -> None:
         """Handle a process that is stopped or hung, or is well again."""
         running = self._running.get(slot)
-        if running is None:
+        if running is None or running.condition is state.condition:
             return
+        running.condition = state.condition
         if running.silent is not None:
             running.silent.cancel()
             running.silent = None
+        how, limits = CONDITION_WORDS[state.condition], self._record.silence
         if state.condition is Condition.WELL:
             self._feed(RankResumed(slot))
+            self._feed(ConditionChanged(slot, "runs again"))
             return
-        is_stopped = state.condition is Condition.STOPPED
-        how = "is stopped" if is_stopped else "runs no Python code: something holds its GIL"
-        limit = limit_of(state.condition, self._record.silent_after, self._record.stopped_after)
-        if is_stopped and self._record.mode is ElasticMode.RANKS:
+        limit = limits.of(state.condition)
+        if state.condition is Condition.STOPPED and self._record.mode is ElasticMode.RANKS:
             limit = STOPPED_PATIENCE if limit is None else min(STOPPED_PATIENCE, limit)
+            self._feed(ConditionChanged(slot, how))
+        else:
+            self._feed(ConditionChanged(slot, f"{how}; {limits.explain(state.condition, 'it')}"))
         if limit is not None:
             loop = asyncio.get_running_loop()
             running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))

@@ -154,6 +154,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         timeout=options.timeout,
         silent_after=options.silent_after,
         stopped_after=options.stopped_after,
+        busy_after=options.busy_after,
         transport=options.transport,
         log_directory=None if logs is None else str(logs),
         redirects=options.redirects,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from itertools import count
@@ -535,7 +536,7 @@ def test_restarts_within_the_window_count_and_waits_grow() -> None:
     assert budget.crash(0, 60.0) == 0.25
 
 
-@pytest.mark.parametrize(("silent_after", "report_within"), [(30.0, 30.0), (None, 604800.0)])
+@pytest.mark.parametrize(("silent_after", "report_within"), [(20.0, 20.0), (None, 30.0), (math.inf, 604800.0)])
 def test_ranks_that_live_on_have_as_long_to_report_as_to_be_silent(
     silent_after: float | None, report_within: float
 ) -> None:

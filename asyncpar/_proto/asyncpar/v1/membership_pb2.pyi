@@ -192,9 +192,13 @@ class RankState(_message.Message):
         CONDITION_UNSPECIFIED: _ClassVar[RankState.Condition]
         STOPPED: _ClassVar[RankState.Condition]
         HUNG: _ClassVar[RankState.Condition]
+        BUSY: _ClassVar[RankState.Condition]
+        UNINTERRUPTIBLE: _ClassVar[RankState.Condition]
     CONDITION_UNSPECIFIED: RankState.Condition
     STOPPED: RankState.Condition
     HUNG: RankState.Condition
+    BUSY: RankState.Condition
+    UNINTERRUPTIBLE: RankState.Condition
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
