@@ -80,6 +80,10 @@ class CompressedAllReduce:
     def _decode(self) -> None:
         values = np.empty(self._sum.padded_count, np.float32)
         self._sum.decode(values, what=_WHAT)
+        gain = self._sum.gain
+        if gain != 1.0:  # nothing is sent later
+            with np.errstate(over="ignore"):
+                values *= np.float32(gain)
         self._out[...] = values[: self._x.size].reshape(self._x.shape)
 
 

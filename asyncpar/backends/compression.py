@@ -67,7 +67,10 @@ class CompressionAlgorithm:
 
     @classmethod
     def random(cls, ratio: float) -> CompressionAlgorithm:
-        """Send this fraction of the values of each array, the same places on all ranks."""
+        """Send this fraction of the values of each array, the same places on all ranks, others in each operation.
+
+        They are divided by it, so that results are right in the mean over operations.
+        """
         return cls(kind=CompressionKind.RANDOM, ratio=ratio)
 
     @classmethod

@@ -80,6 +80,14 @@ class Codec(ABC):
         largest norm of the gradients (Karimireddy et al. 2019, lemma 3).
         """
 
+    def gain(self, count: int) -> float:  # noqa: ARG002
+        """Return the factor that makes up, in the mean over draws, for the ``count`` values that are not sent.
+
+        1 for codecs that send all.  Decoded sums are multiplied by it where there is no error feedback, which would
+        send the rest later.
+        """
+        return 1.0
+
     @abstractmethod
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         """Write the encoded form of ``values + residual`` into ``out``, and into ``lost`` what it misses.

@@ -25,8 +25,9 @@ class RandomK(Codec):
     """Sends a random fraction ``ratio`` of the values, another in each place; summable if the codec of the values is.
 
     Values are sent as they are, not divided by ``ratio``: that would make single steps right in the mean, but is no
-    contraction, and with error feedback nothing stays unsent anyway (Stich et al. 2018).  Without error feedback, what
-    arrives is ``ratio`` times the gradient in the mean.  Used without ``at``, it never sends the other positions.
+    contraction, and with error feedback nothing stays unsent anyway (Stich et al. 2018).  Without error feedback, who
+    decodes multiplies by the ``gain``, so that what arrives is the gradient in the mean over places.  Used without
+    ``at``, it never sends the other positions.
 
     ``seed`` decides which values are drawn; it is equal on all ranks.
     """
@@ -62,6 +63,10 @@ class RandomK(Codec):
     def contraction(self, count: int) -> float:
         kept = self._share.of(count)
         return kept / max(count, 1) * self.values.contraction(kept) if count else 1.0
+
+    def gain(self, count: int) -> float:
+        kept = self._share.of(count)
+        return count / kept * self.values.gain(kept) if kept else 1.0
 
     def error_bound(self, values: Values) -> float:
         chosen = values[self._positions(values.size)]

@@ -150,6 +150,11 @@ class ShardedSum:
         return True
 
     @property
+    def gain(self) -> float:
+        """The factor that makes up for what is not sent of a shard: see ``Codec.gain``."""
+        return self._format.codec.gain(self._shard)
+
+    @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """All arrays that are held."""
         held = (self.outgoing, self.incoming, self.owned, self._total)

@@ -68,6 +68,9 @@ class TopK(Codec):
         kept = self._share.of(count)
         return kept / count * self.values.contraction(kept)
 
+    def gain(self, count: int) -> float:
+        return self.values.gain(count if self.is_dense(count) else self._share.of(count))
+
     def error_bound(self, values: Values) -> float:
         if self.is_dense(values.size):
             return self.values.error_bound(values)

@@ -14,6 +14,7 @@ from asyncpar.codecs import AnyCodec, Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import CommunicationStrategy
+from asyncpar.core.config.slicing import ceil_div
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.plan import Bucket, BucketPlan
 from asyncpar.gradsync.schemes import (
@@ -225,7 +226,16 @@ class SchemeMaker:
             memory=memory,
             divisor=inside * self._divisor,
             divisor_inside=inside,
+            gain=self._gain(bucket, hosts),
         )
+
+    def _gain(self, bucket: Bucket, ranks: int) -> float:
+        """Return the gain of the scheme over ``ranks`` ranks: see ``Codec.gain``."""
+        codec = self.codec
+        if self.has_feedback or isinstance(codec, RoundCodec):
+            return 1.0
+        is_whole = codec.is_summable or ranks == PAIR
+        return codec.gain(bucket.count if is_whole else ceil_div(bucket.count, ranks))
 
     @property
     def _divisor(self) -> int:

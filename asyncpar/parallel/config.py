@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig, NonFinitePolicy
@@ -67,12 +67,19 @@ class DDPConfig:
     unused; from then on nothing is asked any more, unused ones are not sent, and a step that reaches others is a
     ``UsageError``.
     ``delay_all_reduce``: communication starts after the backward pass; without it, as soon as gradients are ready.
+    ``no_sync_weight``: the weight of each of the k backward passes that come together, by ``no_sync``: ``"mean"`` is
+    1 / k, ``"sum"`` is 1, as in torch, where programs divide the loss themselves.
     """
 
     find_unused_parameters: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     delay_all_reduce: bool = True
+    no_sync_weight: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.no_sync_weight not in ("mean", "sum"):
+            raise UsageError(f'no_sync_weight: expected "mean" or "sum", got {self.no_sync_weight!r}')
 
 
 def check_free(

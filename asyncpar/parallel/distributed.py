@@ -117,6 +117,7 @@ class DistributedDataParallel:
         self._local = LocalGradients(
             self._model.parameters(),
             must_reach_all=not (self.config.find_unused_parameters or self.config.static_graph),
+            sums=self.config.no_sync_weight == "sum",
         )
         self._make_averaging = partial(
             GradientAveraging,
@@ -367,7 +368,8 @@ class DistributedDataParallel:
     def no_sync(self) -> Iterator[None]:
         """Let backward passes in the block only add up gradients on this rank.
 
-        The next one outside of it averages over all of them: k micro-steps weigh 1 / k each.
+        The next one outside of it averages over all of them: k micro-steps weigh 1 / k each.  torch's ``no_sync``
+        leaves their sum: ``DDPConfig(no_sync_weight="sum")`` does so.
         """
         before, self._is_local = self._is_local, True
         try:

@@ -20,12 +20,13 @@ class LocalGradients:
     """Counts passes, and knows which parameters they have reached.
 
     Several passes weigh equally: their gradients, which backward passes add up, are divided by their number once, after
-    the last of them.  With ``must_reach_all``, a pass that leaves a parameter out is a ``UsageError``.
+    the last of them, unless ``sums``.  With ``must_reach_all``, a pass that leaves a parameter out is a ``UsageError``.
     """
 
-    def __init__(self, parameters: Sequence[Trainable], *, must_reach_all: bool) -> None:
+    def __init__(self, parameters: Sequence[Trainable], *, must_reach_all: bool, sums: bool = False) -> None:
         self._by_name = {parameter.name: parameter for parameter in parameters}
         self._must_reach_all = must_reach_all
+        self._sums = sums
         self._reached: set[str] = set()
         self._in_pass: set[str] = set()
         self.passes = 0
@@ -75,7 +76,7 @@ class LocalGradients:
         return dx
 
     def finish(self) -> None:
-        """Make what passes have added up the means over them: no other pass comes before gradients are used."""
+        """Make what passes have added up their means or sums: no other pass comes before gradients are used."""
         for name in self._reached:
             self._finish(name)
 
@@ -93,8 +94,8 @@ class LocalGradients:
         self._reached.add(name)
 
     def _finish(self, name: str) -> None:
-        """Make the gradient of ``name`` the mean over passes."""
-        if self.passes > 1:
+        """Make the gradient of ``name`` the mean over passes, or leave the sum."""
+        if self.passes > 1 and not self._sums:
             scale(self._by_name[name].grad, 1.0 / self.passes)
 
 

@@ -121,6 +121,20 @@ async def test_several_compressed_operations_are_in_flight_in_any_order() -> Non
         assert await on_all(runtimes, work) == [[0.0, 2.0, 4.0, 6.0]] * 2
 
 
+async def test_random_places_come_to_the_sum_over_operations() -> None:
+    async def work(runtime: CommunicationRuntime) -> float:
+        x, total = vector(0), np.zeros(5000)
+        for _ in range(100):
+            result = await runtime.collective_op("all_reduce", x.copy())
+            assert result.value is not None
+            total += result.value / 100
+        return float(np.vdot(total, 2 * x) / np.vdot(2 * x, 2 * x))
+
+    async with open_runtimes(2, compression=CompressionAlgorithm.random(0.25)) as runtimes:
+        for share in await on_all(runtimes, work):
+            assert 0.95 < share < 1.05
+
+
 @pytest.mark.parametrize("count", [10, 300_000])
 async def test_a_value_that_is_not_finite_is_an_error_on_every_rank_and_nothing_is_written(count: int) -> None:
     async def work(runtime: CommunicationRuntime) -> None:

@@ -198,3 +198,30 @@ def test_bucket_sizes_out_of_range_are_refused(size: float) -> None:
 def test_ratio_and_bits_name_a_codec(ratio: float, bits: int, name: str) -> None:
     config = GradientCompressionConfig(enable_compression=True, compression_ratio=ratio, quantization_bits=bits)
     assert config.codec_name == config.make_codec().name == name
+
+
+HIERARCHICAL = {"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "hosts", "parallelism"),
+    [(2, None, None), (3, None, None), (4, ["a", "a", "b", "b"], HIERARCHICAL), (3, ["a", "b", "c"], HIERARCHICAL)],
+    ids=["pair", "shards", "two hosts", "three hosts"],
+)
+@pytest.mark.parametrize("codec", ["randomk:0.5", "randomk:0.5+int8", "randomk:0.5+fp16", "randomk:0.7+randomk:0.7"])
+async def test_without_feedback_random_places_come_to_the_mean_over_time(
+    codec: str, replicas: int, hosts: list[str] | None, parallelism: dict[str, Any] | None
+) -> None:
+    """Each value is sent in half of the steps, and twice as large then."""
+    steps, compression = 150, compressed(codec, error_feedback=False)
+    async with parallel_world(replicas, compression=compression, hosts=hosts, parallelism=parallelism) as ranks:
+        total: dict[str, Array] = {}
+        for _ in range(steps):
+            await draw_and_synchronize(ranks)
+            assert_copies_equal(ranks)
+            for name, gradient in ranks[0].model.gradients().items():
+                total[name] = total.get(name, 0.0) + gradient / steps
+        expected = ranks[0].expected()
+        found, wanted = (np.concatenate([one[name].reshape(-1) for name in expected]) for one in (total, expected))
+    assert np.linalg.norm(found - wanted) < 0.2 * np.linalg.norm(wanted)
+    assert 0.9 < np.vdot(found, wanted) / np.vdot(wanted, wanted) < 1.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -227,10 +227,13 @@ async def test_micro_steps_weigh_equally(micro_steps: int, config: DDPConfig) ->
         assert operations == 2
 
 
-async def test_equal_gradients_of_many_micro_steps_stay_as_they_are() -> None:
+@pytest.mark.parametrize(("weight", "total"), [("mean", 1.0), ("sum", 4.0)])
+async def test_equal_gradients_of_many_micro_steps_weigh_as_the_configuration_says(
+    weight: Literal["mean", "sum"], total: float
+) -> None:
     async def main(node: Node) -> dict[str, Array]:
         model = make_model()
-        async with open_replica(node, model) as ddp:
+        async with open_replica(node, model, config=DDPConfig(no_sync_weight=weight)) as ddp:
             with ddp.no_sync():
                 for _ in range(3):
                     await accumulate(ddp, *make_batch(2))
@@ -239,7 +242,22 @@ async def test_equal_gradients_of_many_micro_steps_stay_as_they_are() -> None:
 
     async with local_world(2) as nodes:
         for gradients in await on_all(nodes, main):
-            assert_same(gradients, gradients_alone(make_model(), *make_batch(2)))
+            alone = gradients_alone(make_model(), *make_batch(2))
+            assert_same(gradients, {name: total * gradient for name, gradient in alone.items()})
+
+
+async def test_ranks_that_weigh_passes_differently_are_refused() -> None:
+    async def main(node: Node) -> None:
+        with pytest.raises(UsageError, match="no_sync_weight"):
+            async with open_replica(
+                node, make_model(), config=DDPConfig(no_sync_weight="sum" if node.rank else "mean")
+            ):
+                pass
+
+    async with local_world(2) as nodes:
+        await on_all(nodes, main)
+    with pytest.raises(UsageError, match='no_sync_weight: expected "mean" or "sum", got \'none\''):
+        DDPConfig(no_sync_weight="none")  # type: ignore[arg-type]
 
 
 async def test_nothing_is_sent_in_no_sync_and_in_evaluation() -> None:

@@ -156,7 +156,8 @@ class Hosted(Relayed):
     """Adds inside a host, lets ``between`` reduce over hosts, and hands out the result.
 
     ``inside`` joins the ranks of this host.  Its first rank has ``between``, a scheme over the first ranks of all
-    hosts.  Gradients are divided by ``divisor_inside`` before they are added there; ``divisor`` is that of the result.
+    hosts.  Gradients are divided by ``divisor_inside`` before they are added there; ``divisor`` and
+    ``gain`` are those of the result.
     """
 
     def __init__(
@@ -171,10 +172,12 @@ class Hosted(Relayed):
         memory: SchemeMemory,
         divisor: int,
         divisor_inside: int,
+        gain: float,
     ) -> None:
         super().__init__(bucket, between, size=hosts, is_mean=is_mean, dtype=dtype, memory=memory)
         self._inside = inside
         self.divisor = divisor
+        self.gain = gain
         self._divisor_inside = divisor_inside
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:

@@ -82,13 +82,15 @@ class Scheme(ABC):
     begin with the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack``
     ever writes to ``flat``, and ``result`` is another array (unless there is only one rank).
 
-    ``divisor`` is the power of two by which that sum or mean was divided so that it does not overflow.
+    ``divisor`` is the power of two by which that sum or mean was divided so that it does not overflow.  ``gain`` is
+    what it must be multiplied by where values are left out and are not sent later: see ``Codec.gain``.
 
     Values that are not finite on some rank make ``is_finite`` false after ``settle`` on all of them; nothing raises.
     """
 
     is_finite = True
     divisor = 1
+    gain = 1.0
     codec_name = Identity.name
     """The name of the codec that encodes the bucket, by which its events are recorded."""
 
@@ -111,7 +113,7 @@ class Scheme(ABC):
 
     def factor(self, contributors: int) -> float:
         """Return what makes ``result`` the mean over ``contributors`` ranks, where the others gave zeros."""
-        return (self.size if self.is_mean else 1) * self.divisor / contributors
+        return (self.size if self.is_mean else 1) * self.divisor / contributors * self.gain
 
     @property
     @abstractmethod
@@ -280,7 +282,7 @@ class ShardedReduce(Lossy):
     def __init__(
         self, bucket: Bucket, communicator: Communicator, codec: Codec, *, has_feedback: bool, memory: SchemeMemory
     ) -> None:
-        self._sum = ShardedSum(
+        self._sum = total = ShardedSum(
             codec,
             bucket.count,
             rank=communicator.rank,
@@ -288,8 +290,9 @@ class ShardedReduce(Lossy):
             keeps_lost=has_feedback,
             shared=memory.shared,
         )
-        count = self._sum.padded_count
+        count = total.padded_count
         super().__init__(bucket, size=communicator.size, count=count, has_feedback=has_feedback, memory=memory)
+        self.gain = 1.0 if has_feedback else total.gain
         self._communicator = communicator
         self.outgoing, self.incoming, self.owned = self._sum.outgoing, self._sum.incoming, self._sum.owned
 
@@ -337,6 +340,7 @@ class Pair(Lossy):
         super().__init__(bucket, size=PAIR, count=bucket.count, has_feedback=has_feedback, memory=memory)
         self._communicator = communicator
         self._format = self._drawn = RowFormat(codec, bucket.count)
+        self.gain = 1.0 if has_feedback else codec.gain(bucket.count)
         self.outgoing: Bytes = memory.shared((self._format.nbytes,), np.uint8)
         self.incoming: Bytes = np.zeros((PAIR, self._format.nbytes), np.uint8)
 

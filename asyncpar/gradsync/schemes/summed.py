@@ -102,6 +102,7 @@ class Summed(Lossy):
         self._communicator = communicator
         self._algorithm = algorithm
         self._codec = self._drawn = codec
+        self.gain = 1.0 if has_feedback else codec.gain(count)
         assert codec.sum_dtype is not None, "the codec is summable"
         self._sum_dtype = codec.sum_dtype
         self.divisor = divisor
