@@ -189,12 +189,24 @@ def test_a_rank_that_computes_without_the_loop_is_not_silent_nor_is_a_stopped_on
 def test_a_rank_that_computes_in_one_c_call_is_warned_of_and_left_alone(launcher: Launcher) -> None:
     """Also where ranks are given up that are silent: it holds the lock, but uses the processor."""
     body = """
+        import re
+
+        def compute(seconds):
+            '''Hold the lock in one call until so much processor time is used: the call looks for signals.'''
+            def end(*_):
+                raise InterruptedError
+            signal.signal(signal.SIGPROF, end)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            try:
+                re.match("(a|a)*b", "a" * 100)
+            except InterruptedError:
+                return
+            raise AssertionError("it ended by itself")
+
         async def body(node):
             await node.world.barrier()
             if rank == 0:
-                began = time.perf_counter()
-                sum(range(10**7))
-                sum(range(int(10**7 * 8.0 / (time.perf_counter() - began))))
+                compute(8.0)
             await node.world.barrier()
 
         ap.run(main)
