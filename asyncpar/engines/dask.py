@@ -330,7 +330,18 @@ async def launch(
     return await _on_loop_of(client, lambda: run_job(DaskEngine(client, workers=workers), spec, console))
 
 
+def _check_client(client: object) -> None:
+    """Raise ``UsageError`` unless ``client`` is one of Dask's, which is installed."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise UsageError(f"dask: it cannot be imported ({error}); pip install 'asyncpar[dask]'") from error
+    if not isinstance(client, Client):
+        raise UsageError(f"client: expected a distributed.Client, got {client!r}")
+
+
 def _refuse_asynchronous(client: Client, *_: Any, **__: Any) -> None:
+    _check_client(client)
     if client.asynchronous:
         raise UsageError("client: expected a blocking one; await ap.dask.launch(client, ...) with an asynchronous one")
 
@@ -405,6 +416,7 @@ async def _spec(
     pickle: bool = True,
 ) -> JobSpec:
     """Return the job; ``ranks`` None: as many as there are places."""
+    _check_client(client)
     if ranks is None:
         found: Sequence[str] = workers or ()
         if workers is None:

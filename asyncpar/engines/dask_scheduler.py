@@ -1,19 +1,16 @@
-"""On Dask's scheduler: which job holds which workers, the page that shows it, and clients that leave."""
+"""On Dask's scheduler: which job holds which workers, and the page that shows it.
+
+Clients import this as well, to name its functions to the scheduler: without Dask, too.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol.pickle import dumps
+from asyncpar.engines.gangs import GangLedger
 
-from asyncpar.engines import dask_worker
-from asyncpar.engines.gangs import Gang, GangLedger
-
-CLIENT_SECONDS: Final = 3.0
-"""Seconds that a client whose connection has broken has to come back before its jobs are ended."""
 _LEDGER = "asyncpar-gangs"
 PAGE = "/asyncpar"
 
@@ -47,34 +44,12 @@ def release_workers(job: str, dask_scheduler: Any = None) -> None:
     _find_ledger(dask_scheduler).release(job)
 
 
-class ClientWatch(SchedulerPlugin):
-    """Ends the jobs of clients that are gone: their workers would wait for them until the lease is over."""
-
-    def __init__(self, ledger: GangLedger) -> None:
-        self._ledger = ledger
-
-    def remove_client(self, scheduler: Any, client: str) -> None:
-        """See ``SchedulerPlugin``."""
-        left = [gang for gang in self._ledger.gangs.values() if gang.owner == client and gang.workers]
-        tasks = scheduler._ongoing_background_tasks
-        if left and not tasks.closed:
-            tasks.call_later(CLIENT_SECONDS, _end_jobs, scheduler, client, left)
-
-
-async def _end_jobs(scheduler: Any, client: str, gangs: Sequence[Gang]) -> None:
-    """End the jobs of ``client``, unless it is there again."""
-    if client in scheduler.clients:
-        return
-    for gang in gangs:
-        workers = [worker for worker in gang.workers if worker in scheduler.workers]
-        call = {"op": "run", "function": dumps(dask_worker.end_job), "args": dumps((gang.job,)), "wait": True}
-        await scheduler.broadcast(msg={**call, "kwargs": dumps({})}, workers=workers, on_error="ignore")
-
-
 def _find_ledger(scheduler: Any) -> GangLedger:
     """Return the ledger of this cluster; the first to ask makes it, with its page."""
     ledger = scheduler.extensions.get(_LEDGER)
     if ledger is None:
+        from asyncpar.engines.dask_plugin import ClientWatch
+
         ledger = scheduler.extensions[_LEDGER] = GangLedger()
         scheduler.add_plugin(ClientWatch(ledger), name=_LEDGER)
         application = getattr(scheduler, "http_application", None)

@@ -58,10 +58,15 @@ def register_collective_backend() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the configuration of the backend of Ray Train, which imports ray."""
-    if name == "AsyncparConfig":
-        from asyncpar.engines.ray_train import AsyncparConfig
+    """Return the configuration of the backend of Ray Train, which imports ray.
 
+    Raises ``UsageError`` where ray is not installed.
+    """
+    if name == "AsyncparConfig":
+        try:
+            from asyncpar.engines.ray_train import AsyncparConfig
+        except ImportError as error:
+            raise _missing(error) from error
         return AsyncparConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -65,3 +65,15 @@ def test_every_variable_has_its_line() -> None:
     lines = re.findall(r"^\| `(ASYNCPAR_[A-Z_]+)`", (DOCS / "reference" / "settings.md").read_text(), re.MULTILINE)
     assert sorted(lines) == sorted(set(lines))
     assert sorted(used) == sorted(lines)
+
+
+def test_one_place_says_how_asyncpar_is_installed() -> None:
+    """A release changes it; elsewhere ``pip install "asyncpar[EXTRA]"`` adds an extra to an asyncpar that is there."""
+    pages = (ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"))
+    sources = re.compile(r"(?:pip install|uv add|uv pip install) (?:asyncpar|.*/checkout|.*\.whl)")
+    assert {page.name for page in pages if sources.search(page.read_text())} == {"start.md"}
+    section = (DOCS / "start.md").read_text().partition("## Install\n")[2].partition("\n## ")[0]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert set(re.findall(r"asyncpar-([\d.]+)-py3-none-any\.whl", section)) == {version}
+    assert "docs/start.md#install" in (ROOT / "README.md").read_text()
+    assert "(start.md)" in (DOCS / "index.md").read_text()
