@@ -1,8 +1,8 @@
 """Integration with torch's compiler and profilers.
 
 Where a compiled program falls back to plain Python, torch's C++ calls the backend, and the compiler would trace the
-backend's methods as part of the program: ``uncompiled`` excludes them.  Profilers show each operation as an event, from
-the call to the result.
+backend's methods as part of the program: ``uncompiled`` excludes them.  ``stepped_over`` and ``not_traced`` do so for
+what surrounds a module that is compiled.  Profilers show each operation as an event, from the call to the result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from torch._C._dynamo import eval_frame
 from torch.futures import Future
 
 T = TypeVar("T", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 NAME = "asyncpar"
 """The backend, as torch's profilers and programs name it; ``registration``, which must not import this, has it, too."""
 
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
 """The compiler traces neither the function nor the functions that it calls."""
+
+_STEP_OVER = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+"""The compiler does not trace the function, but those that it calls."""
 
 
 def uncompiled(kind: T) -> T:
@@ -33,6 +37,26 @@ def uncompiled(kind: T) -> T:
         if isinstance(function, FunctionType):
             eval_frame.set_code_exec_strategy(function.__code__, _SKIP)
     return kind
+
+
+def stepped_over(function: F) -> F:
+    """Exclude a function from compilation, but not the functions that it calls.  Costs nothing per call.
+
+    Code that is compiled and calls it ends before the call, and goes on after it.
+    """
+    return _excluded(function, _STEP_OVER)
+
+
+def not_traced(function: F) -> F:
+    """Exclude a function, and those that it calls, from compilation.  Costs nothing per call."""
+    return _excluded(function, _SKIP)
+
+
+def _excluded(function: F, strategy: Any) -> F:
+    found: Any = function
+    found._torchdynamo_disable = True  # for callers that are compiled; the strategy is for those that are not
+    eval_frame.set_code_exec_strategy(found.__code__, strategy)
+    return function
 
 
 Make = Callable[[], Coroutine[Any, Any, Any]]

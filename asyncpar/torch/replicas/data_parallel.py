@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,13 @@ from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
 from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
+from asyncpar.torch.instrumentation import not_traced, stepped_over
 from asyncpar.torch.process_group import ProcessGroup, own_group
 from asyncpar.torch.replicas.buckets import Replicated
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.joining import ForwardTurn, ReplicaJoinHook, agree_on_turn, find_last
 from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
-
-T = TypeVar("T")
 
 _NAME = "DistributedDataParallel"
 _ERROR = "error"
@@ -133,20 +132,16 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         if init_sync:
             copy_from(0, [*module.parameters(), *module.buffers()], group)
 
+    @stepped_over
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        notice = Join.notify_join_context(self)
-        if notice is not None:
-            notice.wait()
-        turn = ForwardTurn(
-            reduces=torch.is_grad_enabled() and self.require_backward_grad_sync,
-            copies=self._copies_buffers and self._is_copy_due,
-        )
-        if self._join_config.enable:
-            turn = self._agree(turn)
-        outputs = self._take(turn, lambda: self.module(*inputs, **kwargs))
-        if turn.reduces:
-            self._reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+        turn = self._begin_forward()
+        try:
+            outputs = _run(self.module, *inputs, **kwargs)
+        except BaseException as error:
+            self._break_off(turn, error, ())
+            raise
+        self._end_forward(turn, outputs)
         return outputs
 
     @contextmanager
@@ -229,8 +224,28 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self._reducer.set_turn(source=turn.source, factor=self.process_group.size() / divisor)
         return turn
 
-    def _take(self, turn: ForwardTurn, run: Callable[[], T]) -> T:
-        """Do ``run`` after what all ranks do before it; an error in it ends the turn on the others, too."""
+    @not_traced
+    def _begin_forward(self) -> ForwardTurn:
+        """Do what comes before the module's forward, and return what is done in it."""
+        notice = Join.notify_join_context(self)
+        if notice is not None:
+            notice.wait()
+        turn = ForwardTurn(
+            reduces=torch.is_grad_enabled() and self.require_backward_grad_sync,
+            copies=self._copies_buffers and self._is_copy_due,
+        )
+        if self._join_config.enable:
+            turn = self._agree(turn)
+        self._prepare(turn)
+        return turn
+
+    @not_traced
+    def _end_forward(self, turn: ForwardTurn, outputs: Any) -> None:
+        if turn.reduces:
+            self._reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+
+    def _prepare(self, turn: ForwardTurn) -> None:
+        """Do what all ranks do before a forward; an error in it ends the turn on the others, too."""
         reducer = self._reducer
         buffers = [*self.module.buffers()] if turn.copies else []
         owed = buffers
@@ -242,17 +257,21 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self._is_copy_due = turn.reduces
             if turn.reduces:
                 reducer.adopt_plan()
-            return run()
         except BaseException as error:
-            refuse_copies(owed, self.process_group, error)
-            if turn.reduces:
-                reducer.fail(error)
+            self._break_off(turn, error, owed)
             raise
+
+    @not_traced
+    def _break_off(self, turn: ForwardTurn, error: BaseException, owed: Sequence[torch.Tensor]) -> None:
+        """End on the other ranks what this one has not done of the turn: copies of the buffers ``owed``, the step."""
+        refuse_copies(owed, self.process_group, error)
+        if turn.reduces:
+            self._reducer.fail(error)
 
     def _shadow(self) -> None:
         """Repeat the collectives of a forward and backward of other ranks, with gradients of zero."""
         turn = self._agree(None)
-        self._take(turn, lambda: None)
+        self._prepare(turn)
         if turn.reduces:
             self._reducer.shadow()
 
@@ -275,6 +294,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
                 f"wrapped, got {len(now)}, not all of them the same; change parameters before "
                 "DistributedDataParallel(module), or wrap it again"
             )
+
+
+def _run(module: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Any:
+    """Run ``module``; the compiler begins here: it passes over modules of torch itself that are called from nowhere."""
+    return module(*inputs, **kwargs)
 
 
 def _register(reducer: GradientReducer, state: object, hook: object) -> None:
