@@ -23,7 +23,7 @@ from asyncpar.core.observe.reporting import Reporter
 from asyncpar.core.observe.stack_dump import open_stack_dump
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
-from asyncpar.net.arena.limits import core_quota, usable_cores
+from asyncpar.net.arena.limits import core_quota, count_cores
 from asyncpar.net.arena.settings import ArenaSettings
 from asyncpar.net.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.net.membership.credentials import read_credentials, rendezvous_role
@@ -284,7 +284,7 @@ async def serve_links(
         raise UsageError(f"serve: in a launched job expected the address that the launcher chose, {bind}, got {host}")
     link_timeout = parse_link_timeout(os.environ.get(_LINK_TIMEOUT))
     server = serving.open_server(credentials, bind=bind, port=port, link_timeout=link_timeout)
-    processors = min(len(usable_cores()), core_quota())
+    processors = min(count_cores(), core_quota())
     connector = GrpcConnector(
         credentials=credentials,
         transport=transport,

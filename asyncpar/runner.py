@@ -164,7 +164,15 @@ def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator
         return
     loop = asyncio.get_running_loop()
     before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: interrupt}
-    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+    except NotImplementedError:  # on Windows, where no process forks either
+        signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(terminate))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before[signal.SIGTERM] or signal.SIG_DFL)
+        return
     on_loop = {number: signal.getsignal(number) for number in before}
     for number, handler in on_loop.items():
         if callable(handler) and handler is not before[number]:

@@ -22,6 +22,7 @@ from asyncpar.bench.settings import BenchSettings
 from asyncpar.bench.sizes import short_size
 from asyncpar.bench.table import COLUMNS, choose_columns, format_end, format_header, format_row, format_title
 from asyncpar.core.observe.reporting import Reporter
+from asyncpar.net.arena.limits import count_cores
 from asyncpar.node import Node
 
 Show = Callable[[str], None]
@@ -126,7 +127,7 @@ def describe_environment(node: Node, transport: str | None) -> BenchEnvironment:
     return BenchEnvironment(
         ranks=node.size,
         hosts=len(node.membership.hosts),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=count_cores(),
         lane=node.links.lane_kind(1) if node.size > 1 else "no",
         transport=transport,
         version=ap.__version__,

@@ -24,6 +24,7 @@ must check that there is no loop any more.
 from __future__ import annotations
 
 import asyncio
+import os
 import selectors
 import threading
 from collections import deque
@@ -126,7 +127,8 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
     def add_bell(self, descriptor: int, callback: Callable[[], object]) -> None:
         """Watch ``descriptor`` as ``add_reader`` does; threads that wait may watch it in place of the loop."""
         self.add_reader(descriptor, callback)
-        self._bells.add(descriptor)
+        if hasattr(os, "eventfd"):  # by which a thread that watches it is woken
+            self._bells.add(descriptor)
 
     @property
     def has_bell(self) -> bool:

@@ -297,4 +297,5 @@ def _forget_threads() -> None:
         thread.abandon()
 
 
-os.register_at_fork(after_in_child=_forget_threads)
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_forget_threads)

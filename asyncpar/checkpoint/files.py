@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -131,6 +131,8 @@ class LocalFiles(FileSystem):
         return _LocalFile(path)
 
     def sync_folder(self, path: Path) -> None:
+        if sys.platform == "win32":  # which writes names at once, and opens no folders
+            return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -154,10 +156,10 @@ class LocalFiles(FileSystem):
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
             except OSError as error:
                 if error.errno not in _UNKNOWN:
                     raise
@@ -166,9 +168,24 @@ class LocalFiles(FileSystem):
             os.close(descriptor)
 
 
+def _lock(descriptor: int) -> None:
+    """Raise ``BlockingIOError`` if another process has locked this file; the lock ends with the descriptor."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from error
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 class _LocalFile(NewFile):
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._path = path
 
     def write(self, content: bytes | memoryview) -> None:

@@ -81,7 +81,7 @@ def _read_shard(
 def _opened(path: Path, manifest: Manifest) -> Iterator[_ShardFile]:
     """Open a shard, after looking at its header."""
     with translated(f"cannot read {path}"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         shard = _ShardFile(path=path, descriptor=descriptor)
         with translated(f"cannot read {path}"):

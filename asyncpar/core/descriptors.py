@@ -66,7 +66,7 @@ def has_room(count: int) -> bool:
     """Return whether the process can open ``count`` more descriptors now."""
     opened: list[int] = []
     try:
-        opened.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        opened.append(os.open(os.devnull, os.O_RDWR))
         opened.extend(os.dup(opened[0]) for _ in range(count - 1))
     except OSError as error:
         if not is_exhausted(error):
@@ -82,7 +82,7 @@ class SpareDescriptor:
     """Two descriptors that are held so that any other can be duplicated when the process has no more of them."""
 
     def __init__(self) -> None:
-        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._null = os.open(os.devnull, os.O_RDWR)
         self._spare = os.dup(self._null)
 
     def lend(self, descriptor: int) -> int:

@@ -12,11 +12,13 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 _PRIVATE: Final = 0o600
+_NO_FOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
 def make_private_folder(path: Path, *, under: Path | None = None) -> None:
@@ -49,7 +51,7 @@ def open_private(path: str | Path, flags: int) -> int:
 
     One that is there gets that mode, too.  A link is replaced by a new file if ``flags`` allow to make one.
     """
-    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    flags |= _NO_FOLLOW
     try:
         descriptor = os.open(path, flags, _PRIVATE)
     except OSError as error:
@@ -57,8 +59,25 @@ def open_private(path: str | Path, flags: int) -> int:
             raise
         os.unlink(path)
         descriptor = os.open(path, flags | os.O_EXCL, _PRIVATE)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if hasattr(os, "fchmod") and stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.fchmod(descriptor, _PRIVATE)
+    return descriptor
+
+
+def open_unnamed(name: str) -> int:
+    """Return a descriptor of an empty file that has no name in any folder: in memory where the system has such files.
+
+    ``name`` is for those who look at the descriptors of a process.  Raises ``OSError``.
+    """
+    make = getattr(os, "memfd_create", None)
+    if make is not None:
+        return int(make(name))
+    descriptor, path = tempfile.mkstemp(prefix="asyncpar-")
+    try:
+        os.unlink(path)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -68,7 +87,7 @@ def write_private(path: Path, content: bytes) -> None:
     A link of that name is replaced; what it points to stays as it is.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

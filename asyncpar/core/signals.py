@@ -17,19 +17,13 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
-HANDLED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-    signal.SIGCHLD,
-)
-"""Signals that programs handle.  Looking at all signals would take longer than a small operation."""
+_PROGRAMS_HANDLE = "SIGINT SIGTERM SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGVTALRM SIGPROF SIGCHLD"
+
+HANDLED: Final = tuple(signal.Signals[name] for name in _PROGRAMS_HANDLE.split() if hasattr(signal, name))
+"""Signals that programs handle, as far as this system has them.  Looking at all would outlast a small operation."""
+
+TERMINATING: Final = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals by which users, batch systems and closed terminals ask a program to end."""
 
 
 class OwnHandler:
@@ -105,4 +99,5 @@ class Termination:
 TERMINATION: Final[ContextVar[Termination | None]] = ContextVar("asyncpar termination", default=None)
 """That of the program whose main coroutine runs."""
 
-os.register_at_fork(before=_keep_back, after_in_parent=_let_come, after_in_child=_hand_down)
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(before=_keep_back, after_in_parent=_let_come, after_in_child=_hand_down)

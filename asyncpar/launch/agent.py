@@ -12,6 +12,7 @@ from typing import Any
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import LaunchError
 from asyncpar.launch.agent_machine import (
     AgentMachine,
@@ -55,7 +56,6 @@ from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import pack
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAREWELL_PATIENCE = 3.0
 
 
@@ -198,7 +198,7 @@ class _Agent:
             host=placement.host,
             version=__version__,
         )
-        numbers = _SIGNALS if embedding is None else ()
+        numbers = TERMINATING if embedding is None else ()
         before = signal.getsignal(signal.SIGINT)
         for number in numbers:
             self._loop.add_signal_handler(number, self._feed, Signalled(number))

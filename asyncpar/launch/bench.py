@@ -21,6 +21,7 @@ from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.errors import UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, print_result
 from asyncpar.launch.options import LaunchOptions, ProgramKind, check_transport, parse_count, parse_seconds
+from asyncpar.net.arena.limits import count_cores
 
 _WORKER = (
     "import _signal; _signal.signal(_signal.SIGINT, _signal.SIG_DFL); "  # no traceback while it imports
@@ -122,7 +123,7 @@ def run_bench(options: BenchOptions) -> int:
 
     Raises ``UsageError`` before any process starts when the options do not fit this machine.
     """
-    nproc = options.nproc or len(os.sched_getaffinity(0))
+    nproc = options.nproc or count_cores()
     _check_memory(options.settings, nproc)
     if options.plot is not None:
         check_plot(options.plot)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -74,11 +75,16 @@ async def serve_control(path: Path, watch: JobWatch) -> AsyncIterator[None]:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Return a name of ``path`` that fits the 107 bytes which the kernel allows."""
+    """Return a name of ``path`` that fits the 107 bytes (103 on macOS) which the kernel allows."""
     if len(os.fsencode(path)) < _LONGEST_PATH:
         yield str(path)
         return
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not hasattr(os, "O_PATH"):
+        with tempfile.TemporaryDirectory(prefix="ap", dir="/tmp") as shorter:  # gettempdir() may be what is long
+            os.symlink(path.parent, f"{shorter}/d")
+            yield f"{shorter}/d/{path.name}"
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
     finally:

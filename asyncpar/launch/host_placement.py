@@ -16,6 +16,7 @@ from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.harmless import harmless_line
 from asyncpar.launch.options import LaunchOptions
+from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.transport.rpc import check_bindable, is_loopback, join_address, split_address
 
@@ -56,7 +57,7 @@ def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlac
 
     The name of the first host has ``patience`` seconds to be known: in Kubernetes it is later than the pods.
     """
-    nproc = options.nproc or len(os.sched_getaffinity(0))
+    nproc = options.nproc or count_cores()
     host = host_name()
     job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
     common = {"host": host, "host_id": host_id(host), "job": job}

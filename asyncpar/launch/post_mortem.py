@@ -139,7 +139,7 @@ class PostMortem:
         path = self.folder / "rings" / f"{_name(place.generation, place.rank)}.ring"
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
-            os.posix_fallocate(descriptor, 0, image_bytes())  # now: else a full disk would kill the rank that writes
+            _allocate(descriptor, image_bytes())
         except OSError:
             os.close(descriptor)
             path.unlink(missing_ok=True)
@@ -337,6 +337,18 @@ def _describe(event: Event, image: RankImage) -> str:
 
 def _name(generation: int, rank: int) -> str:
     return f"{generation}-{rank}"
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Give the file ``size`` bytes of the disk now: otherwise a full disk would kill the rank that writes.
+
+    Where the system cannot do that, zeros are written.  Raises ``OSError``.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(bytes(size))
 
 
 def _plain(text: str) -> str:

@@ -7,6 +7,7 @@ from io import FileIO
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.recorder import make_ring, read_ring
+from asyncpar.core.private_files import open_unnamed
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem, TailFile
 from asyncpar.launch.rank_output import RankLogs
@@ -50,7 +51,7 @@ class RankFiles:
         """Return a file for the stacks of a rank; None where the system has none."""
         try:
             if self._post_mortem is None:
-                descriptor = os.memfd_create(f"asyncpar stacks of rank {place.rank}")
+                descriptor = open_unnamed(f"asyncpar stacks of rank {place.rank}")
             else:
                 descriptor = self._post_mortem.make_stack_file(place)
         except OSError:

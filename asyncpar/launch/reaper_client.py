@@ -11,11 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncpar.core.system_errors import os_reason
-from asyncpar.errors import LaunchError
+from asyncpar.errors import LaunchError, UsageError
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _PATIENCE = 5.0
 _LOOK_SECONDS = 0.25
+
+
+def require_process_groups() -> None:
+    """Raise ``UsageError`` on a system where ranks cannot be ended with all that they have started."""
+    if not hasattr(os, "killpg"):
+        raise UsageError(
+            "system: launchers and agents end ranks as groups of processes, which Linux and macOS have and "
+            f"{sys.platform} has not; on Windows start them in WSL"
+        )
 
 
 class ReaperClient:
@@ -26,7 +35,11 @@ class ReaperClient:
     """
 
     def __init__(self) -> None:
-        """Start the reaper.  Raises ``LaunchError`` if that is impossible."""
+        """Start the reaper.
+
+        Raises ``LaunchError`` if that is impossible, and ``UsageError`` on a system without groups of processes.
+        """
+        require_process_groups()
         self._groups: set[int] = set()
         self._paths: list[Path] = []
         self._folder: Path | None = None

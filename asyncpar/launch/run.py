@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from asyncpar.core.descriptors import descriptor_limit
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.errors import UsageError
 from asyncpar.launch.agent import run_agent
@@ -35,9 +35,9 @@ _OWN_DESCRIPTORS, _DESCRIPTORS_PER_RANK = 32, 8
 
 def check_descriptors(nproc: int) -> None:
     """Raise ``UsageError`` where this process may not open what a launch of ``nproc`` ranks on this host takes."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = descriptor_limit()
     least = _OWN_DESCRIPTORS + _DESCRIPTORS_PER_RANK * nproc
-    if limit not in (resource.RLIM_INFINITY, -1) and limit < least:
+    if limit < least:
         raise UsageError(
             f"open files: expected a limit of at least {least} for {nproc} ranks on this host, got {limit}; raise it: "
             f"ulimit -n {max(4096, least)}"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
-import resource
 import sys
 import threading
 import time
@@ -59,7 +59,7 @@ _LATEST: Final = 128
 """Events that are looked at, and steps and pauses besides: enough for the rounds that are told."""
 
 _NOTE_BYTES: Final = 4088
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PAGE: Final = mmap.PAGESIZE
 _TRIES: Final = 5
 
 Part = Callable[[], Mapping[str, Any]]
@@ -399,7 +399,9 @@ def _resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        import psutil  # takes long to import, and is not needed on Linux
+
+        return int(psutil.Process().memory_info().rss)
 
 
 def _stolen_seconds() -> float:

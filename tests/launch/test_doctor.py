@@ -89,7 +89,7 @@ def test_planted_faults_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         patch.setattr(host_checks, "core_quota", lambda: 0.5)
         assert verdict_of(host_checks.check_processors()) == bad
         patch.setattr(host_checks, "core_quota", lambda: 1.5)
-        patch.setattr(host_checks, "usable_cores", lambda: frozenset(range(8)))
+        patch.setattr(host_checks, "count_cores", lambda: 8)
         assert verdict_of(host_checks.check_processors()) == (Verdict.WARN, True)
     with monkeypatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", _no_name)

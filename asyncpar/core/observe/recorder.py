@@ -1,8 +1,8 @@
 """Record what a rank does in its event ring (see ``records``), in a fraction of a microsecond per event.
 
-A launched rank gets the memory of its ring from its agent (``ASYNCPAR_RING_FD``, a memfd), which can read it at any
-time, also after the rank was killed.  Other ranks have anonymous memory.  The ring belongs to a node; where a process
-has several nodes, the first one has the agent's memory, and one that comes after its end goes on in it.
+A launched rank gets the memory of its ring from its agent (``ASYNCPAR_RING_FD``, a file without a name), which can read
+it at any time, also after the rank was killed.  Other ranks have anonymous memory.  The ring belongs to a node; where a
+process has several nodes, the first one has the agent's memory, and one that comes after its end goes on in it.
 
 Operations of collectives write their records themselves (``Engine``, ``Operation``, ``QuickCall``): a call of a
 function would cost as much as the record.  ``Recorder.begin`` and ``Recorder.end`` do the same for everything else.
@@ -60,6 +60,7 @@ from asyncpar.core.observe.records import (
     write_header,
     write_note,
 )
+from asyncpar.core.private_files import open_unnamed
 from asyncpar.errors import ProtocolError, UsageError
 
 RING_FD: Final = "ASYNCPAR_RING_FD"
@@ -371,7 +372,8 @@ class _ProcessRings:
 
 
 _rings = _ProcessRings()
-os.register_at_fork(after_in_child=_rings.forked)
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_rings.forked)
 
 
 def current_recorder() -> Recorder | None:
@@ -420,7 +422,7 @@ def _inherited(environment: Mapping[str, str]) -> mmap.mmap | None:
 
 def make_ring(name: str) -> int:
     """Return a descriptor of memory for a ring, to be handed down to a rank: the agent's part."""
-    descriptor = os.memfd_create(name)
+    descriptor = open_unnamed(name)
     os.ftruncate(descriptor, image_bytes())
     return descriptor
 

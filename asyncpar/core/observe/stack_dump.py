@@ -18,8 +18,11 @@ from typing import Final
 STACKS_FD: Final = "ASYNCPAR_STACKS_FD"
 """The variable with the number of the inherited descriptor of the file for stacks."""
 
-STACK_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - 3
-"""A signal that no program uses: SIGUSR2, the usual one, is passed on from batch systems to programs."""
+STACK_SIGNAL: Final[int] = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else 0
+"""A signal that no program uses: SIGUSR2, the usual one, is passed on from batch systems to programs.
+
+0 where the system has no such signals: then nobody is asked for stacks in this way.
+"""
 
 _READY: Final = b"ready\n"
 _MOST_BYTES: Final = 256 << 10
@@ -28,7 +31,11 @@ _MOST_BYTES: Final = 256 << 10
 def open_stack_dump(environment: Mapping[str, str]) -> None:
     """Let the agent that has started this process have its stacks, if it has given a file for that."""
     text = environment.get(STACKS_FD, "")
-    if not (text.isascii() and text.isdecimal()) or signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL:
+    if (
+        not STACK_SIGNAL
+        or not (text.isascii() and text.isdecimal())
+        or signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL
+    ):
         return
     descriptor = int(text)
     try:

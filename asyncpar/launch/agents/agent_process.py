@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.private_files import make_private_folder
+from asyncpar.core.signals import TERMINATING
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
@@ -30,7 +30,7 @@ from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
 from asyncpar.launch.observers import Observers, observe_job
 from asyncpar.launch.protocol import JobOutcome
-from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
 from asyncpar.launch.run import new_loop
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
@@ -38,7 +38,6 @@ from asyncpar.net.membership.world_service import WorldService
 from asyncpar.net.transport.rpc import is_loopback, join_address, split_address
 from asyncpar.observe.summary import JobSummary
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_PATIENCE = 0.2
 _AGAIN_SECONDS = 1.0
 """Seconds until an agent that was held for lost comes again."""
@@ -50,6 +49,7 @@ def run_agent_process(options: AgentOptions, environment: Mapping[str, str]) -> 
     Raises ``UsageError``, ``AuthenticationError`` and ``LaunchError`` when there is no place in the group.
     """
     open_closed_streams()
+    require_process_groups()
     credentials = find_credentials(options.secret_file, options.certs, listen_at(options))
     stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
     try:
@@ -94,7 +94,7 @@ class AgentProcess:
         """Take part in the group until asked to end; come again after having been held for lost."""
         loop = asyncio.get_running_loop()
         before = signal.getsignal(signal.SIGINT)
-        for number in _SIGNALS:
+        for number in TERMINATING:
             loop.add_signal_handler(number, self._signalled, number)
         join = self._options.join
         reaper = ReaperClient()
@@ -113,7 +113,7 @@ class AgentProcess:
                         await asyncio.sleep(_AGAIN_SECONDS)
         finally:
             reaper.close()
-            for number in _SIGNALS:
+            for number in TERMINATING:
                 loop.remove_signal_handler(number)
             if before is not None:  # one of C
                 signal.signal(signal.SIGINT, before)
@@ -278,7 +278,7 @@ def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Pa
         reaper.add_path(directory)
     else:
         directory = _given_directory("--state-dir", options.state_dir)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(directory, descriptor)
         yield directory
@@ -287,6 +287,8 @@ def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Pa
 
 
 def _lock(directory: Path, descriptor: int) -> None:
+    import fcntl  # not on every system that this module is imported on
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from asyncpar.core.observe.reporting import open_closed_streams
+from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address
 from asyncpar.launch.agents.agent_process import AgentProcess
@@ -32,6 +33,7 @@ from asyncpar.launch.options import LaunchOptions, ObserverOptions, ProgramKind
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.rank_process import rank_command
 from asyncpar.launch.run import new_loop
+from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import resolve
 from asyncpar.net.membership.total_loss import OnTotalLoss
@@ -46,7 +48,6 @@ _SUBMIT_SECONDS = 15.0
 """How long an agent may take until its group has a job."""
 _TICKET_BYTES = 8
 _OUTPUT_PATIENCE = 0.2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WINDOW_SECONDS = 3600.0
 _SETTINGS_PREFIX = "ASYNCPAR_"
 _NOT_SETTINGS = ("ASYNCPAR_SECRET_FILE", "ASYNCPAR_CERTS")
@@ -104,7 +105,7 @@ def adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions
     job = credentials.certificates.agent.identity.job
     if options.job not in (None, job):
         raise UsageError(f"--rdzv-id: expected {job!r}, the job of the certificates in {home}, got {options.job!r}")
-    credentials.certificates.check_slots((options.nproc or len(os.sched_getaffinity(0))) + options.spares)
+    credentials.certificates.check_slots((options.nproc or count_cores()) + options.spares)
     return replace(options, job=job), credentials
 
 
@@ -143,7 +144,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         kind=options.kind,
         directory=os.getcwd(),
         environment=settings,
-        slots=options.nproc or len(os.sched_getaffinity(0)),
+        slots=options.nproc or count_cores(),
         spares=options.spares,
         least_hosts=options.least_nnodes or options.nnodes,
         most_hosts=options.nnodes,
@@ -204,12 +205,12 @@ class _Submission:
         submitted = await self._agents.ask(lambda client: client.submit(request), seconds=_SUBMIT_SECONDS)
         await self._say(f"job {submitted.number} runs on the agents of {self._agents.address}")
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in TERMINATING:
             loop.add_signal_handler(number, self._signals.append, number)
         try:
             return await self._follow(submitted.number)
         finally:
-            for number in _SIGNALS:
+            for number in TERMINATING:
                 loop.remove_signal_handler(number)
 
     async def _follow(self, number: int) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-import termios
 import time
-import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,8 +17,14 @@ def read_keys(descriptor: int = 0) -> Iterator[Callable[[float], str]]:
     """Yield a function that waits for keys for so many seconds, and returns those that were pressed ("": none).
 
     Inside the block keys come one by one, and are not shown; Ctrl-C interrupts as ever.  Where ``descriptor`` is no
-    terminal the function only waits.  A terminal that is gone counts as q.
+    terminal, or the system has none, the function only waits.  A terminal that is gone counts as q.
     """
+    try:
+        import termios  # neither is on every system
+        import tty
+    except ImportError:
+        yield _only_wait
+        return
     if not os.isatty(descriptor):
         yield _only_wait
         return

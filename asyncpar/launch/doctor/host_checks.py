@@ -6,10 +6,10 @@ import asyncio
 import ctypes
 import importlib.metadata
 import os
-import resource
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
-from asyncpar.net.arena.limits import available_memory, core_quota, usable_cores
+from asyncpar.net.arena.limits import available_memory, core_quota, count_cores
 from asyncpar.net.membership.credentials import read_secret
 from asyncpar.net.membership.host import host_name
 
@@ -214,7 +214,10 @@ def _holder(port: int) -> str:
 
 def check_port_range() -> Finding:
     """Are there enough ports for connections between ranks?"""
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    try:
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except FileNotFoundError:
+        return well("port range", "the system does not say which ports outgoing connections get")
     if high - low < _LEAST_PORTS:
         return fail(
             "port range",
@@ -268,6 +271,8 @@ def check_secret(secret_file: str | None, *, with_hosts: bool) -> Finding:
 def check_shared_memory() -> Finding:
     """Is there room in /dev/shm, which data loaders and other libraries use?"""
     path = Path("/dev/shm")
+    if sys.platform != "linux":
+        return well("/dev/shm", "this system has none, so ranks exchange arrays over sockets")
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         return fail("/dev/shm", "it is not there, or cannot be written", "mount -t tmpfs tmpfs /dev/shm")
     free = shutil.disk_usage(path).free
@@ -300,6 +305,10 @@ def check_temporary(environment: Mapping[str, str]) -> Finding:
 
 def check_files() -> Finding:
     """May a process open enough files and connections?"""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return well("open files", "this system limits them by memory alone")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < LEAST_FILES:
         most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -314,6 +323,10 @@ def check_files() -> Finding:
 
 def check_locked() -> Finding:
     """May a process lock memory, as NCCL and InfiniBand want?"""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return well("locked memory", "this system has no limit of that kind")
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_LOCKED:
         return warn(
@@ -326,7 +339,7 @@ def check_locked() -> Finding:
 
 def check_processors() -> Finding:
     """Does the control group grant as much time as there are processors?"""
-    cores, quota = len(usable_cores()) or os.cpu_count() or 1, core_quota()
+    cores, quota = count_cores(), core_quota()
     if quota < 1.0:
         return fail(
             "processors",
@@ -344,7 +357,7 @@ def check_processors() -> Finding:
 
 def check_memory() -> Finding:
     """Is there memory?"""
-    free = available_memory()
+    free = min(available_memory(), psutil.virtual_memory().available)
     if free < _LEAST_MEMORY:
         return fail("memory", f"{_size(free)} available", "end other processes, or raise the container's limit")
     return well("memory", f"{_size(free)} available")

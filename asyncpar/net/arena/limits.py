@@ -18,6 +18,11 @@ def usable_cores() -> frozenset[int]:
     return frozenset() if ask is None else frozenset(ask(0))
 
 
+def count_cores() -> int:
+    """Return how many processors this process may run on, 1 at least; all of the host where the system does not say."""
+    return len(usable_cores()) or os.cpu_count() or 1
+
+
 def core_quota(root: Path = _ROOT) -> float:
     """Return how many processors' worth of time the control groups grant this process; infinity without a limit."""
     quota = math.inf

@@ -21,7 +21,7 @@ def host_id(name: str) -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts += [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "mnt", "ipc")]
     except OSError:  # not Linux: the name has to do
-        parts.append(str(os.getuid()))
+        parts.append(str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", ""))
     return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 

@@ -115,8 +115,8 @@ _RETRY_SECONDS = 0.01
 
 
 def has_abstract_sockets() -> bool:
-    """Does this system name Unix sockets without a file?  (Linux does.)"""
-    return sys.platform == "linux"
+    """Does this system name Unix sockets without a file, and say who is at their other ends?  (Linux does.)"""
+    return sys.platform == "linux" and hasattr(socket, "SO_PEERCRED")
 
 
 def check_same_user(sock: socket.socket) -> None:

@@ -23,10 +23,6 @@ KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1))
 
 PULSE_SECONDS = 1.0
 
-if sys.platform == "linux":
-    import fcntl
-    import termios
-
 _OUTGOING = struct.Struct("i")
 _log = logging.getLogger(__name__)
 
@@ -138,6 +134,9 @@ def count_unacknowledged(sock: socket.socket) -> int:
     """Return how many bytes of ``sock`` the peer's kernel has not acknowledged (Linux); 0 where that is not known."""
     if sys.platform != "linux":
         return 0
+    import fcntl  # neither is on every system that this module is imported on
+    import termios
+
     answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_OUTGOING.size))  # for sockets it is SIOCOUTQ
     return int(_OUTGOING.unpack(answer)[0])
 
