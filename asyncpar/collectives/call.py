@@ -134,6 +134,11 @@ class MessageCall(Call[T_co]):
         return self._operation.name
 
     @property
+    def operation(self) -> Operation:
+        """The operation that is called."""
+        return self._operation
+
+    @property
     def is_over(self) -> bool:
         return self._operation.is_over
 

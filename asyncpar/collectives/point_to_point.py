@@ -257,6 +257,14 @@ class PointToPoint:
 
         return call(operation, body, self._engine.count, gone=lambda: self._gone(request))
 
+    def end_standing(self, operation: Operation, peer: int) -> None:
+        """Let a standing receive from rank ``peer`` of the world be as any other from now on.  Idempotent."""
+        if operation.is_standing:
+            operation.is_standing = False
+            operation.started_at = operation.progress_at = self._table.now()
+            self._record(operation, EventKind.RECEIVE, None, peer, is_called=False)
+            self._table.watch(operation)
+
     async def _matched(self, request: _PendingReceive) -> _Slot:
         try:
             if not request.filled.done():
@@ -389,11 +397,7 @@ class PointToPoint:
         assert incoming.route is not None
         peer, operation = self._engine.ranks[slot.source], request.operation
         operation.bind(incoming.route, incoming.sequence, peer)
-        if operation.is_standing:
-            operation.is_standing = False
-            operation.started_at = operation.progress_at = self._table.now()
-            self._record(operation, EventKind.RECEIVE, None, peer, is_called=False)
-            self._table.watch(operation)
+        self.end_standing(operation, peer)
         self._table.links.recorder.meet(
             operation.ticket,
             peer=peer,

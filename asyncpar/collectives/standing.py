@@ -1,16 +1,17 @@
-"""Receives that stand: of messages that may never come, for services that run beside a program.
+"""Receives that stand: of messages that may never come, or that nobody needs yet.
 
 Nobody waits in a standing receive.  It has no timeout, asks no rank what it does, and is neither a wait nor an event of
-its rank until its message is there; then it is a receive as any other.
+its rank until its message is there, or is needed; then it is a receive as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from asyncpar.collectives import objects
 from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.call import MessageCall
 from asyncpar.collectives.communicator import Communicator
 
 T = TypeVar("T")
@@ -33,3 +34,14 @@ def stand_for_object(
 def stand_for_array(group: Communicator, source: int, *, out: Array, tag: int) -> Coroutine[Any, Any, Array]:
     """Return what ``Communicator.recv`` does, whenever it comes.  Raises ``PeerLost`` if it cannot come."""
     return group._receive(source, out, tag, lambda delivery: delivery.array, is_standing=True)
+
+
+def receive_ahead(
+    group: Communicator, source: int, *, tag: int
+) -> tuple[Coroutine[Any, Any, Array], Callable[[], None]]:
+    """Return a receive that is called before its message is needed, and what is to be called when that is needed."""
+    call: Coroutine[Any, Any, Array] = group._receive(
+        source, None, tag, lambda delivery: delivery.array, is_standing=True
+    )
+    assert isinstance(call, MessageCall), "an array of the host is received by messages"
+    return call, lambda: group._messages.end_standing(call.operation, group.ranks[source])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import LARGEST_TAG
+from asyncpar.collectives.standing import receive_ahead
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.device import DeviceMessages, Sendable
@@ -59,7 +60,8 @@ class Mail:
     ``stages`` are those of the rank by chunk; where they are on devices, so are the arrays.
 
     Receptions are posted in the order in which they are needed, at most ``ahead`` before that, so what they may hold is
-    bounded.  Sends hold their array until it may be reused.  All of them are tasks of ``tasks``.
+    bounded; none is a wait before its array is needed.  Sends hold their array until it may be reused.  All of them are
+    tasks of ``tasks``.
     """
 
     def __init__(
@@ -79,6 +81,10 @@ class Mail:
         self._stages = stages
         self._to_post = deque(operation for operation in operations if operation.kind.is_receive)
         self._posted: dict[Message, asyncio.Task[Sendable]] = {}
+        self._needed: Message | None = None
+        """What this rank waits for."""
+        self._need: dict[Message, Callable[[], None]] = {}
+        """By posted reception: makes it a wait."""
         self._group: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
         self.sent = TrafficCount()
         self.received = TrafficCount()
@@ -91,7 +97,11 @@ class Mail:
     async def receive(self, operation: PipelineOp) -> Sendable:
         """Return the array of a receive; each is asked for once, in order."""
         await asyncio.shield(self._group)
+        self._needed = operation.message
+        if need := self._need.get(operation.message):
+            need()
         array = await self._posted[operation.message]
+        self._needed = None
         del self._posted[operation.message]
         self._post()
         self.received.add(operation.message, array.nbytes)
@@ -114,11 +124,16 @@ class Mail:
         try:
             if isinstance(group, DeviceMessages):
                 return await group.recv(operation.peer, self._stages[operation.chunk], tag=tag)
-            array: Array = await group.recv(operation.peer, tag=tag)
+            call, need = receive_ahead(group, operation.peer, tag=tag)
+            self._need[operation.message] = need
+            if self._needed == operation.message:
+                need()
+            return await call
         except PeerError as error:
             error.add_note(_place(self._rank, operation))
             raise
-        return array
+        finally:
+            self._need.pop(operation.message, None)
 
     async def _send(self, operation: PipelineOp, array: Any) -> None:
         group = await asyncio.shield(self._group)
