@@ -27,7 +27,7 @@ from asyncpar.core.observe.recorder import NO_TICKET
 from asyncpar.core.observe.waits import follow_waits
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.run_queue import RunQueue
-from asyncpar.net.transport.links import Links
+from asyncpar.net.transport.links import Links, as_reported
 from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 
@@ -579,7 +579,7 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
     members = operation.context.links.world.members
     if abort.reason == "lost" and abort.rank is not None and 0 <= abort.rank < len(members):
         host = members[abort.rank].host
-        cause = f"{abort.text} (reported by rank {rank})"
+        cause = as_reported(abort.text, rank)
         kind = LinkDamaged if DAMAGED in cause else PeerLost
         error = kind(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, UsageError
+from asyncpar.net.transport.links import as_reported
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 
 
@@ -115,7 +116,7 @@ def error_of(notice: Notice, ranks: Sequence[int], *, me: int, group: str) -> Pe
     sender = ranks[notice.sender]
     step = f"step #{notice.block} of {group}"
     if notice.kind is NoticeKind.LOST:
-        cause = f"{notice.text} (reported by rank {sender})"
+        cause = as_reported(notice.text, sender)
         text = f"rank {ranks[me]}: {step}: rank {notice.culprit} is lost: {cause}"
         return PeerLost(text, rank=notice.culprit, operation=step, cause=cause)
     did = "was cancelled" if notice.kind is NoticeKind.CANCELLED else f"failed: {notice.text}"

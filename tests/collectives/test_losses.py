@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import PeerLost, PeerTimeout
+from asyncpar.net.transport.links import LEFT
+from asyncpar.runner import is_left_behind
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.collectives.conftest import OpenRanks, Ranks
@@ -100,6 +102,27 @@ async def test_an_operation_that_needs_a_rank_that_left_names_it_everywhere(open
             assert error.rank == 0
             assert error.cause is not None
             assert error.cause.startswith("it left the world")
+
+
+@pytest.mark.parametrize(("cause", "reported"), [(LEFT, 0), ("its process ended", 0), ("its process ended", 1)])
+async def test_a_rank_that_left_has_left_whichever_rank_says_so(
+    open_ranks: OpenRanks, cause: str, reported: int
+) -> None:
+    """A launcher and a program tell a planned end from a failure by the cause."""
+    async with open_ranks(3) as ranks:
+        await connect_all(ranks)
+        waiting = [asyncio.ensure_future(c.broadcast(np.zeros(1), algorithm="chain")) for c in ranks.communicators[1:]]
+        await settle()
+        if cause == LEFT:
+            ranks.links[1 + reported].report_left(0)
+        else:
+            ranks.links[1 + reported].report_lost(0, cause)
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, PeerLost)
+            causes = {cause} if cause == LEFT else {cause, f"{cause} (reported by rank {1 + reported})"}
+            assert error.rank == 0
+            assert error.cause in causes
+            assert is_left_behind(error) is (cause == LEFT)
 
 
 async def test_what_a_rank_sent_before_it_left_can_still_be_received(open_ranks: OpenRanks) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -162,6 +162,25 @@ def replicate_with(**settings: Any) -> Any:
     branches = settings.pop("branches", None)
     bucket_size = settings.pop("bucket_size", 25 << 20)
     return replicate(config=DDPConfig(**settings), branches=branches, bucket_size=bucket_size)
+
+
+async def accumulate(**settings: Any) -> Any:
+    """Return a digest of the gradients of two passes, the first of them under ``no_sync``."""
+
+    async def main(node: Node) -> str:
+        model = make_model(node.rank)
+        async with open_runtime(node) as runtime:
+            made = DistributedDataParallel(model, "cpu:0", DDP_GROUP, runtime, DDPConfig(**settings))
+            async with made as ddp:
+                for step in range(2):
+                    x, target = make_batch(4, seed=10 * node.rank + step)
+                    with ddp.no_sync() if step == 0 else nullcontext():
+                        y, saved = await ddp.forward(x)
+                        await ddp.backward(saved, loss_gradient(y, target))
+                return digest(*(one.grad for one in model.parameters()))
+
+    async with local_world(2) as nodes:
+        return await on_all(nodes, main)
 
 
 def payload_of(node: Node) -> int:
@@ -351,6 +370,7 @@ EFFECTS = [
         gradient_as_bucket_view=True,
     ),
     *effects("parallel.DDPConfig", overlap, delay_all_reduce=False),
+    *effects("parallel.DDPConfig", accumulate, no_sync_weight="sum"),
     *effects("parallel.DataParallel", share_out, runtime=True, timeout=With(0.05, {"joined": True})),
     *effects("parallel.local.DiLoCo", rounds, outer_learning_rate=1.0, outer_momentum=0.5),
     *effects("parallel.local.OuterConfig", outer, learning_rate=1.0, momentum=0.5),

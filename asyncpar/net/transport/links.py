@@ -460,8 +460,7 @@ class Links:
             self.expelled = self.expelled or error
             self._give_up(rank, error)
         elif lost < self.world.size and lost not in self.lost:
-            by = "" if "(reported by" in cause else f" (reported by rank {rank})"
-            self.report_lost(lost, cause + by)
+            self.report_lost(lost, as_reported(cause, rank))
 
     def _record_change(self, name: str, *, peer: int = NO_PEER) -> None:
         """Record a change of the world, at this moment."""
@@ -499,6 +498,11 @@ class Links:
             self._links[rank].fail(explained)
         for listener in list(self._listeners):
             listener(rank, explained)
+
+
+def as_reported(cause: str, rank: int) -> str:
+    """Return ``cause`` with the rank that reports it; a rank that left has left, whichever rank says so."""
+    return cause if cause == LEFT or "(reported by" in cause else f"{cause} (reported by rank {rank})"
 
 
 def _name_culprit(error: BaseException | None, me: int) -> tuple[Key, bytes]:
