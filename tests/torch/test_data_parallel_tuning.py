@@ -72,11 +72,12 @@ def test_ranks_try_other_buckets_and_train_the_same(finds_unused: bool) -> None:
     tuned = DistributedDataParallel(Wide(), find_unused_parameters=finds_unused, tuning=EAGER)
     assert plain.tuning_table() == ""
     assert plain.tuning_outcome() is None
-    sizes = set()
-    for steps in range(2, 62, 2):
+    table = ""
+    steps = 0
+    while steps < 60 or (len(table.splitlines()) <= 3 and steps < 2_000):  # a delay may use up the budget of trials
+        steps += 2
         train(plain, 2)
         train(tuned, 2)
-        sizes.add(tuple(tuned.bucket_sizes))
         (table,) = {*tables(tuned)}
         assert f"{steps} steps" in table
     for one, other in zip(plain.parameters(), tuned.parameters(), strict=True):
