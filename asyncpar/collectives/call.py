@@ -217,10 +217,23 @@ class CancelReason(msgspec.Struct):
         """Make ``error`` the reason of cancellations from now on."""
         if self.text or isinstance(error, asyncio.CancelledError | GeneratorExit | BaseExceptionGroup):
             return
-        if isinstance(error, PeerError):
+        if isinstance(error, Abandoned):
+            self.text, self.rank = error.reason.text, error.reason.rank
+        elif isinstance(error, PeerError):
             self.text, self.rank = error.cause or text_of(error), error.rank
         else:
             self.text = f"{type(error).__name__}: {text_of(error)}"
+
+
+class Abandoned(Exception):  # noqa: N818
+    """Ends a step from inside because of ``cause``, an error outside of it, which is the reason that others get."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.reason = CancelReason()
+        self.reason.take(cause)
+        if not self.reason.text:
+            self.reason.text = f"its block was left by {type(cause).__name__}"
+        super().__init__(self.reason.text)
 
 
 _REASON: ContextVar[CancelReason | None] = ContextVar("why operations are cancelled", default=None)

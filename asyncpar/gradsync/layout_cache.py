@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +28,9 @@ from asyncpar.gradsync.plan import (
     HasGradient,
     Parameters,
     Slot,
+    gradient_of,
     plan_buckets,
+    set_gradient,
     spec_of,
 )
 from asyncpar.gradsync.schemes import Exact, Scheme
@@ -398,7 +400,11 @@ def pack(scheme: Scheme, packing: Packing) -> None:
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which encoding finds
         for slot in scheme.bucket.slots:
             place = scheme.flat[slot.start : slot.stop].reshape(slot.shape)
-            gradient = packing.parameters[slot.name].grad
+            gradient = gradient_of(packing.parameters[slot.name])
+            if gradient.shape != slot.shape:
+                raise UsageError(
+                    f"parameter {slot.name}: expected a gradient of {list(slot.shape)}, got {list(gradient.shape)}"
+                )
             if not (packing.as_views and gradient.ctypes.data == place.ctypes.data):
                 np.copyto(place, gradient, casting="same_kind")
             if packing.micro_steps > 1:
@@ -437,10 +443,7 @@ def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
             f"gradient_as_bucket_view: expected gradients of {view.dtype}, which is what the bucket holds, "
             f"got {parameter.grad.dtype} of {parameter.name}"
         )
-    try:
-        cast(Any, parameter).grad = view
-    except AttributeError as error:
-        raise UsageError(f"gradient_as_bucket_view: expected a grad that can be set on {parameter.name}") from error
+    set_gradient(parameter, view)
 
 
 def take_final_of(layout: BucketLayout, parameters: Parameters) -> Callable[[int | None, str], None] | None:

@@ -291,6 +291,38 @@ def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:
     return gradient
 
 
+def check_final(specs: Iterable[GradientSpec], parameters: Parameters, *, as_views: bool) -> None:
+    """Raise ``UsageError``, which names the parameter, unless means can be written to all gradients.
+
+    ``as_views``: each becomes another array.  Afterwards nothing can fail while they are written.
+    """
+    for spec in specs:
+        parameter = parameters[spec.name]
+        gradient = gradient_of(parameter, writes=not as_views)
+        if not isinstance(gradient, np.ndarray):
+            if not device_array(gradient, f"gradient of {spec.name}").is_writable:
+                raise UsageError(f"parameter {spec.name}: expected a gradient that can be written, got a read-only one")
+        elif (gradient.shape, gradient.dtype) != (spec.shape, spec.dtype):
+            raise UsageError(
+                f"parameter {spec.name}: expected a gradient as when the step began, {spec}, "
+                f"got {gradient.dtype}{list(gradient.shape)}"
+            )
+        if as_views:
+            set_gradient(parameter, gradient)
+
+
+def set_gradient(parameter: HasGradient, gradient: Any) -> None:
+    """Give ``parameter`` another array as its gradient.  Raises ``UsageError`` if it does not take one."""
+    settable: Any = parameter
+    try:
+        settable.grad = gradient
+    except AttributeError as error:
+        raise UsageError(
+            f"gradient_as_bucket_view: expected a grad that can be set on {parameter.name}; give its class a setter, "
+            "or leave gradient_as_bucket_view out"
+        ) from error
+
+
 def spec_of(parameter: HasGradient) -> GradientSpec:
     """Describe a parameter."""
     placement = getattr(parameter, "placement", UNPLACED)

@@ -18,6 +18,7 @@ from asyncpar.codecs import Values
 from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator, refuse_elastic, step_meter
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
+from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.core.observe.records import EventState
 from asyncpar.core.observe.reported import reported
@@ -37,6 +38,7 @@ from asyncpar.gradsync.plan import (
     HasGradient,
     HasParameters,
     Parameters,
+    check_final,
     listed,
     parameters_by_name,
     spec_of,
@@ -66,7 +68,9 @@ class GradientSynchronizer:
     one of them until that is closed or collected, and a second one is a ``UsageError``.  All ranks run the same steps
     in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where they are
     replicated, and over the first and the last stage, where they are tied, in that order and before the replicas.
-    ``when_not_finite`` says what to do about NaN and infinity.
+    ``when_not_finite`` says what to do about NaN and infinity.  A step in which a rank does nothing for
+    ``config.communication_timeout_ms`` ends with ``PeerTimeout``; unless that is given, the ``timeout`` of
+    ``communicator`` holds.
 
     Gradients may be arrays on this rank's CUDA device: NCCL averages their buckets on streams of their own, after the
     work that computes them, and their streams wait for the result.  That is for data parallelism alone.  Codecs that
@@ -96,7 +100,8 @@ class GradientSynchronizer:
         hosts: HostGroups | None = None,
         tuning: TuningConfig | None = None,
     ) -> None:
-        self._groups = SyncGroups.of(config, rank_mapping, communicator)
+        self._claimed = communicator
+        self._groups = SyncGroups.of(config, rank_mapping, _timed(communicator, config, name))
         self._bucketing = bucketing or GradientBucketingConfig()
         self._policy = NonFinitePolicy(when_not_finite)
         if self._policy is NonFinitePolicy.DROP and config.world_size != config.dp_size:
@@ -210,8 +215,10 @@ class GradientSynchronizer:
                 drawn_before=self._drawn_before,
             )
             run = self._make_run(layout, by_name, feed, terms)
+            as_views = self._bucketing.gradient_as_bucket_view
             async with self._running(run, step):
                 yield step
+                check_final(layout.plan.specs, by_name, as_views=as_views)
             if not self._skips(step.outcome):
                 if feed is not None:
                     feed.commit()
@@ -279,7 +286,7 @@ class GradientSynchronizer:
 
     def close(self) -> None:
         """Give the name back, for another synchronizer, and take no more steps; state and statistics stay readable."""
-        self._groups.everyone.release(self._name, self)
+        self._claimed.release(self._name, self)
         self._layouts.release()
         self._is_closed = True
 
@@ -566,3 +573,14 @@ class GradientSynchronizer:
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:
             raise UsageError(f"{what}: the previous step of this synchronizer is still under way")
+
+
+def _timed(communicator: Communicator, config: ThreeDParallelismConfig, name: str) -> Communicator:
+    """Return ``communicator``, or a group of the same ranks with the timeout that ``config`` was given."""
+    milliseconds = config.communication_timeout_ms
+    if is_default(milliseconds) or communicator.timeout == milliseconds / 1000:
+        return communicator
+    own = communicator.subgroup(range(communicator.size), name=name, key=f"{name}/timed", has_own_timeout=True)
+    assert own is not None, "this rank is one of its ranks"
+    own.timeout = milliseconds / 1000
+    return own

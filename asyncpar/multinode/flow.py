@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import ALL, Comparison
+from asyncpar.collectives.call import Abandoned, cancel_reason
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
-from asyncpar.errors import NonFiniteValue, UsageError
+from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,
     GradientCompressionConfig,
@@ -37,6 +38,9 @@ from asyncpar.zero.sharded_flow import ShardedFlow
 
 BETWEEN_NODES = "int8"
 """The codec of compressed gradients."""
+
+_FAREWELL_SECONDS = 1.0
+"""Others may be gone."""
 
 _UNLIMITED = 1 << 16
 """Buckets: their size is what is asked for, however many that makes."""
@@ -193,6 +197,20 @@ class NodeFlow:
         nbytes = sum(partition.bucket_nbytes(bucket) for bucket in partition.buckets)
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
         self._times.end()
+
+    async def leave(self, cause: BaseException) -> None:
+        """Abort, on all ranks, what they do next together: they get ``cause`` as the reason.  Waits a bounded time."""
+        reason = Abandoned(cause)
+        engine = self._engine
+        with suppress(Abandoned, TimeoutError, AsyncparError), cancel_reason() as why:
+            why.take(reason)
+            if engine is not None:  # in the middle of its step, or broken, there is more than the next run to abort
+                await engine.leave(str(reason))
+                self._is_broken = True
+                self._compare().close()
+                return
+            async with asyncio.timeout(_FAREWELL_SECONDS), self.run():
+                raise reason
 
     async def resume(self) -> None:
         """Come together again after a failure, which was one of all ranks; all of them call it."""

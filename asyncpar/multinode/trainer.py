@@ -39,6 +39,8 @@ class MultiNodeTrainer:
         async with trainer.synchronization() as ready:
             await worker.run(model.backward, saved, dy, ready)
 
+    An error that leaves the block of one rank ends what the others do next in this trainer, and is their reason.
+
     ``communicator`` joins all ranks.  Without one, the trainer opens ``config.comm_backend`` with ``backend`` settings,
     in ``runtime``, which stays open, or in one of its own, which it finalizes.  ``name`` tells apart trainers that
     share a communicator, and belongs to one of them until it is finalized.
@@ -70,6 +72,8 @@ class MultiNodeTrainer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and self._registered is not None and not self._is_finalized:
+            await self._registered.flow.leave(error)
         await self.finalize()
 
     # -- beginning and end -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from asyncpar.agreement.exchanges import Ballot
+from asyncpar.collectives.call import Abandoned
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import AsyncparError, UsageError
@@ -136,14 +137,18 @@ class GradientAveraging:
         if some_have:
             await self.run(local, lambda _: worker.run(local.finish), worker)
 
-    async def abandon(self) -> None:
-        """Abort the next round on all ranks.  Waits a bounded time."""
+    async def abandon(self, cause: BaseException) -> None:
+        """Abort the next round on all ranks, which get ``cause`` as the reason.  Waits a bounded time."""
         if self._has_failed or self._communicator.size == 1:
             return
         nothing = LocalGradients(self._parameters, must_reach_all=False)
-        with suppress(_RoundAbandoned, TimeoutError, AsyncparError):
+
+        async def fail(_ready: OnGradient) -> None:
+            raise Abandoned(cause)
+
+        with suppress(Abandoned, TimeoutError, AsyncparError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
-                await self.rounds.run(nothing, _compute_and_abandon)
+                await self.rounds.run(nothing, fail)
 
     @asynccontextmanager
     async def join(
@@ -233,14 +238,6 @@ class GradientAveraging:
 
 async def _compute_nothing(_ready: OnGradient) -> None:
     """Compute nothing, as a shadow does."""
-
-
-class _RoundAbandoned(Exception):  # noqa: N818
-    """Ends a round from inside."""
-
-
-async def _compute_and_abandon(_ready: OnGradient) -> None:
-    raise _RoundAbandoned
 
 
 def _check_bucket_size(nbytes: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -200,16 +201,17 @@ class DistributedDataParallel:
             self._model.tell_if_late()
         return self
 
-    async def close(self, *, failed: bool = False) -> None:
+    async def close(self, *, failed: bool = False, cause: BaseException | None = None) -> None:
         """End thread and tasks without waiting for other ranks.  With ``failed`` the others get an error.
 
-        A replica that owns its runtime finalizes it.
+        ``cause`` is its reason, by default the exception that is being handled.  A replica that owns its runtime
+        finalizes it.
         """
         if self._gossip is not None:
             await self._gossip.close(failed=failed)
             self._gossip = None
         elif failed and self._worker is not None:
-            await self._averaging.abandon()
+            await self._averaging.abandon(cause or sys.exception() or UsageError("the replica was closed as failed"))
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -224,13 +226,15 @@ class DistributedDataParallel:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        has_settled = False
+        if error is not None:
+            await self.close(failed=True, cause=error)
+            return
         try:
-            if error is None:
-                await self.settle()
-                has_settled = True
-        finally:
-            await self.close(failed=not has_settled)
+            await self.settle()
+        except BaseException as unsettled:
+            await self.close(failed=True, cause=unsettled)
+            raise
+        await self.close()
 
     # -- rank ----------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from asyncpar.agreement.exchanges import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome
+from asyncpar.gradsync.plan import gradient_of
 from asyncpar.parallel.config import DDPConfig
 from asyncpar.parallel.gradients import scale, zero
 from asyncpar.parallel.module import Array, Module, OnGradient, Trainable
@@ -149,7 +150,7 @@ class GradientRounds:
                 if not is_shadow:
                     self._check_static(local)
                 unused = await self._find_unused(ballot, local)
-                kept.update(self._zero(local.unreached()))
+                self._zero(local.unreached(), kept)
         except BaseException:
             self._put_back(kept, kept)
             if ballot is not None:
@@ -177,9 +178,11 @@ class GradientRounds:
         reached = await ballot.cast(np.array([name in local.reached for name in self._by_name], np.bool_))
         return [name for name, is_reached in zip(self._by_name, reached, strict=True) if not is_reached]
 
-    def _zero(self, names: Sequence[str]) -> dict[str, PutBack]:
-        """Zero the gradients of ``names``; return what makes each what it was."""
-        return {name: zero(self._by_name[name].grad) for name in names}
+    def _zero(self, names: Sequence[str], kept: dict[str, PutBack]) -> None:
+        """Zero the gradients of ``names``; note in ``kept`` what makes each what it was."""
+        gradients = [gradient_of(self._by_name[name], writes=True) for name in names]
+        for name, gradient in zip(names, gradients, strict=True):
+            kept[name] = zero(gradient)
 
     def _put_back(self, kept: dict[str, PutBack], names: Iterable[str]) -> None:
         for name in names:

@@ -303,6 +303,12 @@ class ZeroEngine:
         self._state.check_prepared("abandon")
         await self._recovery.break_off(why)
 
+    async def leave(self, why: str) -> None:
+        """Abort the step on all replicas, and the next ``resume``, to which this one does not come.  Waits for none."""
+        self._state.check_prepared("leave")
+        await self._recovery.break_off(why)
+        self._recovery.stay_away(0)
+
     async def catch_up(self, learning_rate: float) -> None:
         """Take, on this rank alone, the step that the other replicas have taken with these gradients.
 

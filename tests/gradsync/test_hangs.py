@@ -207,6 +207,25 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(absent: int) -> None:
     assert all(f"rank {absent}" in str(error) for error in errors)
 
 
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(2_000, 2.0), (None, 300.0)])
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 1, 1), (2, 2, 1)])
+def test_the_time_is_that_of_the_configuration_or_else_of_the_communicator(
+    dp: int, tp: int, pp: int, milliseconds: int | None, seconds: float
+) -> None:
+    async def main() -> tuple[list[BaseException], float]:
+        parallelism = {} if milliseconds is None else {"communication_timeout_ms": milliseconds}
+        async with parallel_world(dp, tp, pp, patience=1e6, parallelism=parallelism) as ranks:
+            begun = asyncio.get_running_loop().time()
+            errors = await on_all_failing(ranks[:-1], lambda rank: rank.synchronize())
+            assert all(rank.node.world.timeout == 300.0 for rank in ranks)
+            return errors, asyncio.get_running_loop().time() - begun
+
+    errors, waited = run_virtual(main())
+    assert all(isinstance(error, PeerError) for error in errors)
+    assert any(isinstance(error, PeerTimeout) for error in errors)
+    assert seconds <= waited < seconds + 10.0
+
+
 @pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
 async def test_an_observed_order_does_not_stand_in_the_way_after_a_failure(dp: int, tp: int, pp: int) -> None:
     """Buckets are rebuilt in the order in which gradients became final; a failure on one rank must not split plans."""

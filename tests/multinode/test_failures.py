@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
@@ -10,8 +11,18 @@ import pytest
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerTimeout
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.testing.loop import run_virtual
-from asyncpar.zero.config import ZeROStage
-from tests.multinode.worlds import RULE, TINY_BUCKETS, Member, Model, config_of, members, on_all, train_alone
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.multinode.worlds import (
+    RULE,
+    TINY_BUCKETS,
+    Member,
+    Model,
+    config_of,
+    members,
+    on_all,
+    on_all_failing,
+    train_alone,
+)
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
 
@@ -185,3 +196,32 @@ async def test_finalizing_in_the_middle_of_a_step_waits_for_no_rank() -> None:
         ranks[0].trainer.update_gradients()
         async with asyncio.timeout(1.0):
             await ranks[0].trainer.finalize()
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["before a step", "in the middle of one"])
+@pytest.mark.parametrize("stage", STAGES)
+async def test_an_error_that_leaves_the_block_of_one_rank_is_the_reason_of_the_others(
+    stage: ZeROStage, is_local: bool
+) -> None:
+    async def main(member: Member) -> None:
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(member.trainer)  # which has begun
+            await member.step(0)
+            if not is_local:
+                member.model.backward(1, member.rank, 0)
+                member.trainer.update_gradients()
+                await member.trainer.synchronize_gradients()
+            if member.rank == 1:
+                raise Spilled("no batch left")
+            if not is_local:
+                await member.trainer.apply_gradients()
+                await member.trainer.optimizer_step(1.0)
+            await member.step(2)
+
+    async with asyncio.timeout(60.0), members(2, 2, zero_config=ZeROConfig(stage=stage)) as ranks:
+        errors = await on_all_failing(ranks, main)
+    assert isinstance(errors.pop(1), Spilled)
+    for error in errors:
+        assert isinstance(error, PeerCancelled)
+        assert error.rank == 1
+        assert "no batch left" in str(error)

@@ -217,3 +217,28 @@ class Waiting(Branches):
         dx = super().backward(saved, dy, on_gradient)
         self.is_running = False
         return dx
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.mark.parametrize(
+    "failure", [ZeroDivisionError("no batch left"), asyncio.CancelledError()], ids=["error", "cancel"]
+)
+async def test_the_others_get_the_error_by_which_a_block_was_left_as_the_reason(
+    failure: BaseException, config: DDPConfig
+) -> None:
+    async def main(node: Node) -> None:
+        async with open_replica(node, make_model(), config=config) as ddp:
+            await train_step(ddp, *make_batch(2))
+            if node.rank == 1:
+                raise failure
+            await train_step(ddp, *make_batch(2))
+
+    async with local_world(3) as nodes:
+        errors = await on_all_failing(nodes, main)
+    reason = "ZeroDivisionError: no batch left" if str(failure) else "its block was left by CancelledError"
+    for rank in (0, 2):
+        error = errors[rank]
+        assert isinstance(error, PeerCancelled)
+        assert error.rank == 1
+        assert reason in str(error)
+        assert "Abandoned" not in str(error)

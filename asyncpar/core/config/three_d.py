@@ -41,7 +41,8 @@ class ThreeDParallelismConfig:
     micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
     ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
     rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is not given, and the
-    ``timeout`` of the world that the coordinator is made in was set, the world's is used.
+    ``timeout`` of the world that the coordinator is made in was set, the world's is used.  A ``GradientSynchronizer``
+    of its own takes it where it is given, and else the timeout of its communicator.
 
     ``num_layers`` is that of the whole model, ``pipeline_schedule`` the order of micro-batches.  ``memory_strategy``
     and ``enable_gradient_checkpointing`` trade memory for time, ``comm_strategy`` says how gradients are exchanged, and
