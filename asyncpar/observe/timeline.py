@@ -139,6 +139,27 @@ def make_timeline(images: Mapping[int, RankImage]) -> Timeline:
     return Timeline(slices=tuple(slices), arrows=tuple(arrows), ranks=names, offsets=clocks.offsets, left_out=left_out)
 
 
+def cut_timeline(timeline: Timeline, begun: float, ended: float) -> Timeline:
+    """Return what went on from ``begun`` to ``ended`` by the timeline's clock; slices that reach beyond are cut there.
+
+    One that is open goes on to ``ended``, as does one that ended later, which is open then.  Arrows stay where both
+    ends do.
+    """
+    kept: dict[int, EventSlice] = {}
+    for slice_ in timeline.slices:
+        is_open = slice_.is_open or slice_.ended > ended
+        if slice_.begun <= ended and (is_open or slice_.ended >= begun):
+            last = ended if is_open else slice_.ended
+            kept[id(slice_)] = replace(slice_, begun=max(slice_.begun, begun), ended=last, is_open=is_open)
+    arrows = [
+        replace(arrow, source=kept[id(arrow.source)], sink=kept[id(arrow.sink)])
+        for arrow in timeline.arrows
+        if id(arrow.source) in kept and id(arrow.sink) in kept and arrow.ended <= ended
+    ]
+    slices = sorted(kept.values(), key=lambda slice_: (slice_.begun, -slice_.ended, slice_.rank))
+    return replace(timeline, slices=tuple(slices), arrows=tuple(arrows))
+
+
 def _slices(rank: int, image: RankImage, offset: float) -> Iterable[EventSlice]:
     lanes: dict[str, list[list[float]]] = defaultdict(list)
     for event in sorted(image.events, key=lambda event: (event.created, -(event.ended or image.last_at))):

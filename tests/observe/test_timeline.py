@@ -18,7 +18,7 @@ from asyncpar.node import Node
 from asyncpar.observe.clocks import align_clocks
 from asyncpar.observe.image import Event, RankImage, read_image
 from asyncpar.observe.perfetto import encode_chrome, encode_perfetto
-from asyncpar.observe.timeline import Timeline, make_timeline, merge_images, print_timeline
+from asyncpar.observe.timeline import Timeline, cut_timeline, make_timeline, merge_images, print_timeline
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 
@@ -156,6 +156,27 @@ def test_ranks_with_one_clock_are_certain() -> None:
     images = exchanged((0, 1.0, 1, 1.0), (0, 2.0, 1, 2.5))
     same = {rank: replace(image, identity=replace_domain(image, "here")) for rank, image in images.items()}
     assert len(make_timeline(same).arrows) == 2
+
+
+def test_a_window_has_what_went_on_in_it_and_arrows_between_that() -> None:
+    images = exchanged((0, 1.0, 1, 1.5), (0, 2.0, 1, 2.5), (0, 3.0, 1, 3.5))
+    same = {rank: replace(image, identity=replace_domain(image, "here")) for rank, image in images.items()}
+    waits = Event(
+        ticket=9, kind=EventKind.COLLECTIVE, state=EventState.STARTED, created=1.9, ended=None, name="b", group=1
+    )
+    same[0] = replace(same[0], events=(*same[0].events, waits))
+    same[1] = replace(same[1], events=(*same[1].events, msgspec.structs.replace(waits, created=2.2, ended=9.0)))
+    window = cut_timeline(make_timeline(same), 2.1, 3.4)
+    assert [(one.rank, one.begun, one.ended, one.is_open) for one in window.slices] == [
+        (0, 2.1, 3.4, True),
+        (1, 2.2, 3.4, True),
+        (1, pytest.approx(2.5, abs=1e-4), 2.5, False),
+        (0, 3.0, pytest.approx(3.0, abs=1e-4), False),
+    ]
+    assert window.arrows == ()
+    (arrow,) = cut_timeline(make_timeline(same), 2.0, 2.6).arrows
+    assert (arrow.begun, arrow.ended) == (2.0, 2.5)
+    assert arrow.sink in window.slices
 
 
 def replace_domain(image: RankImage, domain: str) -> RankIdentity:

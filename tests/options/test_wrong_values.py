@@ -102,6 +102,7 @@ WRONG: dict[str, list[str]] = {
     "--every": ["x", "-1"],
     "--lines": ["x", "-1"],
     "--seconds": ["x", "-1"],
+    "--before": ["x", "-1"],
     "--layers": ["x"],
     "--hidden": ["x"],
     "--heads": ["x"],

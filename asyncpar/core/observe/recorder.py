@@ -393,7 +393,7 @@ def open_recorder(identity: RankIdentity, loop: asyncio.AbstractEventLoop | None
     domain = getattr(loop, "clock_domain", None)
     clock, wall = (time.perf_counter, time.time) if loop is None or domain is None else (loop.time, loop.time)
     identity = msgspec.structs.replace(
-        identity, pid=os.getpid(), clock=clock(), wall=wall(), clock_domain=domain or _boot()
+        identity, pid=os.getpid(), clock=clock(), wall=wall(), clock_domain=domain or clock_domain()
     )
     memory = _rings.take(os.environ)
     recorder = Recorder(memory or mmap.mmap(-1, image_bytes()), identity, clock=clock)
@@ -432,7 +432,7 @@ def read_ring(descriptor: int) -> bytes:
     return os.pread(descriptor, image_bytes(), 0)
 
 
-def _boot() -> str:
+def clock_domain() -> str:
     """Return what all processes with the same monotonic clock have in common, and no others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from asyncpar.core.observe.recorder import clock_domain
 from asyncpar.core.observe.waits import name_ranks
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_line, write_result
@@ -26,66 +28,137 @@ _MOST_EVENTS: Final = 300_000
 
 @click.command(cls=OneLineCommand)
 @option("--seconds", metavar="S", type=float, default=5.0, help="How long to record, from now on.  [5]")
+@option(
+    "--before", metavar="S", type=float, default=0.0, help="Add what ranks remember of so many seconds before.  [0]"
+)
 @option("--output", "-o", metavar="FILE", default="trace.pftrace", help="Where to write it.  [trace.pftrace]")
 @option("--ranks", "-r", "ranks", metavar="N,...", multiple=True, help="Of these ranks only: 0,2 or 4-7.")
 @option("--json", "as_json", is_flag=True, help="Write Chrome's JSON instead of Perfetto's own format.")
 @click.argument("job", required=False, default=None)
-def trace(job: str | None, seconds: float, output: str, ranks: tuple[str, ...], *, as_json: bool) -> None:
+def trace(
+    job: str | None, seconds: float, before: float, output: str, ranks: tuple[str, ...], *, as_json: bool
+) -> None:
     """Record what all ranks do, and write it as one timeline.
 
     Operations, messages with arrows, calls of actors and spans, on one clock.
     Open the file at https://ui.perfetto.dev (it stays on your machine) or in
-    chrome://tracing (with --json).  What the ranks still remember of the time
-    before is in it, too: the last 4,096 events of each.  Events of a rank that
-    has more than about 8,000 a second are missing in part; it says how many.
+    chrome://tracing (with --json).  With --before the file has what the ranks
+    still remember of the time before, too: the last 4,096 events of each.
+    Events of a rank that has more than about 8,000 a second are missing in
+    part; it says how many.
     """
-    exit_with("trace", lambda: _trace(job, seconds, Path(output), ranks, as_json=as_json))
+    window = TraceWindow(seconds=seconds, before=before)
+    exit_with("trace", lambda: _trace(job, window, Path(output), ranks, as_json=as_json))
 
 
-def _trace(job: str | None, seconds: float, output: Path, ranks: tuple[str, ...], *, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWindow:
+    """The time that a trace covers: so many ``seconds`` from now on, and so many ``before``."""
+
+    seconds: float
+    before: float = 0.0
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for one that is none."""
+        if not 0.0 <= self.seconds <= _MOST_SECONDS:
+            raise UsageError(f"--seconds: expected up to {_MOST_SECONDS:.0f}, got {self.seconds:g}")
+        if not self.before >= 0.0:
+            raise UsageError(f"--before: expected seconds, 0 or more, got {self.before:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What the rings said while they were looked at.
+
+    ``started`` and ``wall`` are the moment of the first look, by this host's monotonic clock and by that of the day;
+    ``first`` are the images of that look.  ``silent`` says by rank why there is nothing.
+    """
+
+    started: float
+    wall: float
+    first: Mapping[int, RankImage] = field(default_factory=dict)
+    images: Mapping[int, RankImage] = field(default_factory=dict)
+    silent: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Have as many events been found since the first look as a trace may have?"""
+        return _count(self.images) - _count(self.first) > _MOST_EVENTS
+
+    def begin(self, timeline: Timeline, here: str) -> float:
+        """Return when recording began, by the clock of the ``timeline``; ``here`` is the domain of this host's clock.
+
+        It is exact where a rank runs on this host.  Elsewhere the time of the day says it, which hosts may differ in:
+        it is after all that the first look has seen end, and before all that has begun since.
+        """
+        for rank, image in self.images.items():
+            if image.identity.clock_domain == here:
+                return self.started + timeline.offsets[rank].seconds
+        identity = self.images[min(self.images)].identity
+        begun = identity.clock + (self.wall - identity.wall)
+        seen = {rank: max((event.ticket for event in image.events), default=-1) for rank, image in self.first.items()}
+        offset = {rank: timeline.offsets[rank].seconds for rank in self.images}
+        past = [image.last_at + offset[rank] for rank, image in self.first.items() if rank in offset]
+        new = [
+            event.created + offset[rank]
+            for rank, image in self.images.items()
+            for event in image.events
+            if event.ticket > seen.get(rank, -1)
+        ]
+        return min([max([begun, *past]), *new])
+
+
+def _trace(job: str | None, window: TraceWindow, output: Path, ranks: tuple[str, ...], *, as_json: bool) -> int:
     from asyncpar.observe.perfetto import encode_chrome, encode_perfetto
-    from asyncpar.observe.timeline import make_timeline
+    from asyncpar.observe.timeline import cut_timeline, make_timeline
 
-    if not 0.0 <= seconds <= _MOST_SECONDS:
-        raise UsageError(f"--seconds: expected up to {_MOST_SECONDS:.0f}, got {seconds:g}")
-    images, silent = _record(job, seconds, parse_ranks(ranks))
-    timeline = make_timeline(images)
+    window.check()
+    chosen = parse_ranks(ranks)
+    recording = record(lambda: ask_images(job, chosen), window.seconds)
+    images = recording.images
+    whole = make_timeline(images)
+    begun = recording.begin(whole, clock_domain())
+    timeline = cut_timeline(whole, begun - window.before, begun + window.seconds)
     content = encode_chrome(timeline) if as_json else encode_perfetto(timeline)
     write_result(output, content)
     print_line(_describe(timeline, output, len(content)))
-    for gap in describe_gaps(images, timeline, seconds):
+    for gap in describe_gaps(images, timeline, window.seconds, is_full=recording.is_full):
         print_line(gap, err=True)
-    for rank, why in sorted(silent.items()):
+    for rank, why in sorted(recording.silent.items()):
         print_line(f"rank {rank} is not in it: {why}", err=True)
     return 0
 
 
-def _record(
-    job: str | None, seconds: float, ranks: Iterable[int] | None
-) -> tuple[dict[int, RankImage], dict[int, str]]:
-    """Look at the rings until the time is over; return what they said, and by rank why there is nothing."""
+def record(ask: Callable[[], tuple[dict[int, RankImage], dict[int, str]]], seconds: float) -> Recording:
+    """Look at the rings, with ``ask``, until the time is over; the last look is after that."""
     from asyncpar.observe.timeline import merge_images
 
     images: dict[int, RankImage] = {}
-    deadline = time.monotonic() + seconds
+    first: dict[int, RankImage] | None = None
+    started, wall = time.perf_counter(), time.time()
     while True:
-        found, silent = ask_images(job, ranks)
+        left = started + seconds - time.perf_counter()
+        found, silent = ask()
+        first = found if first is None else first
         for rank, image in found.items():
             images[rank] = merge_images(images.get(rank), image)
-        left = deadline - time.monotonic()
-        if left <= 0.0 or _count(images) > _MOST_EVENTS:
-            return images, {rank: why for rank, why in silent.items() if rank not in images}
-        time.sleep(min(_LOOK_SECONDS, left))
+        silent = {rank: why for rank, why in silent.items() if rank not in images}
+        recording = Recording(started=started, wall=wall, first=first, images=images, silent=silent)
+        if left <= 0.0 or recording.is_full:
+            return recording
+        time.sleep(min(_LOOK_SECONDS, max(0.0, started + seconds - time.perf_counter())))
 
 
 def _count(images: Mapping[int, RankImage]) -> int:
     return sum(len(image.events) for image in images.values())
 
 
-def describe_gaps(images: Mapping[int, RankImage], timeline: Timeline, seconds: float) -> list[str]:
-    """Return what a trace of so many ``seconds`` lacks, in sentences."""
+def describe_gaps(
+    images: Mapping[int, RankImage], timeline: Timeline, seconds: float, *, is_full: bool = False
+) -> list[str]:
+    """Return what a trace of so many ``seconds`` lacks, in sentences; ``is_full``: it took no more events."""
     gaps = []
-    if _count(images) > _MOST_EVENTS:
+    if is_full:
         gaps.append(
             f"it has as many events as a trace may have, {_MOST_EVENTS:,}, and may end before {seconds:g} s are over"
         )

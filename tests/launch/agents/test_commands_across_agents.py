@@ -86,7 +86,7 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
     launcher = start(group, "--log-dir", str(group.folder / "logs"))
     one, two = (str(group.agents[name].pid) for name in ("one", "two"))
 
-    done = run(group, "trace", "--seconds", "1", "--json", "-o", "t.json", one)
+    done = run(group, "trace", "--seconds", "1", "--before", "600", "--json", "-o", "t.json", one)
     assert done.returncode == 0, done.stderr
     assert "events of 2 ranks" in done.stdout
     events = json.loads((group.folder / "t.json").read_bytes())["traceEvents"]

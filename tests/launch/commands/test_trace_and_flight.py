@@ -63,6 +63,11 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
         trace = tmp_path / "t.json"
         done = command(launcher, "trace", "--seconds", "0.6", "--json", "-o", str(trace), "look")
         assert done.returncode == 0, done.stderr
+        slices = [event for event in json.loads(trace.read_bytes())["traceEvents"] if event["ph"] == "X"]
+        assert [event["name"] for event in slices] == ["barrier #41"], "what was over before is not in it"
+        assert slices[0]["dur"] == pytest.approx(0.6e6, rel=1e-3)
+        done = command(launcher, "trace", "--seconds", "0", "--before", "600", "--json", "-o", str(trace), "look")
+        assert done.returncode == 0, done.stderr
         events = json.loads(trace.read_bytes())["traceEvents"]
         assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 80
         assert {"load", "all_reduce #1"} <= {event["name"] for event in events}
@@ -93,6 +98,7 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
     [
         (("trace", "nothing-runs"), "asyncpar trace: "),
         (("trace", "--seconds", "-1"), "--seconds: expected up to 600, got -1"),
+        (("trace", "--before", "-1"), "--before: expected seconds, 0 or more, got -1"),
         (("flight", "dump"), "asyncpar flight dump: "),
         (("flight", "explain", "no-such-folder"), "no-such-folder: expected a folder of dumps"),
     ],
