@@ -136,7 +136,7 @@ def test_meshes_are_those_of_the_contract() -> None:
 
 def test_nodes_are_those_of_the_contract() -> None:
     config = MultiNodeConfig.new(4, 8, 2, 3)
-    assert (config.global_rank, config.world_size, config.is_master) == (19, 32, False)
+    assert (config.global_rank, config.world_size(), config.is_master()) == (19, 32, False)
     assert MultiNodeConfig.new(3, 4, 1, 2).node_local_ranks() == [4, 5, 6, 7]
 
 

@@ -33,6 +33,7 @@ from asyncpar.errors import UsageError
 class CommunicationGroup:
     """A group of ranks of one backend.  ``communicator`` has all operations, ``run`` those of ``CollectiveOp``.
 
+    A group is equal to its name, which ``str`` gives, and of two groups each is equal to itself alone.
     Sums and averages that ``run`` all-reduces go through ``compression``; what is called on ``communicator`` does not.
     """
 
@@ -50,10 +51,35 @@ class CommunicationGroup:
     def __repr__(self) -> str:
         return f"CommunicationGroup({self.name!r}, rank {self.rank} of {self.size}, {self.backend})"
 
+    def __str__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other if isinstance(other, str) else self is other
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def group_id(self) -> str:
+        """The name of the group."""
+        return self.name
+
     @property
     def rank(self) -> int:
         """The rank of this process in the group."""
         return self.communicator.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks in the group."""
+        return self.communicator.size
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each rank, ``cpu:N`` where N is its number among the ranks of the group on its host."""
+        places = {rank: number for host in self.communicator.hosts for number, rank in enumerate(host)}
+        return tuple(f"cpu:{places[rank]}" for rank in range(self.size))
 
     @property
     def size(self) -> int:

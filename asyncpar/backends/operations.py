@@ -78,6 +78,16 @@ class OperationMetrics:
     errors: int = 0
 
     @property
+    def total_bytes(self) -> int:
+        """``bytes``."""
+        return self.bytes
+
+    @property
+    def total_time(self) -> float:
+        """``seconds``."""
+        return self.seconds
+
+    @property
     def avg_latency(self) -> float:
         """Mean ``seconds`` of a finished call; 0 before the first."""
         return self.seconds / self.count if self.count else 0.0
@@ -105,6 +115,31 @@ class CommunicationMetrics:
         for entry in self.operations.values():
             total = total.plus(entry)
         return total
+
+    @property
+    def operation_metrics(self) -> Mapping[str, OperationMetrics]:
+        """``operations``."""
+        return self.operations
+
+    @property
+    def operation_count(self) -> int:
+        """Calls that finished, of all operations."""
+        return self.total.count
+
+    @property
+    def total_bytes(self) -> int:
+        """The payload that this rank sent, for all operations."""
+        return self.total.bytes
+
+    @property
+    def total_time(self) -> float:
+        """Seconds of all operations, added up."""
+        return self.total.seconds
+
+    @property
+    def avg_bandwidth(self) -> float:
+        """``total_bytes`` for each second of ``total_time``; 0 before the first operation."""
+        return self.total_bytes / self.total_time if self.total_time else 0.0
 
     def of(self, operation: str) -> OperationMetrics:
         """Return the figures of ``operation``, zeros if it was never called."""

@@ -255,14 +255,15 @@ class CommunicationRuntime:
         self._groups[name] = self._opened[parent.backend].group(name, communicator)
         return self._groups[name]
 
-    def get_group(self, name: str | None = None) -> CommunicationGroup:
-        """Return the group called ``name``; without it the default group.
+    def get_group(self, name: str | CommunicationGroup | None = None) -> CommunicationGroup:
+        """Return the group called ``name`` (or the one that has the name of that group); without it the default group.
 
         Raises ``NoGroup`` before a backend is initialized and after ``finalize``, ``GroupNotFound`` for a group that
         does not exist or that this rank is not in.
         """
         if self._default is None:
             raise NoGroup("group: there is none, because no backend is open; await initialize() first")
+        name = None if name is None else str(name)
         found = self._groups.get(self._default if name is None else name)
         if found is None:
             if name in self._absent:

@@ -92,7 +92,7 @@ class ParallelModel(ABC):
 
 def stage_ranges(config: ThreeDParallelismConfig, schedule: Schedule) -> tuple[range, ...]:
     """Return the layers of each virtual stage of ``schedule``, as many as ``config.layers_per_stage`` says."""
-    sizes = split_layers(config.num_layers, schedule.layout.ranks, config.layers_per_stage)
+    sizes = split_layers(config.num_layers, schedule.layout.ranks, config.given_layers)
     ends = list(accumulate(sizes))
     return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
 

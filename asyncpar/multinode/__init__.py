@@ -3,7 +3,7 @@
 from asyncpar.gradsync import HostGroups
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientSyncBuffer
-from asyncpar.multinode.statistics import CompressionInfo, MultiNodeStats
+from asyncpar.multinode.statistics import CompressionInfo, MemorySavings, MultiNodeStats
 from asyncpar.multinode.trainer import MultiNodeTrainer
 from asyncpar.zero.memory import MemoryUsage
 
@@ -11,6 +11,7 @@ __all__ = [
     "CompressionInfo",
     "GradientSyncBuffer",
     "HostGroups",
+    "MemorySavings",
     "MemoryUsage",
     "MultiNodeConfig",
     "MultiNodeStats",

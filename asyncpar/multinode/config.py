@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from asyncpar.backends.backend import CommunicationBackend
+from asyncpar.core.callables import CallableFlag, CallableInt
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROConfig
 
@@ -106,13 +107,14 @@ class MultiNodeConfig:
         return self.overlap_comm_compute and self.zero_config.overlap_comm
 
     @property
-    def world_size(self) -> int:
-        return self.num_nodes * self.devices_per_node
+    def world_size(self) -> CallableInt:
+        """The number of ranks; ``world_size()`` returns it as well."""
+        return CallableInt(self.num_nodes * self.devices_per_node)
 
     @property
-    def is_master(self) -> bool:
-        """Is this rank 0 of the world?"""
-        return self.global_rank == 0
+    def is_master(self) -> CallableFlag:
+        """Is this rank 0 of the world?  ``is_master()`` returns it as well."""
+        return CallableFlag(self.global_rank == 0)
 
     @property
     def is_leader(self) -> bool:

@@ -27,7 +27,7 @@ from asyncpar.gradsync import (
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.node_sum import NodeSums, TimedSums
-from asyncpar.multinode.statistics import CompressionInfo, LeaderTraffic, ShardedTimes
+from asyncpar.multinode.statistics import CompressionInfo, LeaderTraffic, MemorySavings, ShardedTimes, savings_of
 from asyncpar.nn import Stage
 from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import OnGradient
@@ -146,9 +146,17 @@ class NodeFlow:
                 parameter.release_grad()
 
     @property
-    def memory_savings(self) -> float:
+    def memory_savings(self) -> MemorySavings:
         """The part of parameters, gradients and states that is not held on this rank because others hold it."""
-        return 0.0 if self._engine is None else self._engine.memory_stats().reduction
+        usage, engine = self.inner.memory(), self._engine
+        if engine is None:
+            return savings_of(usage, None, self._nbytes)
+        specs = engine.partition.specs
+        parts = zip(self._own_bounds(), specs, strict=True)
+        owned = sum((stop - start) * spec.dtype.itemsize for (start, stop), spec in parts)
+        values = sum(spec.count * spec.dtype.itemsize for spec in specs)
+        is_sharded = engine.config.stage.shards_gradients and values > 0
+        return savings_of(usage, engine.memory_stats(), values, owned_gradients=owned / values if is_sharded else 1.0)
 
     def statistics(self) -> SyncStatistics:
         """Return times and traffic so far."""
@@ -162,13 +170,16 @@ class NodeFlow:
     @property
     def owns_part(self) -> bool:
         """Does this rank own states that no other rank has?"""
-        if self._engine is None:
-            return False
-        partition, rank = self._engine.partition, self._groups.world.rank
-        bounds = [partition.bounds(index, rank) for index in range(len(partition.specs))]
-        return any(start < stop for start, stop in bounds)
+        return any(start < stop for start, stop in self._own_bounds())
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _own_bounds(self) -> list[tuple[int, int]]:
+        """Return where the part of each parameter that this rank owns begins and ends."""
+        if self._engine is None:
+            return []
+        partition, rank = self._engine.partition, self._groups.world.rank
+        return [partition.bounds(index, rank) for index in range(len(partition.specs))]
 
     def _compare(self) -> Comparison:
         """Return the comparison of what this rank has done since the last run with what the others have."""

@@ -51,6 +51,16 @@ class GradientSyncBuffer:
         return MappingProxyType(self._counts)
 
     @property
+    def gradients(self) -> Mapping[str, Array]:
+        """The sums, or the means after ``average_gradients``, by name."""
+        return MappingProxyType(self._sums)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """The most gradients that were added to one name."""
+        return max(self._counts.values(), default=0)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the sums."""
         return sum(gradient.nbytes for gradient in self._sums.values())

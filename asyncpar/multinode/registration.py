@@ -96,7 +96,7 @@ class Environment:
         if self._communicator is not None:
             return self._communicator
         config = self._config
-        settings = replace(self._settings, rank=config.global_rank, world_size=config.world_size)
+        settings = replace(self._settings, rank=config.global_rank, world_size=config.world_size())
         runtime = self._runtime or CommunicationRuntime()
         try:
             group = await runtime.initialize(config.comm_backend, settings)
@@ -119,7 +119,7 @@ class TrainerPhase(Enum):
 
     GATHERING = "update_gradients or synchronize_gradients"
     SYNCHRONIZING = "nothing, until the synchronization under way has ended"
-    SYNCHRONIZED = "apply_gradients"
+    SYNCHRONIZED = "apply_gradients or optimizer_step"
     APPLIED = "optimizer_step"
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TextIO
+from types import MappingProxyType
+from typing import Self, TextIO
 
 from asyncpar.backends.backend import CommunicationBackend
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.gradsync import HostGroups, least_bytes
 from asyncpar.gradsync.statistics import StepRecord, SyncStatistics, SyncTraffic
 from asyncpar.zero.config import ZeROStage
-from asyncpar.zero.memory import MemoryUsage
+from asyncpar.zero.memory import MemoryUsage, ZeROMemoryStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,55 @@ class CompressionInfo:
     def compression_ratio(self) -> float:
         """Uncompressed bytes over bytes sent; 1 without compression, and on ranks that send nothing."""
         return self.original_size / self.compressed_size if self.compressed_size else 1.0
+
+
+class MemorySavings(float):
+    """The part of parameters, gradients and states that this rank does not hold because others do.
+
+    ``savings["optimizer"]``, ``["gradient"]`` and ``["parameter"]`` are the parts of each alone, ``["communication"]``
+    what buffers and residuals of compression take in addition, of the whole: 0, or negative.
+    """
+
+    components: Mapping[str, float]
+
+    def __new__(cls, whole: float = 0.0, components: Mapping[str, float] | None = None) -> Self:
+        """Return ``whole`` with its ``components``, zeros by default."""
+        made = super().__new__(cls, whole)
+        made.components = MappingProxyType(dict.fromkeys(_COMPONENTS, 0.0) | dict(components or {}))
+        return made
+
+    def __getitem__(self, component: str) -> float:
+        """Return the part of one of ``components``."""
+        return self.components[component]
+
+    def __reduce__(self) -> tuple[type[MemorySavings], tuple[float, dict[str, float]]]:
+        return type(self), (float(self), dict(self.components))
+
+
+_COMPONENTS = ("optimizer", "gradient", "parameter", "communication")
+
+
+def savings_of(
+    usage: MemoryUsage, kept: ZeROMemoryStats | None, values: int, *, owned_gradients: float = 1.0
+) -> MemorySavings:
+    """Return what ``usage`` saves; ``kept`` are the figures of what is sharded, ``values`` the bytes of parameters.
+
+    ``owned_gradients`` is the part of the gradients that is kept on this rank from their reduction to the step.
+    """
+    whole = 2 * values + usage.optimizer_states if kept is None else kept.whole
+    communication = -usage["communication"] / whole if whole else 0.0
+    if kept is None or not values:
+        return MemorySavings(0.0, {"communication": communication})
+    states = kept.whole - 2 * values
+    return MemorySavings(
+        kept.reduction,
+        {
+            "optimizer": 1.0 - kept.states / states if states else 0.0,
+            "gradient": 1.0 - owned_gradients,
+            "parameter": 1.0 - kept.parameters / values,
+            "communication": communication,
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +96,7 @@ class MultiNodeStats:
     zero_stage: ZeROStage = ZeROStage.STAGE1
     communication_backend: str = str(CommunicationBackend.NATIVE)
     gradient_compression_enabled: bool = False
-    memory_savings: float = 0.0
+    memory_savings: MemorySavings = field(default_factory=MemorySavings)
     parameter_count: int = 0
     steps: int = 0
     micro_steps: int = 0

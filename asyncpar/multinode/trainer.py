@@ -164,9 +164,11 @@ class MultiNodeTrainer:
     async def apply_gradients(self, accumulation_steps: int = 1) -> None:
         """Divide the synchronized gradients by the number of micro-steps, and give them to ``optimizer_step``.
 
+        Synchronizes first where nothing was synchronized in this step.
         Parameters hold them then, where gradients are not sharded.  Raises ``UsageError`` unless
         ``accumulation_steps`` micro-steps were taken in.
         """
+        await self._synchronize_unless_done("apply_gradients")
         known = self._at(TrainerPhase.SYNCHRONIZED, "apply_gradients")
         taken = known.intake.micro_steps
         if accumulation_steps != taken:
@@ -180,7 +182,14 @@ class MultiNodeTrainer:
 
         A larger norm than ``clip_norm`` is scaled down to it: the norm is that of the means over all ranks.  Raises
         ``NonFiniteValue``, on every rank and with nothing changed, for gradients that are not finite.
+
+        Synchronizes first where nothing was synchronized in this step, and divides by the number of micro-steps where
+        ``apply_gradients`` was not called.
         """
+        await self._synchronize_unless_done("optimizer_step")
+        known = self._known("optimizer_step")
+        if known.phase is TrainerPhase.SYNCHRONIZED:
+            await self.apply_gradients(known.intake.micro_steps)
         known = self._at(TrainerPhase.APPLIED, "optimizer_step")
         known.phase = TrainerPhase.GATHERING
         try:
@@ -268,7 +277,7 @@ class MultiNodeTrainer:
         Rank 0 alone where nothing is sharded, else every rank that owns some of the values.  ``save_checkpoint`` sees
         to that by itself, and is called by all ranks.
         """
-        return self.config.is_master or self._known("should_save_checkpoint").flow.owns_part
+        return bool(self.config.is_master) or self._known("should_save_checkpoint").flow.owns_part
 
     @property
     def groups(self) -> HostGroups:
@@ -294,6 +303,11 @@ class MultiNodeTrainer:
             known.phase = TrainerPhase.GATHERING
             raise
         known.phase = TrainerPhase.SYNCHRONIZED
+
+    async def _synchronize_unless_done(self, what: str) -> None:
+        if self._known(what).phase is TrainerPhase.GATHERING:
+            async with self._synchronizing(what):
+                pass
 
     async def _register(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.backends import CommunicationRuntime
+from asyncpar.core.callables import CallableTuple
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.core.sums import sum_dtype
@@ -66,7 +67,8 @@ class DataParallel:
     ) -> None:
         if isinstance(devices, str):
             raise UsageError(f'devices: expected a sequence of names such as ["cpu:0"], got {devices!r}')
-        self.devices = tuple(check_device(device) for device in devices)
+        self.devices = CallableTuple(check_device(device) for device in devices)
+        """The names of the devices; ``devices()`` returns them as well."""
         if not self.devices:
             raise UsageError("devices: No devices provided; expected at least one")
         if len(set(self.devices)) < len(self.devices):

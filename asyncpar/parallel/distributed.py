@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from asyncpar.backends import CommunicationRuntime
+from asyncpar.backends import CommunicationGroup, CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator, refuse_elastic
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
@@ -88,7 +88,7 @@ class DistributedDataParallel:
         self,
         model: Model,
         device: str,
-        process_group: str,
+        process_group: str | CommunicationGroup,
         runtime: CommunicationRuntime,
         config: DDPConfig | None = None,
         *,
@@ -238,9 +238,9 @@ class DistributedDataParallel:
 
     # -- rank ----------------------------------------------------------------------------------------------------------
 
-    def process_group(self) -> str:
-        """Return the name of the group of all replicas."""
-        return self._group.name
+    def process_group(self) -> CommunicationGroup:
+        """Return the group of all replicas; it is equal to its name."""
+        return self._group
 
     def rank(self) -> int:
         """Return this replica's number in the group."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationGroup, CommunicationRuntime
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.net.arena.limits import count_cores
 from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode
 from asyncpar.parallel.data_parallel import DataParallel
 from asyncpar.parallel.distributed import DistributedDataParallel
@@ -40,12 +41,15 @@ async def init_process_group(
 
 
 def create_data_parallel(
-    model: Model, devices: Sequence[str], *, runtime: CommunicationRuntime | None = None
+    model: Model, devices: Sequence[str] | None = None, *, runtime: CommunicationRuntime | None = None
 ) -> DataParallel:
     """Return a replica of ``model`` on each of ``devices`` of this process.
 
+    Without ``devices`` there is one for each processor that this process may use, called ``cpu:0`` and so on.
     ``runtime`` is what the replicas talk over (None: a new one).
     """
+    if devices is None:
+        devices = [f"cpu:{number}" for number in range(count_cores())]
     return DataParallel(model, devices, runtime)
 
 

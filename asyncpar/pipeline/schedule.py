@@ -84,7 +84,7 @@ class Schedule(ABC):
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PipelineSchedule(Schedule):
     """One of the built-in schedules, for any number of ranks and micro-batches.
 

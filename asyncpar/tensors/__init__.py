@@ -8,10 +8,10 @@ how wrong arguments on one rank become errors on all, ``settings`` how different
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.tensors.communicator import TensorCommunicator, create_communicator
-from asyncpar.tensors.config import ModelParallelConfig, ModelParallelStrategy
+from asyncpar.tensors.config import ModelParallelConfig
 from asyncpar.tensors.context import ModelParallelContext
 from asyncpar.tensors.distributed import DistributedTensor
-from asyncpar.tensors.mesh import DeviceMesh
+from asyncpar.tensors.mesh import DeviceMesh, ModelParallelStrategy
 from asyncpar.tensors.partition import TensorPartition
 from asyncpar.tensors.process_groups import MeshCommunicators, ProcessGroups
 

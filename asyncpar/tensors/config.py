@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from asyncpar.backends.backend import CommunicationBackend
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import UsageError
-from asyncpar.tensors.mesh import DeviceMesh
+from asyncpar.tensors.mesh import PIPELINE_AXIS, DeviceMesh, ModelParallelStrategy, hybrid_stages
 from asyncpar.tensors.partition import check_number
-
-PIPELINE_AXIS, TENSOR_AXIS = "pp", "tp"
-"""The axes of meshes that strategies make."""
-
-TENSOR_AXES = ("tp_row", "tp_column")
-"""Those of TENSOR, where all devices hold parts of each tensor."""
-
-
-class ModelParallelStrategy(StrEnum):
-    """The unit of distribution: the layers (PIPELINE), each tensor (TENSOR), or both (HYBRID)."""
-
-    PIPELINE = "pipeline"
-    TENSOR = "tensor"
-    HYBRID = "hybrid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +82,7 @@ class ModelParallelConfig:
             case ModelParallelStrategy.TENSOR:
                 return 1
             case ModelParallelStrategy.HYBRID:
-                least = DeviceMesh.two_dimensional(self.num_devices).shape[0]
-                return next(depth for depth in range(least, self.num_devices + 1) if self.num_devices % depth == 0)
+                return hybrid_stages(self.num_devices)
 
     @property
     def split_dim(self) -> int:
@@ -106,17 +90,8 @@ class ModelParallelConfig:
         return 0 if self.tensor_split_dim is None else self.tensor_split_dim
 
     def mesh(self) -> DeviceMesh:
-        """Return the devices: PIPELINE in a row along ``pp`` (stages); HYBRID along ``pp`` and ``tp`` (parts of each
-        tensor); TENSOR in ``ceil(sqrt(n))`` rows along ``tp_row`` and ``tp_column``, whose last places may be empty.
-        """
-        match self.strategy:
-            case ModelParallelStrategy.PIPELINE:
-                return DeviceMesh.linear(self.device_ids, axis=PIPELINE_AXIS)
-            case ModelParallelStrategy.TENSOR:
-                return DeviceMesh.two_dimensional(self.device_ids, axes=TENSOR_AXES)
-            case ModelParallelStrategy.HYBRID:
-                shape = (self.stages, self.num_devices // self.stages)
-                return DeviceMesh(shape, (PIPELINE_AXIS, TENSOR_AXIS), self.device_ids)
+        """Return the mesh of the devices; see ``DeviceMesh.of``."""
+        return DeviceMesh.of(self.device_ids, self.strategy, stages=self.stages)
 
     def parallelism(self, **settings: Any) -> ThreeDParallelismConfig:
         """Return the configuration of one replica of a model that is trained so; ``settings`` are its other fields.

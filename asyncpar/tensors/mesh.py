@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import numpy as np
 
@@ -19,19 +20,43 @@ from asyncpar.errors import UsageError
 from asyncpar.tensors.partition import check_number, check_shape
 from asyncpar.tensors.process_groups import MeshCommunicators, make_groups
 
+PIPELINE_AXIS, TENSOR_AXIS = "pp", "tp"
+"""The axes of meshes that strategies make."""
+
+TENSOR_AXES = ("tp_row", "tp_column")
+"""Those of TENSOR, where all devices hold parts of each tensor."""
+
+
+class ModelParallelStrategy(StrEnum):
+    """The unit of distribution: the layers (PIPELINE), each tensor (TENSOR), or both (HYBRID)."""
+
+    PIPELINE = "pipeline"
+    TENSOR = "tensor"
+    HYBRID = "hybrid"
+
 
 class DeviceMesh:
     """Devices along named axes, row-major: the last axis runs fastest.
 
     ``devices`` says which device is at each place, in any order; by default they are numbered in mesh order.  Where
     there are fewer devices than places, the last places are empty.  Immutable; equal if all places are.
+
+    With a ``ModelParallelStrategy`` in place of ``axes``, ``DeviceMesh(ids, strategy)`` is the mesh of these devices
+    that ``ModelParallelConfig.mesh`` makes for it.
     """
 
     __slots__ = ("_places",)
 
     def __init__(
-        self, shape: Sequence[int], axes: Sequence[str] | None = None, devices: Iterable[int] | None = None
+        self,
+        shape: Sequence[int],
+        axes: Sequence[str] | ModelParallelStrategy | None = None,
+        devices: Iterable[int] | None = None,
     ) -> None:
+        self._places: MeshShape
+        if isinstance(axes, str):
+            self._places = self._of_strategy(shape, axes, devices)._places
+            return
         sizes = check_shape(shape, "shape")
         if not sizes:
             raise UsageError("shape: expected at least one axis, got none")
@@ -77,6 +102,34 @@ class DeviceMesh:
         each = -(-len(chosen) // planes)
         rows = _root_up(each, 2)
         return cls((planes, rows, -(-each // rows)), axes, chosen)
+
+    @classmethod
+    def _of_strategy(cls, ids: Sequence[int], strategy: str, devices: Iterable[int] | None) -> DeviceMesh:
+        if strategy not in list(ModelParallelStrategy):
+            raise UsageError(
+                f"axes: expected the names of axes, or one of {', '.join(ModelParallelStrategy)}, got {strategy!r}"
+            )
+        if devices is not None:
+            raise UsageError(f"devices: expected none beside a strategy, which {list(ids)} are for, got {devices!r}")
+        return cls.of(ids, ModelParallelStrategy(strategy))
+
+    @classmethod
+    def of(
+        cls, devices: int | Iterable[int], strategy: ModelParallelStrategy, *, stages: int | None = None
+    ) -> DeviceMesh:
+        """Return the mesh of a strategy: PIPELINE is a row along ``pp`` (stages); HYBRID has ``pp`` and ``tp`` (parts
+        of each tensor); TENSOR ``ceil(sqrt(n))`` rows along ``tp_row`` and ``tp_column``, whose last places may be
+        empty.  ``stages`` is the size of ``pp`` in HYBRID, by default the least divisor from the square root on.
+        """
+        chosen = _chosen(devices)
+        match strategy:
+            case ModelParallelStrategy.PIPELINE:
+                return cls.linear(chosen, axis=PIPELINE_AXIS)
+            case ModelParallelStrategy.TENSOR:
+                return cls.two_dimensional(chosen, axes=TENSOR_AXES)
+            case ModelParallelStrategy.HYBRID:
+                rows = hybrid_stages(len(chosen)) if stages is None else stages
+                return cls((rows, len(chosen) // rows), (PIPELINE_AXIS, TENSOR_AXIS), chosen)
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -188,6 +241,12 @@ class DeviceMesh:
         if check_number(device, "device") not in self:
             raise UsageError(f"device: expected one of the mesh, {list(self.devices)}, got {device}")
         return self._places.coordinates(device)
+
+
+def hybrid_stages(devices: int) -> int:
+    """Return the least divisor of the number of devices from its square root on."""
+    least = _root_up(devices, 2)
+    return next(stages for stages in range(least, devices + 1) if devices % stages == 0)
 
 
 def check_devices(devices: Iterable[int]) -> tuple[int, ...]:

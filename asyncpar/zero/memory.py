@@ -33,6 +33,22 @@ class MemoryUsage:
         kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
         return kept + self.buffers + self.residuals
 
+    @property
+    def components(self) -> dict[str, int]:
+        """The bytes by component: ``optimizer``, ``gradient`` (with ``accumulation``), ``parameter``, and
+        ``communication`` (``buffers`` and ``residuals``).
+        """
+        return {
+            "optimizer": self.optimizer_states,
+            "gradient": self.gradients + self.accumulation,
+            "parameter": self.parameters,
+            "communication": self.buffers + self.residuals,
+        }
+
+    def __getitem__(self, component: str) -> int:
+        """Return the bytes of one of ``components``, or ``total``."""
+        return (self.components | {"total": self.total})[component]
+
     def rows(self) -> list[tuple[str, str]]:
         """Return what the memory is for, and how much it is, as texts."""
         return [

@@ -11,7 +11,7 @@ from asyncpar.collectives.ledger import CollectiveStatistics, Traffic
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.gradsync import SyncStatistics
 from asyncpar.hybrid.step import StepResult
-from asyncpar.multinode import MemoryUsage, MultiNodeStats
+from asyncpar.multinode import MemorySavings, MemoryUsage, MultiNodeStats
 from asyncpar.pipeline.offload.entry import MemoryUsageStats, Volume
 from asyncpar.pipeline.result import PipelineResult
 from asyncpar.zero import ZeROMemoryStats
@@ -58,7 +58,7 @@ STATISTICS: dict[str, tuple[Any, dict[str, str]]] = {
             local_rank=0,
             global_rank=2,
             steps=1200,
-            memory_savings=0.25,
+            memory_savings=MemorySavings(0.25),
             memory=MemoryUsage(parameters=4000, buffers=2_000_000),
         ),
         {"multi-node training": "rank 2 of 4", "steps": "1,200", "memory saved": "25%", "  buffers": "2 MB"},

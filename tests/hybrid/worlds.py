@@ -141,7 +141,9 @@ def assert_same(one: Outcome, other: Outcome, *, tolerance: float) -> None:
 
 def make_config(dp: int = 1, tp: int = 1, pp: int = 1, *, layers: int = 4, **settings: Any) -> HybridConfig:
     """Return the settings of a run; those of the layout of ranks are told by their names."""
-    of_layout = {name: settings.pop(name) for name in list(settings) if name in ThreeDParallelismConfig.__slots__}
+    of_layout = {
+        name: settings.pop(name) for name in list(settings) if name in ThreeDParallelismConfig.__dataclass_fields__
+    }
     return HybridConfig(
         parallelism=ThreeDParallelismConfig(dp_size=dp, tp_size=tp, pp_size=pp, num_layers=layers, **of_layout),
         **settings,

@@ -286,15 +286,15 @@ async def test_a_step_has_its_order() -> None:
     async with members(1, 1) as [member]:
         trainer = member.trainer
         for call in (trainer.apply_gradients(), trainer.optimizer_step(RATE)):
-            with pytest.raises(UsageError, match="expected update_gradients or synchronize_gradients next"):
+            with pytest.raises(UsageError, match="expected gradients of at least one micro-step, got none"):
                 await call
         member.model.backward(0, 0, 0)
         trainer.update_gradients()
         await trainer.synchronize_gradients()
-        with pytest.raises(UsageError, match="update_gradients: expected apply_gradients next"):
+        with pytest.raises(UsageError, match="update_gradients: expected apply_gradients or optimizer_step next"):
             trainer.update_gradients()
-        with pytest.raises(UsageError, match="optimizer_step: expected apply_gradients next"):
-            await trainer.optimizer_step(RATE)
+        with pytest.raises(UsageError, match="synchronize_gradients: expected apply_gradients or optimizer_step next"):
+            await trainer.synchronize_gradients()
         await trainer.apply_gradients()
         with pytest.raises(UsageError, match="synchronize_gradients: expected optimizer_step next"):
             await trainer.synchronize_gradients()

@@ -91,7 +91,7 @@ async def test_nothing_is_saved_or_loaded_in_the_middle_of_a_step(tmp_path: Path
         with pytest.raises(UsageError, match="save_checkpoint: expected no gradients, got those of 1 micro-steps"):
             await member.trainer.save_checkpoint(tmp_path)
         await member.trainer.synchronize_gradients()
-        with pytest.raises(UsageError, match="load_checkpoint: expected apply_gradients next"):
+        with pytest.raises(UsageError, match="load_checkpoint: expected apply_gradients or optimizer_step next"):
             await member.trainer.load_checkpoint(tmp_path)
 
 

@@ -15,7 +15,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 def test_a_rank_is_counted_node_by_node() -> None:
     config = MultiNodeConfig.new(4, 8, 2, 3)
-    assert (config.global_rank, config.world_size, config.is_master, config.is_leader) == (19, 32, False, False)
+    assert (config.global_rank, config.world_size(), config.is_master(), config.is_leader) == (19, 32, False, False)
 
 
 def test_the_local_ranks_of_a_node_are_ranks_of_the_world() -> None:
@@ -29,7 +29,7 @@ def test_the_local_ranks_of_a_node_are_ranks_of_the_world() -> None:
 def test_a_rank_of_the_world_has_one_place(rank: int) -> None:
     config = MultiNodeConfig.of_rank(3, 2, rank)
     assert (config.node_rank, config.local_rank, config.global_rank) == (rank // 2, rank % 2, rank)
-    assert config.is_master is (rank == 0)
+    assert config.is_master() is (rank == 0)
     assert config.is_leader is (rank % 2 == 0)
 
 

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from asyncpar.errors import NonFiniteValue
+from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.multinode import MemoryUsage, MultiNodeTrainer
 from asyncpar.nn import Parameter
 from asyncpar.nn.optimizers import SGD, Adam
@@ -249,6 +249,11 @@ async def test_statistics_tell_settings_and_measured_savings(stage: int, saved: 
             assert (stats.zero_stage, stats.communication_backend) == (ZeROStage.of(stage), "native")
             assert stats.gradient_compression_enabled is is_compressed
             assert saved[0] <= stats.memory_savings <= saved[1]
+            parts = stats.memory_savings
+            assert (parts["gradient"] > 0.5, parts["optimizer"] > 0.5) == (stage >= 2, stage >= 1)
+            assert (parts["parameter"], parts["communication"] <= 0.0) == (0.0, True)
+            usage = member.trainer.get_memory_usage()
+            assert sum(usage.components.values()) == usage["total"] == usage.total
 
 
 async def test_statistics_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,3 +284,24 @@ async def test_a_rank_that_owns_nothing_saves_nothing() -> None:
                 return trainer.should_save_checkpoint()
 
         assert await on_all(nodes, main) == [True, True, True, False]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_a_step_synchronizes_where_nothing_was_synchronized(stage: int, is_applied: bool) -> None:
+    async def step(member: Member) -> None:
+        for micro in range(2):
+            member.model.backward(0, member.rank, micro)
+            member.trainer.update_gradients()
+        if is_applied:
+            await member.trainer.apply_gradients(2)
+        await member.trainer.optimizer_step(RATE)
+
+    async def step_without_gradients(member: Member) -> None:
+        with pytest.raises(UsageError, match="expected gradients of at least one micro-step"):
+            await member.trainer.optimizer_step(RATE)
+
+    async with members(2, 2, stage=ZeROStage.of(stage)) as ranks:
+        await on_all(ranks, step)
+        assert_close(ranks, train_alone(4, steps=1, micro_steps=2))
+        await on_all(ranks, step_without_gradients)

@@ -373,7 +373,7 @@ EFFECTS = [
     *effects("blocking.LoopThread", loop_thread, name="mine"),
     *effects("tensors.ModelParallelConfig", open_context, comm_backend="nccl"),
     *effects("tensors.TensorCommunicator", close_communicator, close=True),
-    *effects("core.config.parallel.RankMapping", local_rank, local_rank=3),
+    *effects("hybrid.RankMapping", local_rank, local_rank=3),
     *effects("Mailbox", fill, limit=With(2, {"when_full": WhenFull.FAIL}), when_full=With("fail", {"count": 1200})),
     *effects("Child", child, name="other", restart="temporary", shutdown=0.5),
     *effects(

@@ -25,8 +25,17 @@ from asyncpar.estimate import (
 )
 from asyncpar.estimate.job import Precision as StatePrecision
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, TuningConfig
-from asyncpar.hybrid import LossScaler, LossScaling, Performance3DMonitor, Precision, StepMeasure
-from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.gradsync.plan import plan_buckets, spec_of
+from asyncpar.hybrid import (
+    LossScaler,
+    LossScaling,
+    Performance3DMonitor,
+    Placement,
+    Precision,
+    Replication,
+    StepMeasure,
+)
+from asyncpar.nn import Parameter, TransformerConfig, WarmupCosine
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.pipeline import UNIT_COSTS, Costs, CustomSchedule, PipelineSchedule, simulate
 from asyncpar.tensors import DeviceMesh, ModelParallelConfig
@@ -76,6 +85,15 @@ def schedule(**settings: Any) -> Any:
         num_stages=2, num_microbatches=4, schedule_type=PipelineScheduleType.INTERLEAVED_ONE_F1B, **settings
     )
     return made.digest(), simulate(made, UNIT_COSTS).makespan
+
+
+def placed(**settings: Any) -> Any:
+    lone, other = (
+        spec_of(Parameter(name, np.zeros(2), placement=place))
+        for name, place in (("lone", Placement(**settings)), ("other", Placement()))
+    )
+    plan = plan_buckets((lone, other), bucket_bytes=1 << 20, max_buckets=16)
+    return [bucket.slots for bucket in plan.buckets], str(lone)
 
 
 def custom(**settings: Any) -> Any:
@@ -236,6 +254,7 @@ EFFECTS = [
         stage_factors=(1.0, 3.0),
     ),
     *effects("pipeline.PipelineSchedule", schedule, num_model_chunks=2),
+    *effects("hybrid.Placement", placed, replicated=Replication.PARTIAL, tied="embedding"),
     *effects("pipeline.CustomSchedule", custom, name="mine"),
     *effects(
         "hybrid.ThreeDParallelismConfig",

@@ -61,7 +61,9 @@ async def coordinate(
     **settings: Any,
 ) -> Any:
     """Train for a few steps; return what can be seen of it on rank 0.  Rank ``absent`` does not take part."""
-    layout = {name: settings.pop(name) for name in list(settings) if name in ThreeDParallelismConfig.__slots__}
+    layout = {
+        name: settings.pop(name) for name in list(settings) if name in ThreeDParallelismConfig.__dataclass_fields__
+    }
     parallelism = ThreeDParallelismConfig(**{"dp_size": 2, "num_layers": 2, **layout})
     config = HybridConfig(parallelism=parallelism, **settings)
 

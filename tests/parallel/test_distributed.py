@@ -80,7 +80,7 @@ async def test_a_replica_says_where_it_is() -> None:
     async def main(node: Node) -> tuple[str, int, int, int]:
         async with open_replica(node, make_model()) as ddp:
             assert ddp.parameters()
-            return ddp.process_group(), ddp.rank(), ddp.local_rank(), ddp.world_size()
+            return str(ddp.process_group()), ddp.rank(), ddp.local_rank(), ddp.world_size()
 
     async with local_world(3, hosts=["a", "b", "b"]) as nodes:
         assert await on_all(nodes, main) == [(DDP_GROUP, 0, 0, 3), (DDP_GROUP, 1, 0, 3), (DDP_GROUP, 2, 1, 3)]

@@ -57,7 +57,7 @@ async def test_ranks_of_this_process_train_together(mode: SynchronizationMode) -
             )
             model = make_model(seed=rank)
             async with await create_distributed_data_parallel(model, runtime=runtime, mode=mode) as ddp:
-                assert (ddp.rank(), ddp.world_size(), ddp.process_group()) == (rank, 3, DDP_GROUP)
+                assert (ddp.rank(), ddp.world_size(), str(ddp.process_group())) == (rank, 3, DDP_GROUP)
                 await train_step(ddp, *make_batch(2, seed=rank))
                 await ddp.update(lambda: descend(model))
             return values_of(model)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Self, overload
 
 from asyncpar.core.config.checks import DefaultInt, check_choice, check_count, check_positive
 from asyncpar.core.config.rank_order import RankOrder
@@ -30,13 +31,65 @@ _CHOICES: Mapping[str, type[StrEnum]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersPerStage(tuple[int, ...]):
+    """The number of layers of each stage, as it was given, or as layers divide; empty where they do not.
+
+    Called, it returns that of ``ThreeDParallelismConfig.stage_layers``, or raises.  ``is_given`` is False where the
+    configuration was not given any.
+    """
+
+    is_given: bool
+    _count: Callable[[], tuple[int, ...]] | None
+
+    def __new__(
+        cls,
+        layers: Iterable[int] = (),
+        *,
+        is_given: bool = True,
+        count: Callable[[], tuple[int, ...]] | None = None,
+    ) -> Self:
+        """Return ``layers``, which ``count`` finds when it is called."""
+        made = super().__new__(cls, layers)
+        made.is_given, made._count = is_given, count
+        return made
+
+    def __call__(self) -> tuple[int, ...]:
+        return tuple(self) if self._count is None else self._count()
+
+
+class _LayersField:
+    """The field ``layers_per_stage``: written as numbers or None, read as ``LayersPerStage``."""
+
+    @overload
+    def __get__(self, config: None, owner: object) -> None: ...
+    @overload
+    def __get__(self, config: ThreeDParallelismConfig, owner: object) -> LayersPerStage: ...
+    def __get__(self, config: ThreeDParallelismConfig | None, owner: object) -> LayersPerStage | None:
+        if config is None:
+            return None  # the default
+        given = config.given_layers
+        if given is not None:
+            return LayersPerStage(given, count=config.stage_layers)
+        try:
+            layers = config.stage_layers()
+        except UsageError:  # which the call raises
+            layers = ()
+        return LayersPerStage(layers, is_given=False, count=config.stage_layers)
+
+    def __set__(self, config: ThreeDParallelismConfig, layers: Iterable[int] | None) -> None:
+        if isinstance(layers, LayersPerStage) and not layers.is_given:
+            layers = None
+        vars(config)["_given_layers"] = None if layers is None else tuple(layers)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThreeDParallelismConfig:
     """Distribution of a model and its batch over ranks.
 
     ``dp_size``, ``tp_size`` and ``pp_size`` are the numbers of replicas, of slices of each layer, and of stages.
     ``order`` names the axes, fastest first (``"tp-dp-pp"`` makes tensor-parallel peers adjacent).  ``layers_per_stage``
-    gives the number of layers of each stage where they are not all the same; ``num_model_chunks`` is the number of
+    gives the number of layers of each stage where they are not all the same, and is that of all stages when it is read
+    or called; ``num_model_chunks`` is the number of
     pieces that each stage holds in an interleaved schedule.  ``micro_batch_size`` is the number of sequences in each
     micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
     ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
@@ -63,7 +116,7 @@ class ThreeDParallelismConfig:
     communication_timeout_ms: int = DefaultInt(30_000)
     num_model_chunks: int = 1
     order: str = DEFAULT_ORDER
-    layers_per_stage: tuple[int, ...] | None = None
+    layers_per_stage: _LayersField = _LayersField()  # None by default; all that it keeps is in the object
 
     def __post_init__(self) -> None:
         for name in ("dp_size", "tp_size", "pp_size", "num_layers", "micro_batch_size", "num_model_chunks"):
@@ -76,11 +129,15 @@ class ThreeDParallelismConfig:
         object.__setattr__(self, "pipeline_schedule", schedule)
         if self.pp_size > self.num_layers:
             raise UsageError(f"pp_size: expected at most num_layers = {self.num_layers}, got {self.pp_size}")
-        if self.layers_per_stage is not None:
-            object.__setattr__(self, "layers_per_stage", tuple(self.layers_per_stage))
-            for layers in self.layers_per_stage:
-                check_count("layers_per_stage", layers, least=0)
+        for layers in self.given_layers or ():
+            check_count("layers_per_stage", layers, least=0)
         self.rank_order()
+
+    @property
+    def given_layers(self) -> tuple[int, ...] | None:
+        """The numbers of layers that were given, None where layers divide evenly among stages."""
+        given: tuple[int, ...] | None = vars(self)["_given_layers"]
+        return given
 
     @property
     def world_size(self) -> int:
@@ -164,7 +221,7 @@ class ThreeDParallelismConfig:
         """Return the number of layers of each virtual stage, in the order of the model; as many as ``stage_layers``
         where each rank holds one piece of it.
         """
-        return split_layers(self.num_layers, self.stage_ranks(), self.layers_per_stage)
+        return split_layers(self.num_layers, self.stage_ranks(), self.given_layers)
 
     def memory_requirements(self, *, rough: bool = True) -> MemoryRequirements:
         """Return what the fullest stage needs by a rule of thumb; see ``rough_requirements``.

@@ -78,7 +78,9 @@ class Filler:
             str: "text",
             datetime: datetime.min,
         }
-        return known[hint] if hint in known else self._of_class(hint)
+        if hint in known:
+            return known[hint]
+        return hint(self._real) if issubclass(hint, float) else self._of_class(hint)
 
     def _items(self, arguments: tuple[Any, ...]) -> list[Any]:
         if len(arguments) == 2 and arguments[1] is not Ellipsis:
