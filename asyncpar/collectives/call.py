@@ -165,6 +165,8 @@ class MessageCall(Call[T_co]):
         try:
             operation.begin(context.lost_member(operation.home) if self._gone is None else self._gone())
             context.watch(operation)
+            if self._is_alone and context.is_turn_due(operation.started_at):
+                await asyncio.sleep(0)
             operation.begun_at = context.clock()
             result = await body(operation)
         except BaseException as error:

@@ -46,6 +46,9 @@ class Closes(Protocol):
         ...
 
 
+TURN_SECONDS = 0.005
+"""How long operations that need not wait may follow one another before the loop gets its turn."""
+
 _REMEMBERED = 256
 _NOWHERE = ("in no operation", "in that operation")
 """How answers begin of ranks that are in no other operation."""
@@ -66,6 +69,8 @@ class OperationContext:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.clock = links.recorder.clock
+        self.turn_at = 0.0
+        """When an operation of a rank alone last gave the loop its turn, by the loop's time."""
         self.pool = StagingPool()
         self.record_end = _ends(links.recorder)
         self.record_start = _starts(links.recorder)
@@ -74,6 +79,17 @@ class OperationContext:
         """Raise ``UsageError`` about ``what`` unless it happens on the loop of the node."""
         if asyncio._get_running_loop() is not self.loop:  # asked here first: this is called twice per operation
             check_home_loop(self.loop, what)
+
+    def is_turn_due(self, now: float) -> bool:
+        """Must an operation that need not wait give the loop its turn at ``now``?  If so, note that it does.
+
+        A rank alone waits for no other: without this, a program that does one operation after another would get no
+        signal, no timer and no connection.
+        """
+        if now - self.turn_at < TURN_SECONDS:
+            return False
+        self.turn_at = now
+        return True
 
     def lost_member(self, group: Group) -> PeerLost | None:
         """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.

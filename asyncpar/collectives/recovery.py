@@ -37,6 +37,9 @@ class _CalledAgreement(NamedTuple):
         """Return the outcome.  Raises the error that it is."""
         from asyncpar.collectives.fault_tolerance.service import fault_of  # needed after a loss only
 
+        context = self.engine.table.context
+        if self.outcome.done() and context.is_turn_due(context.now()):
+            await asyncio.sleep(0)
         outcome = await self.outcome
         links = self.engine.table.links
         hosts = [member.host for member in links.world.members]
