@@ -109,7 +109,7 @@ class Painter:
             "lag": summary.loop_lag,
             "rss": summary.rss,
             "arena": summary.arena,
-            "cpu": self._processor(summary),
+            "cpu": self._processor(summary, is_stale=report.is_stale),
             "gc": summary.gc,
             "stolen": summary.stolen,
             "site": summary.user_site,
@@ -123,13 +123,13 @@ class Painter:
             row["operation"] = _operation(operation)
         return row
 
-    def _processor(self, summary: RankSummary) -> float | None:
-        """Return how many processors the rank uses."""
+    def _processor(self, summary: RankSummary, *, is_stale: bool) -> float | None:
+        """Return how many processors the rank uses; None if that is not known, or not any more."""
         at, used, speed = self._cpu.get(summary.rank, (summary.time, summary.cpu, None))
         if summary.time > at and summary.cpu >= used:
             speed = round((summary.cpu - used) / (summary.time - at), 3)
         self._cpu[summary.rank] = summary.time, summary.cpu, speed
-        return speed
+        return None if is_stale else speed
 
     def _links(self, shown: Sequence[RankReport], passed: float | None) -> Json:
         """Return the matrix of links: rows are senders; a cell is round trip in us, MB/s and the lane's number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -14,7 +14,6 @@ from asyncpar.observe.holdups import (
     find_waits,
     has_failed,
     is_blocked,
-    name_rank,
 )
 from asyncpar.observe.summary import JobSummary, RankReport
 
@@ -67,14 +66,15 @@ def describe_job(job: JobSummary, states: Mapping[int, RankActivity]) -> str:
     """Return one sentence: what holds ``job`` up, or that nothing does."""
     if not states:
         return "No rank has started yet."
-    if failed := _having(states, RankActivity.FAILED):
-        report = next(report for report in job.ranks if report.rank == failed[0])
-        return f"{name_rank(report)} {report.ending}{_and_others(failed)}."
     holdups = describe_holdups(job)
-    return f"{holdups[0]}." if holdups else _describe_without_waiting(states)
+    return (
+        f"{holdups[0]}."
+        if holdups
+        else _describe_without_waiting(states, is_slow=any(" is slow" in alarm for alarm in job.alarms))
+    )
 
 
-def _describe_without_waiting(states: Mapping[int, RankActivity]) -> str:
+def _describe_without_waiting(states: Mapping[int, RankActivity], *, is_slow: bool) -> str:
     total, ended = len(states), len(_having(states, RankActivity.ENDED))
     unknown = _having(states, RankActivity.UNKNOWN)
     if ended == total:
@@ -84,12 +84,9 @@ def _describe_without_waiting(states: Mapping[int, RankActivity]) -> str:
     running = total - ended - len(unknown)
     text = f"All {total} ranks run" if running == total > 1 else f"{running} of {total} ranks run"
     rest = [f"{ended} have ended" if ended else "", f"{len(unknown)} have told nothing yet" if unknown else ""]
-    return ", ".join(filter(None, [text, *rest])) + "; nothing holds them up."
+    how = ", slower than they could." if is_slow else "; nothing holds them up."  # alarms say why
+    return ", ".join(filter(None, [text, *rest])) + how
 
 
 def _having(states: Mapping[int, RankActivity], wanted: RankActivity) -> list[int]:
     return sorted(rank for rank, state in states.items() if state is wanted)
-
-
-def _and_others(ranks: Sequence[int]) -> str:
-    return f", and {len(ranks) - 1} more" if len(ranks) > 1 else ""

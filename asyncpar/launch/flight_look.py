@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.stack_answers import sort_answers
 from asyncpar.observe.explain import RankFacts, explain
+from asyncpar.observe.holdups import describe_holdups
 from asyncpar.observe.image import Event, RankImage, read_image
 from asyncpar.observe.summary import JobSummary, RankAnswer
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 MOST_EVENTS: Final = 400
 """Events that are shown of all ranks together, the latest of each."""
 
+MOST_KNOWN: Final = 16
+"""Sentences of the status of the job, which count where events explain nothing."""
+
 _MOST_OF_RANK: Final = 32
 _LOOKED_AT: Final = 512
 """Events of a rank that are read: those under way, and the last so many."""
@@ -27,7 +31,9 @@ _LOOKED_AT: Final = 512
 async def look_at_flight(view: JobWatch) -> dict[str, Any]:
     """Ask all ranks of ``view`` for their events and stacks; return findings and events as plain values."""
     images, stacks = await asyncio.gather(view.collect("image", None), view.collect("stacks", None))
-    return await asyncio.to_thread(_describe, images, facts_of(await view.status(), stacks))
+    job = await view.status()
+    known = [*describe_holdups(job), *job.alarms]
+    return await asyncio.to_thread(_describe, images, facts_of(job, stacks)) | {"known": known[:MOST_KNOWN]}
 
 
 def facts_of(job: JobSummary, stacks: Sequence[RankAnswer]) -> dict[int, RankFacts]:

@@ -55,11 +55,13 @@ class _WatchedRank(msgspec.Struct):
     told: Mapping[str, Callable[[], bytes]] = msgspec.field(default_factory=dict)
     stacks: StackFile | None = None
     state: RankState | None = None
+    state_at: float = 0.0
     summary: RankSummary | None = None
     heard_at: float = 0.0
     ending: str = ""
     ended_at: float = 0.0
     failure: str = ""
+    blames: int | None = None
 
     @property
     def rank(self) -> int:
@@ -109,16 +111,26 @@ class HostWatch:
         """Take what the agent has seen of a rank."""
         known = self._ranks.get(place.local_rank)
         if known is not None:
-            known.state = state
+            known.state, known.state_at = state, time.monotonic()
 
-    def ended(self, place: LaunchEnvironment, ending: str, failure: str = "") -> None:
-        """Take the end of a process; what it told last is kept.
+    def ended(
+        self,
+        place: LaunchEnvironment,
+        ending: str,
+        failure: str = "",
+        *,
+        at: float | None = None,
+        blames: int | None = None,
+    ) -> None:
+        """Take the end of a process at ``at`` (None: now); what it told last is kept.
 
         ``failure`` says why another one may take its place; "" if that would not be for a failure of its own.
+        ``blames`` is the rank that it names as the cause.
         """
         known = self._ranks.get(place.local_rank)
         if known is not None and not known.ending:
-            known.ending, known.ended_at, known.failure = ending, time.monotonic(), failure
+            known.ending, known.ended_at, known.failure = ending, time.monotonic() if at is None else at, failure
+            known.blames = blames
             self._close(known)
 
     async def run(self) -> None:
@@ -203,8 +215,8 @@ class HostWatch:
 def _report(known: _WatchedRank) -> RankReport:
     now = time.monotonic()
     condition, seconds = Condition.WELL.value, 0.0
-    if known.state is not None:
-        condition, seconds = known.state.condition.value, known.state.seconds
+    if known.state is not None and known.state.condition is not Condition.WELL:  # reported when it changes
+        condition, seconds = known.state.condition.value, known.state.seconds + now - known.state_at
     if known.ending:
         condition, seconds = ENDED, now - known.ended_at
     elif condition != Condition.STOPPED and _is_stopped(known.pid):
@@ -221,6 +233,7 @@ def _report(known: _WatchedRank) -> RankReport:
         age=now - known.heard_at if known.heard_at else 0.0,
         summary=known.summary,
         ending=known.ending,
+        blames=known.blames,
     )
 
 

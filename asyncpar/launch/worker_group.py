@@ -288,7 +288,8 @@ class WorkerGroup:
             stderr_file=output.stderr_file,
         )
         is_own = returncode != 0 and self._pending_signal is None and not end.is_peer_error
-        self._tools.watch.ended(plan.place, end.ending, describe_cause([end]) if is_own else "")
+        cause = describe_cause([end]) if is_own else ""
+        self._tools.watch.ended(plan.place, end.ending, cause, at=end.at, blames=end.blames)
         if returncode:
             self._after_stacks(lambda: None)
         self._tools.on_rank_end(end)

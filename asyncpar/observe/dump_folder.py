@@ -87,11 +87,19 @@ def explain_dumps(folder: Path) -> str:
 
 
 def describe_findings(
-    images: Mapping[int, RankImage], facts: Mapping[int, RankFacts], problems: Sequence[str] = ()
+    images: Mapping[int, RankImage],
+    facts: Mapping[int, RankFacts],
+    problems: Sequence[str] = (),
+    known: Sequence[str] = (),
 ) -> str:
-    """Return in words what ``explain`` finds; ``problems`` are named behind it."""
+    """Return in words what ``explain`` finds; ``problems`` are named behind it.
+
+    Where it finds nothing, ``known`` counts: what the status of the job says.
+    """
     findings = explain(images, facts)
     lines = [f"{', '.join(f'rank {rank}' for rank in one.culprits)}: {one.cause}\n  {one.text}" for one in findings]
+    if not lines:
+        lines = list(known)
     if not lines:
         ranks = len(images)
         lines = [f"Nothing holds up the job, as far as {ranks} {'rank' if ranks == 1 else 'ranks'} can tell."]

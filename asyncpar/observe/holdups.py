@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from asyncpar.core.observe.waits import WaitNotice, spell_seconds, sum_up
+from asyncpar.core.observe.waits import WaitNotice, name_ranks, spell_seconds, sum_up
 from asyncpar.observe.summary import AskSummary, JobSummary, OperationSummary, RankReport
 
 WAITING_SECONDS: Final = 1.0
@@ -22,14 +22,55 @@ SILENT_SECONDS: Final = 5.0
 
 
 def describe_holdups(job: JobSummary) -> list[str]:
-    """Return a sentence for each rank that others wait for, that of most ranks first.
+    """Return a sentence for each failure, and one for each rank that others wait for, that of most ranks first.
 
-    If no rank waits for long it is one for each rank that is not well; none if nothing holds the job up.
+    If no rank waits for long it is one for each rank that is not well; none if nothing holds the job up.  Everything
+    that says what holds a job up says this: commands, the page and the report.
     """
+    failures = describe_failures(job)
     if waits := find_waits(job):
-        return sum_up(waits)
-    troubles = ((report, find_trouble(report)) for report in job.ranks)
-    return [f"{name_rank(report)} {trouble}" for report, trouble in troubles if trouble]
+        return [*failures, *sum_up(waits)]
+    troubles = ((report, find_trouble(report)) for report in job.ranks if not has_failed(report))
+    said = [f"{name_rank(report)} {trouble}" for report, trouble in troubles if trouble]
+    return [*failures, *(text for text in said if not any(each.startswith(text) for each in failures))]
+
+
+def describe_failures(job: JobSummary) -> list[str]:
+    """Return a sentence for each rank that has failed by itself, the first to fail first.
+
+    Those that name another rank as their cause are counted in its sentence, also where that one has not failed: it is
+    stopped, or did not do its part.
+    """
+    reports = {report.rank: report for report in job.ranks}
+    failed = {rank: report for rank, report in reports.items() if has_failed(report)}
+    victims: dict[int, list[int]] = {}
+    for rank in failed:
+        cause = _find_cause(rank, failed)
+        victims.setdefault(cause, [])
+        if cause != rank:
+            victims[cause].append(rank)
+
+    def failed_for(cause: int) -> float:
+        return max(failed[rank].seconds for rank in (cause, *victims[cause]) if rank in failed)
+
+    sentences = []
+    for cause in sorted(victims, key=lambda cause: (-failed_for(cause), cause)):
+        known = reports.get(cause)
+        text = f"rank {cause} is not known here" if known is None else f"{name_rank(known)} {describe_rank(known)}"
+        if others := victims[cause]:
+            text += f"; {name_ranks(others)} {'has' if len(others) == 1 else 'have'} failed because of that"
+        sentences.append(text)
+    return sentences
+
+
+def _find_cause(rank: int, failed: Mapping[int, RankReport]) -> int:
+    """Return the rank at the end of what ``rank`` and those that it names have blamed; of a circle its lowest."""
+    path = [rank]
+    while (report := failed.get(path[-1])) is not None and report.blames is not None:
+        if report.blames in path:
+            return min(path[path.index(report.blames) :])
+        path.append(report.blames)
+    return path[-1]
 
 
 def find_waits(job: JobSummary) -> dict[int, WaitNotice]:

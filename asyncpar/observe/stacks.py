@@ -14,12 +14,12 @@ import os
 import selectors
 import sys
 import threading
-import traceback
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 from asyncpar.actors.runtime.calls import Delivery, PendingCall
 from asyncpar.collectives.operation import Operation
@@ -34,6 +34,16 @@ _PACKAGES: Final = f"{os.sep}site-packages{os.sep}"
 _COMPILED: Final = (".pxi", ".pyx")
 _ASYNCIO: Final = str(Path(asyncio.__file__).parent)
 _LONGEST: Final = 200
+_TRIES: Final = 8
+
+Seen = TypeVar("Seen")
+
+
+class PlacedFrame(NamedTuple):
+    """A frame, and the line in which it was when it was seen."""
+
+    frame: FrameType
+    line: int | None
 
 
 def is_user_code(code: CodeType) -> bool:
@@ -70,16 +80,42 @@ def capture_threads() -> tuple[ThreadView, ...]:
     """Return all threads of this process but the one that asks, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    stacks = at_one_moment(
+        lambda: {ident: _walk(frame) for ident, frame in sys._current_frames().items() if ident != own}
+    )
     return tuple(
         ThreadView(
             name=names.get(ident, f"thread {ident}"),
-            frames=tuple(view_frames(reversed([each for each, _ in traceback.walk_stack(frame)]))),
+            frames=tuple(view_frames(stacks[ident])),
             is_main=ident == main,
         )
-        for ident, frame in frames
-        if ident != own
+        for ident in sorted(stacks, key=lambda ident: ident != main)
     )
+
+
+def _walk(frame: FrameType | None) -> list[PlacedFrame]:
+    """Return the frames of a thread, the outermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(PlacedFrame(frame, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def at_one_moment(look: Callable[[], Seen]) -> Seen:
+    """Return what ``look`` sees when two looks in a row see the same.
+
+    Threads run on between two instructions of this one: lines that are read one after the other may never have been
+    together.  A look begins with a whole slice of the interpreter, which is longer than two of them.  After a few tries
+    the last one counts.
+    """
+    seen = look()
+    for _ in range(_TRIES):
+        before, seen = seen, look()
+        if before == seen:
+            break
+        time.sleep(0)  # the next slice begins here
+    return seen
 
 
 def capture_tasks(loop: asyncio.AbstractEventLoop) -> tuple[tuple[TaskView, ...], int]:
@@ -90,11 +126,11 @@ def capture_tasks(loop: asyncio.AbstractEventLoop) -> tuple[tuple[TaskView, ...]
     return tuple(views), len(tasks) - len(views)
 
 
-def view_frames(frames: Iterable[FrameType]) -> list[FrameView]:
+def view_frames(frames: Sequence[PlacedFrame]) -> list[FrameView]:
     """Return views of ``frames``, the innermost ones if there are too many."""
     views = []
-    for frame in list(frames)[-MOST_FRAMES:]:
-        code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
+    for frame, known in frames[-MOST_FRAMES:]:
+        code, line = frame.f_code, known or frame.f_code.co_firstlineno
         is_user = is_user_code(code)
         source = linecache.getline(code.co_filename, line).strip()[:_LONGEST] if is_user else ""
         views.append(
@@ -105,7 +141,8 @@ def view_frames(frames: Iterable[FrameType]) -> list[FrameView]:
 
 def view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskView:
     """Return where ``task`` of ``loop`` is, and what it waits for."""
-    frames = list(await_chain(task.get_coro()))
+    placed = at_one_moment(lambda: [PlacedFrame(each, each.f_lineno) for each in await_chain(task.get_coro())])
+    frames = [each.frame for each in placed]
     is_running = asyncio.current_task(loop) is task
     waiter = getattr(task, "_fut_waiter", None)
     operation, ask, serves = _find_parts(frames, waiter)
@@ -121,7 +158,7 @@ def view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskV
         waits = _describe_wait(frames, waiter)
     return TaskView(
         name=task.get_name(),
-        frames=tuple(view_frames(frames)),
+        frames=tuple(view_frames(placed)),
         waits=waits,
         ranks=ranks,
         tasks=tasks,

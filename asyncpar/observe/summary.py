@@ -15,6 +15,9 @@ from asyncpar.core.observe.waits import WaitNotice
 MOST_OPERATIONS: Final = 16
 """Operations that a summary names; those that have waited longest come first."""
 
+STALE_SECONDS: Final = 3.0
+"""A summary that is older says when it was told; ranks are asked once a second."""
+
 MOST_LINKS: Final = 64
 MOST_MAILBOXES: Final = 16
 MOST_LETTERS: Final = 4
@@ -220,7 +223,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code runs, but it computes), ``uninterruptible`` (in the kernel), or ``ended``, for ``seconds``.  ``summary`` is
     what it told last, ``age`` seconds ago; None: it has told nothing (it does not use asyncpar, or has not yet come so
     far).
-    ``ending`` says how it ended.
+    ``ending`` says how it ended, and ``blames`` is the rank that it has named as the cause then.
     """
 
     rank: int
@@ -233,6 +236,17 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     age: float = 0.0
     summary: RankSummary | None = None
     ending: str = ""
+    blames: int | None = None
+
+    def aged(self, seconds: float) -> RankReport:
+        """Return it that many seconds later: a condition lasts as long as no other one is reported."""
+        lasts = 0.0 if self.condition == "well" else seconds
+        return msgspec.structs.replace(self, age=self.age + seconds, seconds=self.seconds + lasts)
+
+    @property
+    def is_stale(self) -> bool:
+        """Is what it told last no picture of what it does now?"""
+        return self.age > STALE_SECONDS or self.condition == "ended"
 
 
 class PastGeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,8 +274,7 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     def aged(self, seconds: float) -> HostSummary:
         """Return what is known of the host that many seconds after it told this."""
-        ranks = tuple(msgspec.structs.replace(report, age=report.age + seconds) for report in self.ranks)
-        return msgspec.structs.replace(self, age=seconds, ranks=ranks)
+        return msgspec.structs.replace(self, age=seconds, ranks=tuple(report.aged(seconds) for report in self.ranks))
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

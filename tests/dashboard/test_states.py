@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.observe.summary import BlockedSummary, HostSummary, JobSummary, OperationSummary, RankReport, RankSummary
 
@@ -79,6 +81,42 @@ def test_a_failed_rank_comes_first() -> None:
     dead = RankReport(rank=1, host="b", pid=1, condition="ended", ending="was killed by SIGKILL")
 
     assert sentence(waiting(0, on=1), dead) == "rank 1 (b) was killed by SIGKILL."
+
+
+def ended(rank: int, *, ago: float, blames: int | None = None, ending: str = "exited with code 1") -> RankReport:
+    return RankReport(rank=rank, host="b", pid=1, condition="ended", seconds=ago, ending=ending, blames=blames)
+
+
+def test_the_rank_that_failed_by_itself_is_named_not_the_lowest_nor_its_victims() -> None:
+    victims = (ended(0, ago=9.0, blames=1), ended(1, ago=4.0, blames=2), ended(3, ago=6.0, blames=2))
+
+    assert sentence(ended(2, ago=5.0), *victims) == (
+        "rank 2 (b) exited with code 1; ranks 0, 1, 3 have failed because of that."
+    )
+    assert sentence(ended(2, ago=5.0, ending="was killed by SIGSEGV"), ended(1, ago=6.0)) == (
+        "rank 1 (b) exited with code 1."
+    )
+
+
+def test_ranks_that_gave_up_on_one_that_has_not_failed_name_it() -> None:
+    stopped = RankReport(rank=2, host="b", pid=1, condition="stopped", seconds=7.0)
+    left = RankReport(rank=2, host="b", pid=1, condition="ended", ending="exited with code 0")
+
+    assert sentence(ended(0, ago=1.0, blames=2), stopped) == (
+        "rank 2 (b) is stopped (SIGSTOP or a debugger), for 7.0 s; rank 0 has failed because of that."
+    )
+    assert sentence(ended(0, ago=1.0, blames=2), left) == (
+        "rank 2 (b) exited with code 0; rank 0 has failed because of that."
+    )
+    assert sentence(ended(0, ago=1.0, blames=1), ended(1, ago=2.0, blames=0)) == (
+        "rank 0 (b) exited with code 1; rank 1 has failed because of that."
+    )
+
+
+def test_a_job_that_something_slows_down_is_not_said_to_be_held_up_by_nothing() -> None:
+    slow = msgspec.structs.replace(job(report(0), report(1)), alarms=("rank 1 is slow: ...",))
+
+    assert describe_job(slow, find_states(slow)) == "All 2 ranks run, slower than they could."
 
 
 def test_a_short_operation_is_no_waiting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import threading
 
 import msgspec
@@ -12,7 +13,7 @@ import asyncpar as ap
 from asyncpar.observe import stack_views
 from asyncpar.observe.chains import chains_of, show_stacks
 from asyncpar.observe.stack_views import CallView, FrameView, ProcessStacks, TaskView, crash_line, parse_dump
-from asyncpar.observe.stacks import capture_tasks, capture_threads
+from asyncpar.observe.stacks import at_one_moment, capture_tasks, capture_threads
 from asyncpar.testing import local_world
 
 
@@ -83,6 +84,41 @@ async def test_a_call_leads_to_the_task_that_serves_it() -> None:
 def test_threads_are_shown_with_the_main_thread_first() -> None:
     threads = capture_threads()
     assert all(not thread.is_main for thread in threads[1:])
+
+
+def test_lines_of_a_stack_are_read_before_anything_that_lets_its_thread_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sources are read, which the interpreter lock is released for."""
+    at_first, go_on, is_behind, end = (threading.Event() for _ in range(4))
+
+    def inner(begun: threading.Event, until: threading.Event) -> None:
+        begun.set()
+        until.wait(30.0)
+
+    def work() -> None:
+        inner(at_first, go_on)
+        inner(is_behind, end)
+
+    def read_slowly(*_: object) -> str:
+        go_on.set()
+        is_behind.wait(30.0)
+        return ""
+
+    worker = threading.Thread(target=work, name="worker")
+    worker.start()
+    at_first.wait(30.0)
+    monkeypatch.setattr(linecache, "getline", read_slowly)
+    (seen,) = (thread for thread in capture_threads() if thread.name == "worker")
+    end.set()
+    worker.join()
+    lines = {frame.function.rpartition(".")[2]: frame.line for frame in seen.frames}
+    first = work.__code__.co_firstlineno
+    assert lines["work"] == first + 1
+    assert lines["inner"] == inner.__code__.co_firstlineno + 2
+
+
+def test_what_moved_while_it_was_looked_at_is_looked_at_again() -> None:
+    seen = iter([["a:1", "b:9"], ["a:2", "b:9"], ["a:3", "b:10"], ["a:3", "b:10"], ["a:4", "b:10"]])
+    assert at_one_moment(lambda: next(seen)) == ["a:3", "b:10"]
 
 
 # -- chains, pure ------------------------------------------------------------------------------------------------------

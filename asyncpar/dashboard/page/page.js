@@ -306,7 +306,8 @@ class FlightPage {
       this.events = told.events;
       this.note.textContent = `${told.ranks} ${told.ranks === 1 ? "rank" : "ranks"}, ${at}`;
       this.found.replaceChildren(...told.findings.map(one => h("li", {}, h("b", {}, `rank ${ranks(one.ranks)}: ${one.cause}. `), one.text)),
-        ...(told.findings.length ? [] : [h("li", { class: "quiet" }, "Nothing holds up the job, as far as its ranks can tell.")]),
+        ...(told.findings.length ? [] : (told.known || []).map(text => h("li", {}, text))),
+        ...(told.findings.length || (told.known || []).length ? [] : [h("li", { class: "quiet" }, "Nothing holds up the job, as far as its ranks can tell.")]),
         ...told.problems.map(text => h("li", { class: "quiet" }, `not read: ${text}`)));
       this.fill();
     } catch (error) {

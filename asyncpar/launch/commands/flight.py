@@ -15,6 +15,7 @@ from asyncpar.launch.commands.trace import ask_rings
 
 if TYPE_CHECKING:
     from asyncpar.observe.explain import RankFacts
+    from asyncpar.observe.summary import JobSummary
 
 
 @click.group(cls=UncutGroup)
@@ -63,6 +64,7 @@ def explain(folder: str | None, job: str | None) -> None:
 
 def _explain(folder: str | None, job: str | None) -> int:
     from asyncpar.observe.dump_folder import describe_findings, explain_dumps
+    from asyncpar.observe.holdups import describe_holdups
     from asyncpar.observe.image import read_image
 
     if folder is not None and job is not None:
@@ -73,14 +75,19 @@ def _explain(folder: str | None, job: str | None) -> int:
     images, silent = ask_rings(job)
     found = {rank: read_image(image) for rank, image in images.items()}
     problems = [f"rank {rank}: {why}" for rank, why in sorted(silent.items())]
-    print_line(describe_findings(found, ask_facts(job), problems))
+    known, facts = _ask(job)
+    print_line(describe_findings(found, facts, problems, [*describe_holdups(known), *known.alarms]))
     return 0
 
 
 def ask_facts(job: str | None) -> dict[int, RankFacts]:
     """Return what agents see of the ranks of a job, and where the ranks' main tasks are."""
+    return _ask(job)[1]
+
+
+def _ask(job: str | None) -> tuple[JobSummary, dict[int, RankFacts]]:
     from asyncpar.launch.flight_look import facts_of
 
     _, reply = ask_job(job, "status")
     assert reply.job is not None
-    return facts_of(reply.job, ask_job(job, "stacks")[1].ranks)
+    return reply.job, facts_of(reply.job, ask_job(job, "stacks")[1].ranks)

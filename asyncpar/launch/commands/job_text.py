@@ -14,7 +14,6 @@ from asyncpar.observe.summary import JobSummary, RankReport
 MOST_LINES: Final = 64
 MOST_HOLDUPS: Final = 8
 MOST_RESTARTS: Final = 4
-_STALE_SECONDS: Final = 3.0
 TITLES: Final = ("rank", "host", "pid", "state", "for", "what", "at")
 _RIGHT: Final = frozenset({"rank", "pid", "for"})
 
@@ -98,8 +97,8 @@ def row_of(report: RankReport) -> tuple[str, ...]:
     if report.ending:
         what = report.ending
     state = "running" if state == "member" else state
-    if report.condition == "well" and report.age > _STALE_SECONDS:
-        state += f" ({spell_seconds(report.age)} ago)"
+    if summary is not None and report.is_stale and report.condition != "ended":
+        state += f" (told {spell_seconds(report.age)} ago)"
     since = spell_seconds(seconds) if seconds > 0.0 else ""
     return (str(report.rank), report.host, str(report.pid), state, since, what, site)
 

@@ -1,0 +1,59 @@
+"""The view that an agent has of its ranks: ages, and conditions that last until another one is reported."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from asyncpar.launch import host_watch
+from asyncpar.launch.host_watch import HostWatch
+from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.observe.summary import HostSummary, RankReport
+from tests.launch.test_post_mortem import place as launched
+
+PLACE = launched(0)
+
+
+class _Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("condition", [condition for condition in Condition if condition is not Condition.WELL])
+async def test_a_condition_lasts_until_another_one_is_reported(
+    condition: Condition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _Clock()
+    monkeypatch.setattr(host_watch, "time", clock)
+    watch = HostWatch("one")
+    with ExitStack() as stack:
+        here, there = socket.socketpair()
+        stack.enter_context(there)
+        watch.add(PLACE, os.getpid(), here)
+        watch.take_state(PLACE, RankState(generation=0, rank=0, condition=condition, seconds=5.0))
+        clock.now += 12.0
+        (report,) = watch.summary().ranks
+        assert (report.condition, report.seconds) == (condition.value, 17.0)
+        watch.take_state(PLACE, RankState(generation=0, rank=0, condition=Condition.WELL))
+        clock.now += 3.0
+        (report,) = watch.summary().ranks
+        assert (report.condition, report.seconds) == ("well", 0.0)
+        watch.ended(PLACE, "exited with code 1", at=clock.now - 2.0, blames=3)
+        (report,) = watch.summary().ranks
+        assert (report.condition, report.seconds, report.blames) == ("ended", 2.0, 3)
+        await watch.close()
+
+
+def test_what_another_host_told_grows_older_as_a_whole() -> None:
+    well = RankReport(rank=0, host="one", pid=1)
+    stopped = RankReport(rank=1, host="one", pid=2, condition="stopped", seconds=3.0, age=1.0)
+    aged = HostSummary(host="one", ranks=(well, stopped)).aged(10.0)
+    assert [(report.age, report.seconds) for report in aged.ranks] == [(10.0, 0.0), (11.0, 13.0)]
