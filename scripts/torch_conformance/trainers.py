@@ -1,13 +1,14 @@
-"""Train tiny models with accelerate, Lightning and Hugging Face's Trainer, over Gloo and asyncpar; compare all numbers.
+"""Train tiny models with accelerate, Lightning, Hugging Face's Trainer and DeepSpeed, over Gloo and asyncpar; compare.
 
     python scripts/torch_conformance/trainers.py
     python scripts/torch_conformance/trainers.py --only fabric hf_trainer --ranks 4
 
-Needs torch, accelerate, lightning and transformers in the environment of the Python that runs it
-(``pip install -c <(echo torch==2.13.0) accelerate lightning transformers``, beside what ``scripts/test-backends`` has).
-What a user does: Lightning takes the backend's name (``DDPStrategy(process_group_backend="asyncpar")``);
-accelerate, and Hugging Face's Trainer over it, know no names but their own, and take the process group that is there:
-call ``torch.distributed.init_process_group("asyncpar")`` before them.
+Needs torch, accelerate, lightning, transformers and deepspeed in the environment of the Python that runs it
+(``pip install -c <(echo torch==2.13.0) accelerate lightning transformers deepspeed ninja``, beside what
+``scripts/test-backends`` has).  What a user does: Lightning takes the backend's name
+(``DDPStrategy(process_group_backend="asyncpar")``); accelerate, Hugging Face's Trainer over it, and DeepSpeed know no
+names but their own, and take the process group that is there: call
+``torch.distributed.init_process_group("asyncpar")`` before them.  On a CPU DeepSpeed compiles C++ when it first starts.
 
 Nothing is downloaded: models are built from configurations, data are random numbers.  Each library runs its own ranks,
 once per backend; losses and norms of parameters of every rank must be equal to ``TOLERANCE``.  Exit status: 0 if so.
@@ -180,11 +181,59 @@ def hf_trainer(backend: str) -> Numbers:
     return found | _norms(model)
 
 
+def _deepspeed(backend: str, stage: int) -> Numbers:
+    """Train with DeepSpeed's ZeRO ``stage``."""
+    import deepspeed
+    from deepspeed import zero
+    from torch import distributed as dist
+
+    dist.init_process_group(backend)
+    module = _layers()
+    settings = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    engine, _, batches, _ = deepspeed.initialize(
+        model=module, model_parameters=module.parameters(), training_data=_batches(), config=settings
+    )
+    found: Numbers = {}
+    for step, (rows, targets) in enumerate(batches):
+        loss = (engine(rows) - targets).square().mean()
+        engine.backward(loss)
+        engine.step()
+        found[f"loss {step}"] = loss.item()
+    with zero.GatheredParameters([*module.parameters()], enabled=stage == 3):
+        found |= _norms(module)
+    dist.destroy_process_group()
+    return found
+
+
+def deepspeed_1(backend: str) -> Numbers:
+    """DeepSpeed, ZeRO stage 1."""
+    return _deepspeed(backend, 1)
+
+
+def deepspeed_2(backend: str) -> Numbers:
+    """DeepSpeed, ZeRO stage 2."""
+    return _deepspeed(backend, 2)
+
+
+def deepspeed_3(backend: str) -> Numbers:
+    """DeepSpeed, ZeRO stage 3: parameters are gathered for each layer."""
+    return _deepspeed(backend, 3)
+
+
 PROGRAMS: dict[str, Callable[[str], Numbers]] = {
     "accelerate": accelerate,
     "fabric": fabric,
     "lightning_trainer": lightning_trainer,
     "hf_trainer": hf_trainer,
+    "deepspeed_1": deepspeed_1,
+    "deepspeed_2": deepspeed_2,
+    "deepspeed_3": deepspeed_3,
 }
 
 
@@ -201,6 +250,7 @@ def run(program: str, backend: str, ranks: int) -> list[Numbers]:
         "TORCHELASTIC_RUN_ID": "trainers",
         "GROUP_RANK": "0",
         "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
         "GLOO_SOCKET_IFNAME": "lo",
         "ACCELERATE_USE_CPU": "true",
     }
