@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -44,9 +46,12 @@ class ArrayPool:
 
     ``most_idle`` says how many bytes may wait to be used again; None: as many as bring what the pool holds to the most
     that was lent at once.  A copy of a pool is a pool that keeps nothing.
+
+    With ``is_mapped`` blocks come from the system one by one, and what is dropped is the system's at once; else the C
+    library keeps some of it for what is allocated next.
     """
 
-    def __init__(self, most_idle: Callable[[], int] | None = lambda: 0) -> None:
+    def __init__(self, most_idle: Callable[[], int] | None = lambda: 0, *, is_mapped: bool = False) -> None:
         self.blocks_made = 0
         """Blocks that were taken from the system so far."""
         self.lent_bytes = 0
@@ -54,6 +59,7 @@ class ArrayPool:
         self.most_lent_bytes = 0
         """The largest ``lent_bytes`` so far."""
         self._most_idle = most_idle
+        self._make = _map_block if is_mapped else _allocate_block
         self._lock = threading.Lock()
         self._returned: deque[Block] = deque()
         self._idle: list[Block] = []
@@ -76,10 +82,12 @@ class ArrayPool:
         array.fill(0)
         return array
 
-    def trim(self) -> None:
-        """Give back to the system what waits beyond ``most_idle``."""
+    def trim(self, most: int | None = None) -> None:
+        """Give back to the system what waits beyond ``most_idle``, and beyond ``most`` bytes, if given."""
         with self._lock:
             self._sort_in()
+            if most is not None:
+                self._drop_beyond(most)
 
     @property
     def idle_bytes(self) -> int:
@@ -99,7 +107,7 @@ class ArrayPool:
             self._drop_beyond(self._limit() - nbytes)
             self._count(nbytes)
             self.blocks_made += 1
-        return np.empty(nbytes, np.uint8)
+        return self._make(nbytes)
 
     def _sort_in(self, *, without_limit: bool = False) -> None:
         while self._returned:
@@ -121,3 +129,21 @@ class ArrayPool:
         idle = sum(block.nbytes for block in self._idle)
         while self._idle and idle > most:
             idle -= self._idle.pop(0).nbytes
+
+
+_HUGE_BYTES = 4 << 20
+"""From here on numpy asks for huge pages, too."""
+
+
+def _allocate_block(nbytes: int) -> Block:
+    return np.empty(nbytes, np.uint8)
+
+
+def _map_block(nbytes: int) -> Block:
+    if not hasattr(mmap, "MAP_ANONYMOUS"):  # elsewhere memory without a file is private to start with
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, np.uint8)

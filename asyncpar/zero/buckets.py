@@ -32,6 +32,7 @@ from asyncpar.zero.partition import (
     pack_own,
     pack_rows,
     unpack_rows,
+    usual_widths,
     values_in_rows,
 )
 from asyncpar.zero.row_sum import ReplicaSums, RowSum, RowSums, StepFeedback
@@ -266,8 +267,12 @@ def make_means(
         Spec(name=parameter.name, shape=parameter.shape, dtype=stored_dtype(parameter)) for parameter in parameters
     ]
     _check(specs, config, communicator)
+    nbytes = sum(spec.count * spec.dtype.itemsize for spec in specs)
     partition = make_partition(
-        specs, communicator.size, bucket_bytes=config.bucket_bytes, most_values=config.reduce_bucket_size
+        specs,
+        communicator.size,
+        bucket_bytes=config.bucket_bytes_of(nbytes),
+        most_values=config.reduce_bucket_size,
     )
     sums = row_sums or ReplicaSums(communicator, is_compressed=config.gradient_compression, algorithm=config.algorithm)
     keeps_lost = sums.is_lossy and config.error_feedback and communicator.size > 1
@@ -279,7 +284,9 @@ def make_means(
             for index, parameter in enumerate(parameters)
         ],
         config=config,
-        pool=BufferPool(communicator.empty, reuses=config.pin_memory, bytes_held=bytes_held),
+        pool=BufferPool(
+            communicator.empty, reuses=config.pin_memory, bytes_held=bytes_held, usual=usual_widths(partition, config)
+        ),
         arrays=bytes_held.arrays,
         key=key,
         row_sums=sums,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,54 +15,90 @@ from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.schemes.scheme import Empty
 from asyncpar.zero.memory import TransientBytes
 
-_KEPT = 8
-"""Buffers of a dtype that wait to be used again: a bucket under way takes two, and four are under way."""
-
 
 class BufferPool:
     """Lends arrays of undefined content, and takes them back.
 
     Where it ``reuses`` memory, ``empty`` makes it, such that ranks of one host can read it, and what was given back is
-    lent again.
+    lent again.  Rows of a dtype of at most its ``usual`` width have memory for that width, so that what one bucket took
+    fits the next one.
     """
 
-    def __init__(self, empty: Empty, *, reuses: bool, bytes_held: TransientBytes) -> None:
+    def __init__(
+        self,
+        empty: Empty,
+        *,
+        reuses: bool,
+        bytes_held: TransientBytes,
+        usual: Mapping[np.dtype[Any], int] = MappingProxyType({}),
+    ) -> None:
         self._empty = empty
         self._reuses = reuses
         self._bytes_held = bytes_held
+        self._usual = usual
+        self._usual_counts: set[tuple[np.dtype[Any], int]] = set()
         self._free: dict[np.dtype[Any], list[NDArray[Any]]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Lent:
         """Lend an array."""
         count = math.prod(shape)
-        free = self._free.get(dtype, [])
-        fitting = [index for index, memory in enumerate(free) if memory.size >= count]
-        if fitting:
-            memory = free.pop(min(fitting, key=lambda index: free[index].size))
-        else:
-            memory = self._make(count, dtype)
+        memory = self._find(shape, dtype)
+        if memory is None:
+            memory = self._make(self.count_for(shape, dtype), dtype)
             self._bytes_held.add(buffers=memory.nbytes)
         return Lent(memory, memory[:count].reshape(shape))
 
+    def count_for(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        """Return how many values the memory has room for that is made for ``shape``."""
+        usual = self._usual.get(dtype, 0)
+        return math.prod(shape[:-1]) * usual if shape and shape[-1] <= usual else math.prod(shape)
+
     def give_back(self, lent: Lent) -> None:
         """Take back what was lent and no rank reads any more; it may be lent again."""
-        free = self._free.setdefault(lent.memory.dtype, [])
         if self._reuses:
-            free.append(lent.memory)
-        if not self._reuses or len(free) > _KEPT:
-            dropped = free.pop(min(range(len(free)), key=lambda index: free[index].size)) if free else lent.memory
-            self._bytes_held.add(buffers=-dropped.nbytes)
+            self._free.setdefault(lent.memory.dtype, []).append(lent.memory)
+        else:
+            self._bytes_held.add(buffers=-lent.memory.nbytes)
 
     def discard(self, lent: Lent) -> None:
         """Forget what was lent: others may still read it."""
         self._bytes_held.add(buffers=-lent.memory.nbytes)
 
+    def trim(self, buckets: int) -> None:
+        """Free what waits beyond the needs of so many ``buckets``: of usual memory as many, of other twice as many."""
+        for dtype, free in self._free.items():
+            kept: list[NDArray[Any]] = []
+            left = Counter[int]()
+            for memory in sorted(free, key=len, reverse=True):
+                is_usual = (dtype, memory.size) in self._usual_counts
+                kind = memory.size if is_usual else 0
+                left[kind] += 1
+                if left[kind] <= (buckets if is_usual else 2 * buckets):
+                    kept.append(memory)
+            self._bytes_held.add(buffers=_nbytes(kept) - _nbytes(free))
+            free[:] = kept
+
     def clear(self) -> None:
         """Free all memory that waits to be used again."""
         for free in self._free.values():
-            for memory in free:
-                self._bytes_held.add(buffers=-memory.nbytes)
+            self._bytes_held.add(buffers=-_nbytes(free))
         self._free.clear()
+
+    def _find(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """Return memory that waits, the smallest that fits; where none does, the largest gives way to what is made."""
+        free = self._free.get(dtype, [])
+        wanted = self.count_for(shape, dtype)
+        if shape and shape[-1] <= self._usual.get(dtype, 0):
+            self._usual_counts.add((dtype, wanted))
+            place = next((index for index, memory in enumerate(free) if memory.size == wanted), None)
+            return None if place is None else free.pop(place)
+        others = [index for index, memory in enumerate(free) if (dtype, memory.size) not in self._usual_counts]
+        fitting = [index for index in others if free[index].size >= wanted]
+        if fitting:
+            return free.pop(min(fitting, key=lambda index: free[index].size))
+        if others:
+            self._bytes_held.add(buffers=-free.pop(max(others, key=lambda index: free[index].size)).nbytes)
+        return None
 
     def _make(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         if not self._reuses:
@@ -68,6 +107,10 @@ class BufferPool:
             return self._empty((count,), dtype)
         except (ArenaFull, UsageError):  # no room, or a dtype that it does not carry: ordinary memory does, too
             return np.empty(count, dtype)
+
+
+def _nbytes(arrays: Iterable[NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in arrays)
 
 
 class Lent:

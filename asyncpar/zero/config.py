@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from asyncpar.core.config.checks import DefaultInt, is_default
 from asyncpar.errors import UsageError
 
 MIB = 1 << 20
+_BUCKETS = 16
+_ROOM_SHARE = 8
+_LEAST_ROOM = 8 * MIB
+"""What a model of any size may use."""
 
 
 class ZeROStage(StrEnum):
@@ -53,21 +58,21 @@ class ZeROStage(StrEnum):
 class ZeROConfig:
     """Settings of how gradients and parameters travel between replicas, and of what each replica keeps.
 
-    - ``bucket_size_mb``: gradients are reduced, and parameters gathered after the step, in buckets of up to this size;
-      a larger parameter has a bucket to itself.
+    - ``bucket_size_mb``: gradients are reduced, and parameters gathered after the step, in buckets of up to this size,
+      and of up to a sixteenth of the parameters, or 1 MiB; a larger parameter has a bucket to itself.
     - ``reduce_bucket_size``: most values in one bucket; larger parameters are cut.
     - ``overlap_comm``: a bucket is reduced as soon as the backward pass is through with it, else when all is over.
     - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the one that computes; in
       other stages anything but the default is refused.
     - ``max_memory_usage_mb``: most memory for buckets under way and gathered parameters.  Less is under way to stay
-      within it; what does not fit by itself is ``MemoryExceeded``.
+      within it; what does not fit by itself is ``MemoryExceeded``.  Who sets it lets as much wait from step to step;
+      by default that is an eighth of the parameters, or 8 MiB, so that it does not take what sharding saves.
     - ``gradient_compression``: gradients travel as 8-bit integers with a scale per 1,024 values, a quarter of the
       bytes, and are rounded for it (as in ZeRO++, Wang et al. 2023): not to the last bit what they were.
     - ``error_feedback``: what that rounding loses is added to the next step's gradients, so that it does not add up
       over steps.  Takes 8 bytes for each value of the parameters on each rank that compresses, in all stages.
     - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again, and
-      so is memory of whole gradients and gathered parameters, within ``max_memory_usage_mb``; else each is made anew
-      and freed.
+      so is memory of whole gradients and gathered parameters; else each is made anew and freed.
     - ``average``: gradients become their mean over the replicas, else their sum.
     - ``algorithm``: how buckets are reduced, by name; None: what is quickest.
     """
@@ -77,7 +82,7 @@ class ZeROConfig:
     overlap_comm: bool = True
     reduce_bucket_size: int = 500_000_000
     prefetch_depth: int = 2
-    max_memory_usage_mb: float = 1024
+    max_memory_usage_mb: float = DefaultInt(1024)
     gradient_compression: bool = False
     error_feedback: bool = True
     pin_memory: bool = True
@@ -116,6 +121,26 @@ class ZeROConfig:
     def most_bytes(self) -> int:
         """``max_memory_usage_mb`` in bytes."""
         return int(self.max_memory_usage_mb * MIB)
+
+    def bucket_bytes_of(self, nbytes: int) -> int:
+        """Return the most bytes of a bucket of parameters that take ``nbytes``: few beside what sharding saves."""
+        return min(self.bucket_bytes, max(MIB, nbytes // _BUCKETS))
+
+    def idle_bytes_of(self, nbytes: int) -> int:
+        """Return how much may wait, from step to step, for gradients and gathered values of such parameters."""
+        if not self.pin_memory:
+            return 0
+        follows = is_default(self.max_memory_usage_mb)
+        return min(self.most_bytes, max(_LEAST_ROOM, nbytes // _ROOM_SHARE)) if follows else self.most_bytes
+
+    def buffer_bytes_of(self, nbytes: int) -> int:
+        """Return how much buckets under way may take, as long as that is room for two."""
+        return min(self.most_share, max(_LEAST_ROOM, nbytes // _ROOM_SHARE))
+
+    @property
+    def most_share(self) -> int:
+        """The most of ``most_bytes`` that buckets under way have, if it has room for one."""
+        return self.most_bytes // 4 if self.stage.shards_parameters else self.most_bytes
 
 
 def _check_count(name: str, number: object, *, least: int) -> None:

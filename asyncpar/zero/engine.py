@@ -25,7 +25,9 @@ from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator, refuse_elastic, step_meter
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.heap import give_back_free_memory
 from asyncpar.errors import PeerError, UsageError
+from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, distinct
 from asyncpar.nn.parameter import Array, Parameter, check_on_host
 from asyncpar.nn.stage import Stage
@@ -81,7 +83,8 @@ class ZeroEngine:
         self._bridge = bridge
         self._layers: list[ShardedStage] = []
         self._gathered: list[ParameterUnit] = []
-        self._bytes_held = TransientBytes(config.most_bytes if config.pin_memory else 0)
+        nbytes = sum(parameter.size * stored_dtype(parameter).itemsize for parameter in self.parameters)
+        self._bytes_held = TransientBytes(config.most_bytes if config.pin_memory else 0, config.idle_bytes_of(nbytes))
         self._means = make_means(
             self.parameters,
             rule,
@@ -159,6 +162,7 @@ class ZeroEngine:
                 share.part_with_value()
             for layer in self._layers:
                 layer.settle(gatherer)
+        give_back_free_memory()
         self._state.phase = EnginePhase.OPEN
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -180,7 +184,6 @@ class ZeroEngine:
         self._state.check_giving("reduce")
         async with self._recovery.all_or_none("reduce"):
             await self._reducer.finish()
-        self._bytes_held.arrays.trim()
         self._state.phase = EnginePhase.REDUCED
 
     def reduced(self) -> Mapping[str, Array]:
@@ -280,6 +283,9 @@ class ZeroEngine:
             if isinstance(error, PeerError):
                 raise torn(self.step_count, error) from error
             raise
+        finally:
+            self._means.pool.trim(self._budget.window)
+            self._bytes_held.end_step()
 
     def _begin_update(self, learning_rate: float) -> OwnedUpdate:
         """Count the step and return what updates values: the point after which there is no way back."""

@@ -191,16 +191,18 @@ def memory_reduction(
 class TransientBytes:
     """Counts memory that comes and goes, by kind.  From any thread.
 
-    Whole gradients and gathered values take their memory from ``arrays``.  What waits there to be used again keeps
-    within ``room`` bytes, together with what is counted here.
+    Whole gradients and gathered values take their memory from ``arrays``.  In a step they have there as much as they
+    had at once, within ``room`` bytes together with what is counted here; between steps ``idle`` bytes are kept.
     """
 
-    def __init__(self, room: int = 0) -> None:
+    def __init__(self, room: int = 0, idle: int = 0) -> None:
         self._lock = threading.Lock()
         self.buffers = 0
         self.gathered = 0
         self.peak = 0
-        self.arrays = ArrayPool(lambda: room - self.buffers - self.gathered)
+        self.arrays = ArrayPool(self._find_room, is_mapped=True)
+        self._room = room
+        self._idle = idle
 
     def add(self, *, buffers: int = 0, gathered: int = 0) -> None:
         """Count bytes that are there from now on, or no longer if negative."""
@@ -208,3 +210,11 @@ class TransientBytes:
             self.buffers += buffers
             self.gathered += gathered
             self.peak = max(self.peak, self.buffers + self.gathered + self.arrays.idle_bytes)
+
+    def end_step(self) -> None:
+        """Give back what only a step needs."""
+        self.arrays.trim(self._idle)
+
+    def _find_room(self) -> int:
+        had = self.arrays.most_lent_bytes - self.arrays.lent_bytes
+        return min(self._room - self.buffers - self.gathered, had)

@@ -27,7 +27,7 @@ from asyncpar.zero.buckets import BucketGather, Means
 from asyncpar.zero.config import MIB
 from asyncpar.zero.errors import MemoryExceeded
 from asyncpar.zero.memory import TransientBytes
-from asyncpar.zero.partition import Partition, make_partition
+from asyncpar.zero.partition import Partition, RowBucket, make_partition
 
 
 class ParameterUnit:
@@ -44,7 +44,7 @@ class ParameterUnit:
         self.partition: Partition = make_partition(
             [means.partition.specs[member] for member in members],
             means.partition.size,
-            bucket_bytes=means.config.bucket_bytes,
+            bucket_bytes=means.config.bucket_bytes_of(means.partition.nbytes),
         )
         self.holders = 0
         self.pending: PendingResult[list[Array]] | None = None
@@ -60,8 +60,11 @@ class ParameterUnit:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole values and of the largest bucket, which are held during a gather."""
-        rows = max(map(self.partition.bucket_nbytes, self.partition.buckets), default=0)
-        return self.value_nbytes + rows + rows // self.partition.size
+        return self.value_nbytes + max(map(self._buffer_nbytes, self.partition.buckets), default=0)
+
+    def _buffer_nbytes(self, bucket: RowBucket) -> int:
+        pool, size = self._means.pool, self.partition.size
+        return bucket.dtype.itemsize * sum(pool.count_for((rows, bucket.width), bucket.dtype) for rows in (1, size))
 
     @property
     def is_busy(self) -> bool:

@@ -102,10 +102,14 @@ class Partition:
         return self.size * bucket.width * bucket.dtype.itemsize
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return sum(spec.count * spec.dtype.itemsize for spec in self.specs)
+
+    @property
     def padding(self) -> int:
         """Bytes of all buckets that are no values."""
-        values = sum(spec.count * spec.dtype.itemsize for spec in self.specs)
-        return sum(self.bucket_nbytes(bucket) for bucket in self.buckets) - values
+        return sum(self.bucket_nbytes(bucket) for bucket in self.buckets) - self.nbytes
 
 
 def make_partition(
@@ -235,17 +239,46 @@ def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraByte
     """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` when not even one bucket fits."""
     if partition.size == 1 or not partition.buckets:
         return Budget(window=_MOST_BUCKETS, buffers=0, rest=config.most_bytes)
-    largest = max(
-        partition.bucket_nbytes(bucket) * (partition.size + 1) // partition.size
-        + extra_bytes(partition.size, bucket.width, bucket.dtype)
-        for bucket in partition.buckets
-    )
+    widest = usual_widths(partition, config)
+    needs = [_buffer_bytes(partition, bucket, extra_bytes) for bucket in partition.buckets]
+    largest = max(needs)
     if largest > config.most_bytes:
         raise MemoryExceeded(
             f"max_memory_usage_mb: expected room for {largest / MIB:.3g} MiB, the largest bucket, got "
             f"{config.max_memory_usage_mb:g}; lower bucket_size_mb or reduce_bucket_size"
         )
-    share = config.most_bytes // 4 if config.stage.shards_parameters else config.most_bytes
-    window = min(max(share // largest, 1), _MOST_BUCKETS)
-    buffers = min(window, len(partition.buckets)) * largest
-    return Budget(window=window, buffers=buffers, rest=config.most_bytes - window * largest)
+    window = min(max(config.buffer_bytes_of(partition.nbytes) // largest, 1), _MOST_BUCKETS)
+    if window == 1 and 2 * largest <= config.most_share:
+        window = 2  # one is packed while the other one travels
+    return Budget(
+        window=window, buffers=_held_bytes(partition, widest, needs, window), rest=config.most_bytes - window * largest
+    )
+
+
+def usual_widths(partition: Partition, config: ZeROConfig) -> dict[np.dtype[Any], int]:
+    """Return the width, by dtype, of the widest bucket that is no larger than buckets are to be."""
+    limit = config.bucket_bytes_of(partition.nbytes)
+    widths: dict[np.dtype[Any], int] = {}
+    for bucket in partition.buckets:
+        if partition.bucket_nbytes(bucket) <= limit:
+            widths[bucket.dtype] = max(bucket.width, widths.get(bucket.dtype, 0))
+    return widths
+
+
+def _buffer_bytes(partition: Partition, bucket: RowBucket, extra_bytes: ExtraBytes) -> int:
+    """Return what ``bucket`` takes under way: its rows, the row of this rank, and what summing takes."""
+    rows = partition.bucket_nbytes(bucket)
+    return rows + rows // partition.size + extra_bytes(partition.size, bucket.width, bucket.dtype)
+
+
+def _held_bytes(partition: Partition, widths: dict[np.dtype[Any], int], needs: Sequence[int], window: int) -> int:
+    """Return what buffers come to: of each dtype those of usual width, and those of the largest parameters."""
+    usual: dict[np.dtype[Any], list[int]] = {}
+    others: list[int] = []
+    for bucket, need in zip(partition.buckets, needs, strict=True):
+        if bucket.width <= widths.get(bucket.dtype, 0):
+            usual.setdefault(bucket.dtype, []).append(need)
+        else:
+            others.append(need)
+    held = sum(min(window, len(found)) * max(found) for found in usual.values())
+    return held + sum(sorted(others)[-window:])

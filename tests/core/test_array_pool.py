@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncpar.core.array_pool import LEAST_BYTES, ArrayPool
+from asyncpar.core.heap import give_back_free_memory
 
 COUNT = LEAST_BYTES // 4
 HOLDERS: dict[str, Callable[[Any], Any]] = {
@@ -138,3 +142,33 @@ def test_a_copy_keeps_nothing(copied: Callable[[ArrayPool], ArrayPool]) -> None:
     array = other.zeros((COUNT,), np.float32)
     del array, held
     assert (other.idle_bytes, pool.idle_bytes) == (0, LEAST_BYTES)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc, to see what the system has")
+def test_mapped_memory_is_the_systems_again_when_it_is_dropped() -> None:
+    """Between blocks that are in use, where the allocator of the C library keeps what is freed."""
+    pool = ArrayPool(lambda: 1 << 40, is_mapped=True)
+    nbytes = 4 << 20
+    lent = [pool.zeros((nbytes,), np.uint8) for _ in range(16)]
+    before = resident_bytes()
+    del lent[::2]
+    assert resident_bytes() > before - nbytes
+    pool.trim(2 * nbytes)
+    assert pool.idle_bytes == 2 * nbytes
+    assert resident_bytes() < before - 5 * nbytes
+    assert all(not array.any() for array in lent)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the allocator of glibc")
+def test_the_heap_gives_back_holes() -> None:
+    held = [np.full(1 << 16, 1, np.uint8) for _ in range(1024)]  # too small to be mapped one by one
+    del held[::2]
+    before = resident_bytes()
+    give_back_free_memory()
+    assert resident_bytes() < before - (16 << 20)
+    assert all(array.all() for array in held)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -66,7 +66,7 @@ async def test_what_is_held_between_steps_is_told(kind: str) -> None:
         world = running(MODEL, config_of(kind))
         ranks = await world.__aenter__()
         await ranks.take_step()
-    told = sum(one._assembly.flow.nbytes for one in ranks.all)  # noqa: SLF001  # the figures by which the gradient flow reserves memory are not public
+    told = sum(one._assembly.flow.memory().total for one in ranks.all)  # noqa: SLF001  # what the gradient flow holds is not public
     await world.__aexit__(None, None, None)
     assert told == pytest.approx(held.nbytes, rel=0.1)
 

@@ -11,8 +11,9 @@ import pytest
 from asyncpar.nn.optimizers import SGD, Adam
 from asyncpar.zero import ZeroEngine, ZeROMemoryStats, ZeROStage, memory_reduction
 from asyncpar.zero.buffers import BufferPool
-from asyncpar.zero.config import MIB
+from asyncpar.zero.config import MIB, ZeROConfig
 from asyncpar.zero.memory import TransientBytes
+from asyncpar.zero.partition import Spec, make_budget, make_partition
 from tests.zero.replicas import (
     EVEN_SHAPES,
     SHAPES,
@@ -138,7 +139,77 @@ def test_a_pool_keeps_few_buffers() -> None:
     lent = [pool.take((count,), np.dtype(np.float64)) for count in range(1, 10)]
     for each in lent:
         pool.give_back(each)
+    assert held.buffers == 8 * sum(range(1, 10))
+    pool.trim(4)
     assert held.buffers == 8 * sum(range(2, 10))
+
+
+def test_what_is_too_small_gives_way_to_what_fits() -> None:
+    held = TransientBytes()
+    pool = BufferPool(np.empty, reuses=True, bytes_held=held)
+    for count in (3, 5, 4, 9):
+        pool.give_back(pool.take((count,), np.dtype(np.float64)))
+    assert held.buffers == 8 * 9
+
+
+def test_buffers_of_narrow_buckets_serve_wider_ones() -> None:
+    """Rows, and the row of this rank, have memory of their own: neither takes that of the other."""
+    held = TransientBytes()
+    single = np.dtype(np.float32)
+    pool = BufferPool(np.empty, reuses=True, bytes_held=held, usual={single: 10})
+    for width in (3, 10, 7):
+        rows, row = pool.take((4, width), single), pool.take((width,), single)
+        assert (rows.array.shape, row.array.shape) == ((4, width), (width,))
+        for lent in (row, rows):
+            pool.give_back(lent)
+        assert held.buffers == 4 * (40 + 10)
+    wide = pool.take((4, 30), single)
+    assert held.buffers == 4 * (40 + 10 + 120)
+    several = [wide, *(pool.take((4, 10), single) for _ in range(3))]
+    for lent in several:
+        pool.give_back(lent)
+    pool.trim(2)
+    assert held.buffers == 4 * (2 * 40 + 10 + 120)
+
+
+@pytest.mark.parametrize("stage", list(ZeROStage))
+@pytest.mark.parametrize("mebibytes", [16, 64, 400, 4_000])
+def test_what_waits_by_default_is_little_beside_what_sharding_saves(stage: ZeROStage, mebibytes: int) -> None:
+    """A quarter of the parameters, of which values, gradients and states of Adam take four."""
+    config = ZeROConfig(stage=stage)
+    single = np.dtype(np.float32)
+    specs = [Spec(name=f"p{layer}", shape=(mebibytes, 64, 64), dtype=single) for layer in range(64)]
+    nbytes = mebibytes * MIB
+    partition = make_partition(specs, 4, bucket_bytes=config.bucket_bytes_of(nbytes))
+    budget = make_budget(partition, config, lambda *_: 0)
+    assert budget.window >= 2, "one bucket is packed while another one travels"
+    assert budget.buffers <= max(nbytes / 5, 8 * MIB)
+    assert config.idle_bytes_of(nbytes) <= max(nbytes / 8, 8 * MIB)
+    assert config.idle_bytes_of(nbytes) <= config.most_bytes
+
+
+def test_who_sets_a_limit_allows_as_much_to_wait() -> None:
+    assert ZeROConfig(max_memory_usage_mb=1024).idle_bytes_of(64 * MIB) == 1024 * MIB
+    assert ZeROConfig().idle_bytes_of(64 * MIB) == 8 * MIB
+    assert ZeROConfig(pin_memory=False).idle_bytes_of(64 * MIB) == 0
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.STAGE1, ZeROStage.STAGE2, ZeROStage.STAGE3])
+async def test_buffers_come_to_what_is_known_before_the_first_step(stage: ZeROStage) -> None:
+    shapes = {f"layer{number}/{name}": shape for number in range(6) for name, shape in _LAYER.items()}
+    async with engines(4, stage, shapes=shapes) as made:
+        for step in range(3):
+            await take_steps(made, step)
+            await on_all(made, whole_values) if stage.shards_parameters else None
+        await take_steps(made, 3)
+        for engine in made:
+            stats, budget = engine.memory_stats(), engine._budget  # noqa: SLF001  # how much a rank reserves for buckets is no statistic
+            assert stats.buffers <= budget.buffers + engine.config.idle_bytes_of(4 * stats.values)
+            assert stats.buffers - engine._bytes_held.arrays.idle_bytes <= budget.buffers  # noqa: SLF001  # what waits is counted with buffers
+            assert engine.memory_needed() >= stats.kept + stats.transient_peak
+
+
+_LAYER: dict[str, tuple[int, ...]] = {"norm": (64,), "weight": (64, 256), "bias": (256,), "back": (256, 64)}
 
 
 async def test_buckets_lie_where_other_ranks_of_the_host_read_them() -> None:

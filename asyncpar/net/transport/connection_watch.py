@@ -16,7 +16,6 @@ descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, an
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import ipaddress
 import logging
 import os
@@ -24,7 +23,6 @@ import random
 import socket
 import stat
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -32,6 +30,7 @@ from collections.abc import Iterable
 import msgspec
 
 from asyncpar.core.descriptors import SpareDescriptor, descriptor_limit, is_exhausted
+from asyncpar.core.heap import give_back_free_memory
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
 
 CALM_SECONDS = 0.5
@@ -269,15 +268,14 @@ class _Heap:
     """Gives memory back that floods took: the allocator of the C library keeps what many threads have freed."""
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
         self._is_dirty = False
         self._trimmed_at = float("-inf")
 
     def look(self, *, is_flood: bool, now: float) -> None:
         """Take whether there is a flood now; trim at intervals while there is one, and once after it."""
         self._is_dirty |= is_flood
-        if self._is_dirty and self._trim is not None and now >= self._trimmed_at + _TRIM_SECONDS:
-            self._trim(0)
+        if self._is_dirty and now >= self._trimmed_at + _TRIM_SECONDS:
+            give_back_free_memory()
             self._is_dirty, self._trimmed_at = is_flood, now
 
 
