@@ -18,7 +18,7 @@ from asyncpar.harmless import harmless_line
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
-from asyncpar.net.transport.rpc import check_bindable, is_loopback, join_address, split_address
+from asyncpar.net.transport.rpc import check_bindable, check_reaches_itself, is_loopback, join_address, split_address
 
 _LOOPBACK = "127.0.0.1"
 _DEFAULT_PORT = 29400
@@ -67,6 +67,7 @@ def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlac
         name, port = _endpoint(options.endpoint) if options.endpoint else (_LOOPBACK, 0)
         address = _resolve("--rdzv-endpoint", name)
         check_bindable(address, port, what="--rdzv-endpoint" if options.endpoint else "")
+        check_reaches_itself(address)
         return HostPlacement(
             nproc=nproc,
             serve_at=(address, port),
@@ -94,6 +95,8 @@ def _among_several(
     serve_at = (address if is_here else bind, port) if serves else None
     if serve_at is not None and options.node_rank == 0:
         check_bindable(*serve_at, what="--rdzv-endpoint")
+    if serve_at is not None:
+        check_reaches_itself(serve_at[0])
     return HostPlacement(
         nproc=nproc,
         serve_at=serve_at,

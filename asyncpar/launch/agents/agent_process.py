@@ -35,7 +35,7 @@ from asyncpar.launch.run import new_loop
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
 from asyncpar.net.membership.world_service import WorldService
-from asyncpar.net.transport.rpc import is_loopback, join_address, split_address
+from asyncpar.net.transport.rpc import check_reaches_itself, is_loopback, join_address, split_address
 from asyncpar.observe.summary import JobSummary
 
 _OUTPUT_PATIENCE = 0.2
@@ -76,6 +76,7 @@ class AgentProcess:
     ) -> None:
         self._options = options
         self._listen = listen_at(options)
+        check_reaches_itself(split_address(self._listen)[0])
         self._credentials = credentials
         self._display = display
         self._environment = environment

@@ -24,6 +24,7 @@ from asyncpar.launch.doctor.findings import Finding, fail, warn, well
 from asyncpar.net.arena.limits import available_memory, core_quota, count_cores
 from asyncpar.net.membership.credentials import read_secret
 from asyncpar.net.membership.host import host_name
+from asyncpar.net.transport.rpc import LOOPBACK_ADVICE, try_connection
 
 LEAST_FILES: Final = 1024
 LEAST_MTU: Final = 1280
@@ -124,17 +125,9 @@ async def ask_name_server(look_up: Callable[[], T]) -> T:
 def check_loopback() -> Finding:
     """Can processes of this host talk over 127.0.0.1?"""
     try:
-        with socket.socket() as listening, socket.socket() as calling:
-            listening.bind(("127.0.0.1", 0))
-            listening.listen()
-            calling.settimeout(1.0)
-            calling.connect(listening.getsockname())
+        try_connection("127.0.0.1")
     except OSError as error:
-        return fail(
-            "loopback",
-            f"no connection over 127.0.0.1 ({os_reason(error)})",
-            "bring the interface lo up (ip link set lo up), and let a firewall pass 127.0.0.0/8",
-        )
+        return fail("loopback", f"no connection over 127.0.0.1 ({os_reason(error)})", LOOPBACK_ADVICE)
     return well("loopback", "127.0.0.1 connects")
 
 

@@ -31,7 +31,7 @@ from asyncpar.net.membership.credentials import read_secret, write_secret
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.membership.private_directory import make_private, private_directory
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.transport.rpc import Credentials, RpcServer, join_address, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer, check_reaches_itself, join_address, split_address
 
 _log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
@@ -72,6 +72,8 @@ async def meet(
     """
     if environment.get("ASYNCPAR_CERTS"):
         raise UsageError(f"ASYNCPAR_CERTS: certificates need `asyncpar launch`; {place.launcher} has started this rank")
+    if place.local_world_size > 1 and not environment.get(_BIND):
+        check_reaches_itself(_LOOPBACK, what=f"rank {place.rank}")
     timeout = _seconds(environment.get("ASYNCPAR_RENDEZVOUS_TIMEOUT") or _DEFAULT_TIMEOUT)
     job = f"{environment.get('ASYNCPAR_JOB') or place.job or _mark_of_parents(place)}-{serial}"
     path, address = environment.get("ASYNCPAR_SECRET_FILE"), environment.get("MASTER_ADDR")

@@ -346,6 +346,34 @@ def check_bindable(bind: str, port: int, *, what: str = "") -> None:
             ) from error
 
 
+LOOPBACK_ADVICE: Final = "bring the interface lo up (ip link set lo up), and let a firewall pass 127.0.0.0/8"
+"""What to do on a host that does not reach itself; its other addresses go by that interface, too."""
+
+_SELF_SECONDS: Final = 1.0
+
+
+def try_connection(address: str) -> None:
+    """Connect to a socket of this process at ``address``, one of this host.  Raises ``OSError`` where that fails."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listening, socket.socket(family) as calling:
+        listening.bind((address, 0))
+        listening.listen()
+        calling.settimeout(_SELF_SECONDS)
+        calling.connect(listening.getsockname()[:2])
+
+
+def check_reaches_itself(address: str, *, what: str = "") -> None:
+    """Raise ``UsageError``, which begins with ``what``, where processes of this host have no connection at ``address``.
+
+    That is one of this host.  Without the check they would wait for each other until their time is up.
+    """
+    try:
+        try_connection(address)
+    except OSError as error:
+        told = f"this host does not reach itself at {address} ({os_reason(error)}); {LOOPBACK_ADVICE}"
+        raise UsageError(f"{what and f'{what}: '}{told}") from error
+
+
 def join_address(host: str, port: int) -> str:
     """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
