@@ -12,6 +12,7 @@ from typing import Any
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import LaunchError
 from asyncpar.launch.agent_machine import (
@@ -51,7 +52,7 @@ from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import CONDITION_WORDS, Condition, RankState, SilenceLimits
+from asyncpar.launch.vitals import Condition, RankState, SilenceLimits
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import pack

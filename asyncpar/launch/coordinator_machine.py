@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.launch.failure import (
     LEFT_EARLY,
     RankEnd,
@@ -50,7 +51,7 @@ from asyncpar.launch.protocol import (
     StopRanks,
     TellCondition,
 )
-from asyncpar.launch.vitals import CONDITION_WORDS, NO_LIMITS, RankState, SilenceLimits, SilentRanks
+from asyncpar.launch.vitals import NO_LIMITS, RankState, SilenceLimits, SilentRanks
 from asyncpar.launch.wait_board import RankTold, WaitBoard
 
 _BLAME_PATIENCE = 1.0

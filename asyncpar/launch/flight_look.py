@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncpar.errors import ProtocolError
-from asyncpar.launch.stack_answers import sort_answers
 from asyncpar.observe.explain import RankFacts, explain
-from asyncpar.observe.holdups import describe_holdups
+from asyncpar.observe.holdups import describe_holdups, describe_rank, find_trouble
 from asyncpar.observe.image import Event, RankImage, read_image
-from asyncpar.observe.summary import JobSummary, RankAnswer
+from asyncpar.observe.summary import JobSummary, RankAnswer, RankReport
 
 if TYPE_CHECKING:
     from asyncpar.launch.job_view import JobWatch
-    from asyncpar.observe.stack_views import TaskView
 
 MOST_EVENTS: Final = 400
 """Events that are shown of all ranks together, the latest of each."""
@@ -29,32 +27,29 @@ _LOOKED_AT: Final = 512
 
 
 async def look_at_flight(view: JobWatch) -> dict[str, Any]:
-    """Ask all ranks of ``view`` for their events and stacks; return findings and events as plain values."""
-    images, stacks = await asyncio.gather(view.collect("image", None), view.collect("stacks", None))
+    """Ask all ranks of ``view`` for their events; return findings and events as plain values."""
+    images = await view.collect("image", None)
     job = await view.status()
     known = [*describe_holdups(job), *job.alarms]
-    return await asyncio.to_thread(_describe, images, facts_of(job, stacks)) | {"known": known[:MOST_KNOWN]}
+    return await asyncio.to_thread(_describe, images, facts_of(job)) | {"known": known[:MOST_KNOWN]}
 
 
-def facts_of(job: JobSummary, stacks: Sequence[RankAnswer]) -> dict[int, RankFacts]:
-    """Return what agents see of the ranks of ``job``, and where the ranks' main tasks are."""
-    told, _ = sort_answers(stacks)
-    facts = {}
-    for report in job.ranks:
-        known = told.get(report.rank)
-        tasks = () if known is None else known.tasks
-        doing = next((_doing(task) for task in tasks if task.serves is None and _doing(task)), "")
-        facts[report.rank] = RankFacts(condition=report.condition, detail=report.ending, doing=doing)
-    return facts
+def facts_of(job: JobSummary) -> dict[int, RankFacts]:
+    """Return what is known of the ranks of ``job`` besides their events: the words of its status."""
+    return {
+        report.rank: RankFacts(
+            condition=report.condition,
+            detail=report.ending,
+            doing=_doing(report),
+        )
+        for report in job.ranks
+    }
 
 
-def _doing(task: TaskView) -> str:
-    """Return where a task of the program is; "" for one of asyncpar."""
-    place = task.user_frame
-    if place is None:
-        return ""
-    inner = task.frames[-1]
-    return place.site if inner is place else f"{inner.function}, called at {place.site}"
+def _doing(report: RankReport) -> str:
+    if find_trouble(report):
+        return describe_rank(report)
+    return "" if report.summary is None else report.summary.doing
 
 
 def _describe(answers: Sequence[RankAnswer], facts: Mapping[int, RankFacts]) -> dict[str, Any]:

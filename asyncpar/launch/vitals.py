@@ -123,16 +123,6 @@ _WORDS: Final = {
 }
 
 
-CONDITION_WORDS: Final = {
-    Condition.WELL: "",
-    Condition.STOPPED: "is stopped (SIGSTOP, or a debugger)",
-    Condition.HUNG: "runs no Python code (something holds its interpreter lock)",
-    Condition.BUSY: "runs no Python code (a C call holds its interpreter lock, and computes)",
-    Condition.UNINTERRUPTIBLE: "waits in the kernel (uninterruptible: its disk or network file system does not answer)",
-}
-"""What is said of a rank that others wait for."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilenceLimits:
     """How many seconds a rank may give no sign of life before it is given up; None, or infinity: for ever.

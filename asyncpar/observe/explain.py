@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from asyncpar.core.observe.records import UNBOUND, EventKind, EventState
+from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.observe.image import Event, RankImage
 
 _NEARBY: Final = 16
@@ -49,8 +50,8 @@ class RankFacts:
     """What is known of a rank from outside of its ring.
 
     ``condition`` is ``well``, ``stopped``, ``hung`` (no Python code runs), ``busy`` (but it computes),
-    ``uninterruptible`` (in the kernel) or ``ended``, ``detail`` says how;
-    ``doing`` is where its program is, the innermost frame in its last line, as far as that is known.
+    ``uninterruptible`` (in the kernel) or ``ended``, ``detail`` says how; ``doing`` is what its program does, in the
+    words of the job's status (``sleeps at train.py:57``), as far as that is known.
     """
 
     condition: str = "well"
@@ -318,13 +319,6 @@ def _circle(waits: Mapping[int, _RankWait], end: tuple[int, ...]) -> tuple[HangC
     return HangCause.ORDER, f"{_ranks(end)} wait for each other, as they call in different orders: {words}"
 
 
-_RUNS_NOTHING = {
-    "hung": "runs no Python code",
-    "busy": "runs no Python code: it computes in one C call",
-    "uninterruptible": "waits in the kernel, uninterruptible",
-}
-
-
 def _idle(
     evidence: _Evidence, waits: Mapping[int, _RankWait], rank: int, waiting: Sequence[int]
 ) -> tuple[HangCause, str]:
@@ -334,18 +328,20 @@ def _idle(
     condition = evidence.condition(rank)
     blocked = None if image is None else _blocked(image)
     detail = f": {facts.detail}" if facts.detail else ""
+    doing = facts.doing.strip()
     if condition == "ended":
         return HangCause.DEAD, f"{what}; it has ended{detail}"
-    if condition == "stopped":
-        return HangCause.STOPPED, f"{what}; it is stopped{detail}"
+    if words := CONDITION_WORDS.get(condition):
+        cause = HangCause.STOPPED if condition == "stopped" else HangCause.BLOCKED
+        return cause, f"{what}; it {doing or words}{detail}"
     if blocked is not None:
-        return HangCause.BLOCKED, f"{what}; its event loop is blocked by {blocked.text or blocked.name}{_at(blocked)}"
-    if condition in _RUNS_NOTHING:
-        return HangCause.BLOCKED, f"{what}; it {_RUNS_NOTHING[condition]}{detail}"
-    doing = facts.doing.strip().splitlines()
-    if doing and "sleep" in doing[-1]:
-        return HangCause.SLEEPING, f"{what}; it sleeps ({doing[-1].strip()})"
-    return HangCause.ABSENT, f"{what}; it {_whereabouts(image)}" + (f", and is at {doing[-1].strip()}" if doing else "")
+        by = blocked.text.removeprefix("by=") or blocked.name
+        how = doing if doing.startswith("blocks") else f"blocks its event loop by {by}{_at(blocked)}"
+        return HangCause.BLOCKED, f"{what}; it {how}"
+    if "sleep" in doing:
+        return HangCause.SLEEPING, f"{what}; it {doing}"
+    seen = _whereabouts(image)
+    return HangCause.ABSENT, f"{what}; it {seen}" + (f", and {doing}" if doing and doing not in seen else "")
 
 
 def _whereabouts(image: RankImage | None) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from asyncpar.core.observe.waits import WaitNotice, name_ranks, spell_seconds, sum_up
+from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice, name_ranks, spell_seconds, sum_up
 from asyncpar.observe.summary import AskSummary, JobSummary, OperationSummary, RankReport
 
 WAITING_SECONDS: Final = 1.0
@@ -156,16 +156,8 @@ def find_trouble(report: RankReport) -> str:
     match report.condition:
         case "ended":
             return report.ending if has_failed(report) else ""
-        case "stopped":
-            return f"is stopped (SIGSTOP or a debugger), for {spell_seconds(report.seconds)}"
-        case "hung":
-            return f"runs no Python code (something holds its interpreter lock), for {spell_seconds(report.seconds)}"
-        case "busy":
-            how = "a C call holds its interpreter lock, and computes"
-            return f"runs no Python code ({how}), for {spell_seconds(report.seconds)}"
-        case "uninterruptible":
-            how = "uninterruptible: its disk or network file system does not answer"
-            return f"waits in the kernel ({how}), for {spell_seconds(report.seconds)}"
+        case condition if words := CONDITION_WORDS.get(condition):
+            return f"{words}, for {spell_seconds(report.seconds)}"
     if summary is None:
         return ""
     if (blocked := summary.blocked) is not None and is_blocked(report):
@@ -179,15 +171,14 @@ def describe_rank(report: RankReport) -> str:
     summary = report.summary
     site = "" if summary is None else summary.user_site
     if trouble := find_trouble(report):
-        has_place = report.condition in ("stopped", "hung", "busy", "uninterruptible") and site
-        return f"{trouble}, last seen at {site}" if has_place else trouble
+        return f"{trouble}, last seen at {site}" if site and CONDITION_WORDS.get(report.condition) else trouble
     if report.condition == "ended":
         return report.ending or "has ended"
     if summary is None:
         return "has told nothing so far"
     if (operation := next((each for each in summary.operations if each.is_awaited), None)) is not None:
         return f"is in {operation.label}" + (f" at {operation.site}" if operation.site else "")
-    return f"is in user code at {site}" if site else "is in no operation"
+    return summary.doing or (f"is in user code at {site}" if site else "is in no operation")
 
 
 def name_rank(report: RankReport) -> str:

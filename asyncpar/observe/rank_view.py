@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +27,7 @@ from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.pauses import PauseRecorder
 from asyncpar.core.observe.recorder import NO_TICKET, current_recorder
 from asyncpar.core.observe.reported import reported
+from asyncpar.core.observe.whereabouts import describe_program, place_of, user_place
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
 from asyncpar.observe.actor_view import view_actors
@@ -37,7 +37,7 @@ from asyncpar.observe.pipeline_runs import PipelineSummary, summarize_pipeline
 from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
-from asyncpar.observe.stacks import capture_tasks, capture_threads, user_site
+from asyncpar.observe.stacks import capture_tasks, capture_threads
 from asyncpar.observe.stragglers import RATE_LOOKS, TOLD_ROUNDS, settle_rate
 from asyncpar.observe.summary import (
     MOST_LINKS,
@@ -201,16 +201,14 @@ def make_summary() -> RankSummary:
     """Return the summary of this process's rank, and leave it in the ring."""
     view = _nodes[-1] if _nodes else None
     fields: dict[str, Any] = {"rank": _rank(), "time": time.time(), **_of_program(), **_of_process()}
-    main = threading.main_thread().ident or 0
-    here = user_site(sys._current_frames().get(main))
     if view is not None:
         fields |= _retry(lambda: _of_view(view))
-    operations = fields.get("operations", ())
-    if not here and view is not None:
-        here = next((one.site for one in operations if one.site), "") or _task_site(view)
+    fields["doing"] = "" if view is None else _retry(lambda: describe_program(view.pulse.loop))
+    fields["user_site"] = next((one.site for one in fields.get("operations", ()) if one.site and one.is_awaited), "")
+    fields["user_site"] = fields["user_site"] or fields["doing"].rpartition(" at ")[2]
     for part in _parts:
         fields |= part()
-    summary = RankSummary(user_site=here, **fields)
+    summary = RankSummary(**fields)
     _leave_note(summary)
     return summary
 
@@ -288,7 +286,7 @@ def _blocked(view: NodeView, lag: float) -> BlockedSummary | None:
         return None
     task = asyncio.current_task(view.pulse.loop)
     what = "a callback" if task is None else f"task {task.get_name()!r}"
-    where = user_site(frame) or f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    where = user_place(frame) or place_of(frame)
     return BlockedSummary(what=what, where=where, seconds=lag)
 
 
@@ -353,13 +351,6 @@ def _view_operation(operation: Operation, now: float, sites: Mapping[tuple[int, 
         site="" if event is None or event.site is None else str(event.site),
         is_awaited=operation.has_started,
     )
-
-
-def _task_site(view: NodeView) -> str:
-    """Return where the first task with code of the program waits."""
-    tasks, _ = _retry(lambda: capture_tasks(view.pulse.loop))
-    frame = next((task.user_frame for task in tasks if task.user_frame is not None), None)
-    return "" if frame is None else frame.site
 
 
 def _links(view: NodeParts) -> tuple[LinkSummary, ...]:

@@ -10,29 +10,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import linecache
-import os
-import selectors
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from asyncpar.actors.runtime.calls import Delivery, PendingCall
 from asyncpar.collectives.operation import Operation
 from asyncpar.core.observe.recorder import is_internal
 from asyncpar.core.observe.reporting import text_of
+from asyncpar.core.observe.whereabouts import is_user_code
 from asyncpar.observe.stack_views import CallView, FrameView, TaskView, ThreadView
 
 MOST_TASKS: Final = 512
 MOST_FRAMES: Final = 64
-_STANDARD: Final = (str(Path(threading.__file__).parent) + os.sep, "<frozen")
-_PACKAGES: Final = f"{os.sep}site-packages{os.sep}"
-_COMPILED: Final = (".pxi", ".pyx")
-_ASYNCIO: Final = str(Path(asyncio.__file__).parent)
 _LONGEST: Final = 200
 _TRIES: Final = 8
 
@@ -44,36 +37,6 @@ class PlacedFrame(NamedTuple):
 
     frame: FrameType
     line: int | None
-
-
-def is_user_code(code: CodeType) -> bool:
-    """Is it code of the program, not of a library or of the interpreter?"""
-    return not is_internal(code) and _is_of_program(code.co_filename)
-
-
-@lru_cache(maxsize=4096)
-def _is_of_program(file: str) -> bool:
-    """Is ``file`` of the program?  Of what is installed, only the package that was started is."""
-    if _PACKAGES in file:
-        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-        package = "" if spec is None else spec.name.partition(".")[0]
-        return bool(package) and f"{_PACKAGES}{package}{os.sep}" in file
-    return not file.startswith(_STANDARD) and not file.endswith(_COMPILED)
-
-
-def user_site(frame: FrameType | None) -> str:
-    """Return ``train.py:57`` for the innermost frame of the program that runs at ``frame``; "" if the loop sleeps.
-
-    Frames around the event loop do not count: they wait for the loop.
-    """
-    while frame is not None:
-        code = frame.f_code
-        if is_user_code(code):
-            return f"{Path(code.co_filename).name}:{frame.f_lineno or code.co_firstlineno}"
-        if code.co_filename.startswith(_ASYNCIO) or code.co_filename == selectors.__file__:
-            return ""
-        frame = frame.f_back
-    return ""
 
 
 def capture_threads() -> tuple[ThreadView, ...]:

@@ -171,7 +171,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ``loop_lag`` is how long the event loop took to answer, ``blocked`` what holds it.  ``cpu`` is processor time used
     so far, ``stolen`` how long threads waited for a processor, ``gc`` the time in garbage collections.  ``operations``
     are those under way, ``operations_done`` and ``bytes_moved`` count by kind of lane (``arena``, ``messages``).
-    ``user_site`` is where the program's own code is in the main thread or in the task that waits.  ``rounds`` are the
+    ``user_site`` is where the program's own code is in the main thread or in the task that waits, and ``doing`` what it
+    does there, in the words in which the rank answers others (``sleeps at train.py:57``).  ``rounds`` are the
     last ones of the world's group, ``figures`` those of its last events, ``gradients`` those of the synchronizer that
     took the last step.  ``serving`` are calls whose endpoints run, by the rank and the number of their callers.
     ``dead_letters`` counts messages that no actor handled, and ``letters`` are the last ones, the newest first.
@@ -198,6 +199,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     more_operations: int = 0
     asks: tuple[AskSummary, ...] = ()
     user_site: str = ""
+    doing: str = ""
     progress: ProgressSummary | None = None
     values: dict[str, float] = {}
     serving: tuple[tuple[int, int], ...] = ()

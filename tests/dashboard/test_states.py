@@ -58,7 +58,7 @@ def test_a_culprit_that_is_stopped_is_told_as_stopped() -> None:
     stopped = RankReport(rank=1, host="b", pid=1, condition="stopped", seconds=7.0)
 
     assert sentence(waiting(0, on=1), stopped) == (
-        "rank 0 waits for rank 1 (b), which is stopped (SIGSTOP or a debugger), for 7.0 s; "
+        "rank 0 waits for rank 1 (b), which is stopped (SIGSTOP, or a debugger), for 7.0 s; "
         "all_reduce #4 has waited 12 s."
     )
 
@@ -103,7 +103,7 @@ def test_ranks_that_gave_up_on_one_that_has_not_failed_name_it() -> None:
     left = RankReport(rank=2, host="b", pid=1, condition="ended", ending="exited with code 0")
 
     assert sentence(ended(0, ago=1.0, blames=2), stopped) == (
-        "rank 2 (b) is stopped (SIGSTOP or a debugger), for 7.0 s; rank 0 has failed because of that."
+        "rank 2 (b) is stopped (SIGSTOP, or a debugger), for 7.0 s; rank 0 has failed because of that."
     )
     assert sentence(ended(0, ago=1.0, blames=2), left) == (
         "rank 2 (b) exited with code 0; rank 0 has failed because of that."

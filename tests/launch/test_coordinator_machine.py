@@ -10,6 +10,7 @@ import pytest
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase as Phase_
+from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
 from asyncpar.launch.failure import FailureReport, RankEnd
 from asyncpar.launch.protocol import (
@@ -33,7 +34,7 @@ from asyncpar.launch.protocol import (
     StopRanks,
     TellCondition,
 )
-from asyncpar.launch.vitals import CONDITION_WORDS, NO_LIMITS, Condition, RankState, SilenceLimits
+from asyncpar.launch.vitals import NO_LIMITS, Condition, RankState, SilenceLimits
 
 
 def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> AgentHello:

@@ -26,8 +26,7 @@ class RecordedJob:
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         assert ranks is None
-        if kind == "stacks":
-            return [RankAnswer(rank=rank, host="a", error="it does not answer") for rank in self._images]
+        assert kind == "image"
         return [
             RankAnswer(rank=rank, host="a", error=image)
             if isinstance(image, str)

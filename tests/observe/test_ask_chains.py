@@ -84,7 +84,7 @@ def test_a_cycle_is_one_chain_and_comes_first() -> None:
 
 def test_the_end_says_what_holds_it_up() -> None:
     chain = [report(0, ask(1, "b", call=1)), report(1, ask(2, "c", call=1, caller="b", serves=(0, 1)))]
-    assert only(*chain, report(2, condition="stopped")).end == "is stopped (SIGSTOP or a debugger), for 3.0 s"
+    assert only(*chain, report(2, condition="stopped")).end == "is stopped (SIGSTOP, or a debugger), for 3.0 s"
     assert only(*chain).end == "is not known here"
     assert only(*chain, report(2)).end == ""
 

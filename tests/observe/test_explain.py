@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from asyncpar.core.observe.whereabouts import describe_task
 from asyncpar.node import Node
 from asyncpar.observe.explain import HangCause, HangFinding, RankFacts, explain
 from asyncpar.observe.image import RankImage, read_image
@@ -21,15 +22,6 @@ def images_of(nodes: tuple[Node, ...]) -> dict[int, RankImage]:
     return {node.rank: read_image(node.links.recorder.snapshot()) for node in nodes}
 
 
-def doing(task: asyncio.Task[None]) -> str:
-    """Return where a task is, the innermost frame last."""
-    lines, awaited = [], task.get_coro()
-    while getattr(awaited, "cr_frame", None) is not None:
-        lines.append(f"{awaited.cr_code.co_filename}:{awaited.cr_frame.f_lineno} {awaited.__qualname__}")  # type: ignore[union-attr]
-        awaited = awaited.cr_await  # type: ignore[union-attr]
-    return "\n".join(lines)
-
-
 async def _run(program: Program, node: Node) -> None:
     await program(node)
 
@@ -39,7 +31,7 @@ async def hang(program: Program, facts: dict[int, RankFacts] | None = None) -> l
     async with local_world(WORLD) as nodes:
         tasks = {node.rank: asyncio.create_task(_run(program, node)) for node in nodes}
         await asyncio.sleep(HANG_SECONDS)
-        known = {rank: RankFacts(doing=doing(task)) for rank, task in tasks.items()} | (facts or {})
+        known = {rank: RankFacts(doing=describe_task(task)) for rank, task in tasks.items()} | (facts or {})
         found = explain(images_of(nodes), known)
         for task in tasks.values():
             task.cancel()
@@ -79,7 +71,7 @@ async def test_a_blocked_loop_is_in_the_ring_of_its_rank() -> None:
         await asyncio.sleep(0.01)
         (found,) = explain(images_of(nodes))
         assert (found.cause, found.culprits) == (HangCause.BLOCKED, (CULPRIT,))
-        assert "blocked by by=the main task at train.py:57" in found.text
+        assert "it blocks its event loop by the main task at train.py:57" in found.text
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -78,7 +78,7 @@ def test_the_culprit_and_where_it_is() -> None:
 def test_a_stopped_rank_is_the_culprit_with_its_last_place() -> None:
     text = told_of(job(report(0, (2,)), report(2, (0,), condition="stopped", site="train.py:57")))
     assert text == (
-        "rank 0 waits for rank 2 (a), which is stopped (SIGSTOP or a debugger), for 3.0 s, last seen at train.py:57; "
+        "rank 0 waits for rank 2 (a), which is stopped (SIGSTOP, or a debugger), for 3.0 s, last seen at train.py:57; "
         "all_reduce #4 at train.py:9 has waited 12 s"
     )
 

@@ -14,6 +14,15 @@ import msgspec
 JOINING: Final = "joining the world"
 """How the operation of a rank is called that waits for its world to be complete."""
 
+CONDITION_WORDS: Final = {
+    "well": "",
+    "stopped": "is stopped (SIGSTOP, or a debugger)",
+    "hung": "runs no Python code (something holds its interpreter lock)",
+    "busy": "runs no Python code (a C call holds its interpreter lock, and computes)",
+    "uninterruptible": "waits in the kernel (uninterruptible: its disk or network file system does not answer)",
+}
+"""The words about a rank in a condition that its agent sees (``launch/vitals.py``), everywhere."""
+
 _LONGEST: Final = 300
 _LONGEST_WAY: Final = 6
 

@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import selectors
 import sys
 import threading
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
 from asyncpar.core.observe.recorder import is_internal
 
-_LIBRARY: Final = str(Path(threading.__file__).parent)
+_STANDARD: Final = (str(Path(threading.__file__).parent) + os.sep, "<frozen")
+_PACKAGES: Final = f"{os.sep}site-packages{os.sep}"
+_COMPILED: Final = (".pxi", ".pyx")
+_LOOP: Final = (str(Path(asyncio.__file__).parent) + os.sep, selectors.__file__)
 _MOST_TASKS: Final = 200
 _DEEPEST: Final = 200
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Is it code of the program, not of a library or of the interpreter?"""
+    return not is_internal(code) and _is_of_program(code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def _is_of_program(file: str) -> bool:
+    """Is ``file`` of the program?  Of what is installed, only the package that was started is."""
+    if _PACKAGES in file:
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        package = "" if spec is None else spec.name.partition(".")[0]
+        return bool(package) and f"{_PACKAGES}{package}{os.sep}" in file
+    return not file.startswith(_STANDARD) and not file.endswith(_COMPILED)
 
 
 def describe_program(loop: asyncio.AbstractEventLoop) -> str:
     """Return what the program does, as in ``is in user code at train.py:57``; "" if that is not known.
 
-    Called by the thread of ``loop``: if that is the main thread, the first of its tasks that has code of the user
-    counts, else the stack of the main thread.
+    Called by any thread: the code that the main thread runs counts, and if it only runs an event loop, or asks this
+    itself, the first task of ``loop`` that has code of the user.
     """
     main = threading.main_thread()
     if main.ident is None or main.ident == threading.get_ident():
         return _describe_tasks(loop)
     frame = sys._current_frames().get(main.ident)
-    return describe_frame(frame)
+    return _describe_running(frame) or _describe_tasks(loop)
+
+
+def _describe_running(frame: FrameType | None) -> str:
+    """Return what ``describe_frame`` does, "" for the program that only waits for its event loop."""
+    inner = frame
+    while frame is not None and not is_user_code(frame.f_code):
+        if frame.f_code.co_filename.startswith(_LOOP):
+            return ""
+        frame = frame.f_back
+    return describe_frame(inner)
 
 
 def describe_frame(frame: FrameType | None) -> str:
@@ -39,7 +70,7 @@ def describe_frame(frame: FrameType | None) -> str:
 def user_place(frame: FrameType | None) -> str:
     """Return the place of the user's code that has called that of ``frame``; "" if there is none."""
     while frame is not None:
-        if _is_users(frame.f_code):
+        if is_user_code(frame.f_code):
             return place_of(frame)
         frame = frame.f_back
     return ""
@@ -76,7 +107,7 @@ def describe_task(task: asyncio.Task[Any]) -> str:
         frame = _first(waiting, "cr_frame", "gi_frame", "ag_frame")
         if frame is None:
             break
-        if _is_users(frame.f_code):
+        if is_user_code(frame.f_code):
             place = place_of(frame)
         sleeps = frame.f_code is asyncio.sleep.__code__
         waiting = _first(waiting, "cr_await", "gi_yieldfrom", "ag_await")
@@ -85,8 +116,3 @@ def describe_task(task: asyncio.Task[Any]) -> str:
 
 def _first(value: object, *names: str) -> Any:
     return next((found for name in names if (found := getattr(value, name, None)) is not None), None)
-
-
-def _is_users(code: CodeType) -> bool:
-    file = code.co_filename
-    return not is_internal(code) and not file.startswith((_LIBRARY, "<frozen"))

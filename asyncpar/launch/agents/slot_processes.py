@@ -15,6 +15,7 @@ from typing import Any
 
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
@@ -36,7 +37,7 @@ from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, find_room, rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import CONDITION_WORDS, Condition, RankState
+from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.membership.pipe_messages import MOST_BYTES
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE

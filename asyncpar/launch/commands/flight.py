@@ -81,7 +81,7 @@ def _explain(folder: str | None, job: str | None) -> int:
 
 
 def ask_facts(job: str | None) -> dict[int, RankFacts]:
-    """Return what agents see of the ranks of a job, and where the ranks' main tasks are."""
+    """Return what the status of a job says of its ranks."""
     return _ask(job)[1]
 
 
@@ -90,4 +90,4 @@ def _ask(job: str | None) -> tuple[JobSummary, dict[int, RankFacts]]:
 
     _, reply = ask_job(job, "status")
     assert reply.job is not None
-    return reply.job, facts_of(reply.job, ask_job(job, "stacks")[1].ranks)
+    return reply.job, facts_of(reply.job)

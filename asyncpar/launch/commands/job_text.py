@@ -96,6 +96,8 @@ def row_of(report: RankReport) -> tuple[str, ...]:
         what = what or summary.blocked.what
     if report.ending:
         what = report.ending
+    if not what and summary is not None and site:
+        what = summary.doing.removesuffix(f" at {site}")
     state = "running" if state == "member" else state
     if summary is not None and report.is_stale and report.condition != "ended":
         state += f" (told {spell_seconds(report.age)} ago)"

@@ -80,3 +80,17 @@ def test_the_stack_of_the_main_thread_counts_where_the_loop_has_another() -> Non
 def test_no_frame_is_nowhere() -> None:
     assert describe_frame(None) == ""
     assert describe_frame(inspect.currentframe()).startswith(f"is in user code at {HERE.name}:")
+
+
+def test_every_thread_finds_the_task_of_a_program_that_only_waits_for_its_loop() -> None:
+    """The observer of a rank and the rank's answers to others say the same."""
+
+    async def main() -> str:
+        sleeping = asyncio.create_task(outer(), name="Task-0")
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.to_thread(describe_program, asyncio.get_running_loop())
+        finally:
+            sleeping.cancel()
+
+    assert asyncio.run(main()) == f"sleeps at {line_of('sleeping')}"

@@ -80,6 +80,29 @@ def test_a_rank_that_has_told_nothing_and_one_that_has_ended() -> None:
     assert lines[1:3] == ["rank 1 (a) was killed by SIGKILL", ""]
 
 
+def test_a_rank_in_no_operation_says_what_it_does_and_one_that_reports_nothing_how_old_that_is() -> None:
+    summary = RankSummary(rank=0, pid=100, time=0.0, user_site="train.py:9", doing="sleeps at train.py:9")
+    sleeping = msgspec.structs.replace(report(0), summary=summary)
+    stopped = msgspec.structs.replace(sleeping, rank=1, condition="stopped", seconds=17.0, age=16.0)
+    lines = show_job(job(sleeping, stopped)).splitlines()
+    assert lines[1] == "rank 1 (a) is stopped (SIGSTOP, or a debugger), for 17 s"
+    assert lines[4].split() == ["0", "a", "100", "running", "sleeps", "train.py:9"]
+    assert lines[5].split() == [
+        "1",
+        "a",
+        "100",
+        "stopped",
+        "(told",
+        "16",
+        "s",
+        "ago)",
+        "17",
+        "s",
+        "sleeps",
+        "train.py:9",
+    ]
+
+
 def test_many_ranks_are_cut_and_lines_fit_the_terminal() -> None:
     text = show_job(job(*(report(rank, (9999,)) for rank in range(10_000))), width=80)
     assert len(text.splitlines()) < MOST_LINES + 10
