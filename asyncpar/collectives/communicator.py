@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from asyncpar.collectives import calibration, objects, recovery, splitting, subgroups
+from asyncpar.collectives import calibration, exchanges, objects, recovery, splitting, subgroups
 from asyncpar.collectives.algorithms.catalog import ARENA, DEVICE_ALGORITHMS, is_of_devices, known_algorithms
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
@@ -750,6 +750,29 @@ def skip_use(communicator: Communicator, key: str) -> None:
     """Take a use of ``key`` without an operation, as all ranks do.  Never raises."""
     engine = communicator._engine
     engine.table.take_abort(engine.group, engine.skip(key))
+
+
+def agreeing(communicator: Communicator, detail: str, make: Callable[[], T]) -> T:
+    """Return ``make()``; the operations that it calls raise ``OperationMismatch`` unless all ranks have ``detail``.
+
+    For layers on top, whose callers must agree in more than the operation itself knows of: it is part of the
+    fingerprint, and errors show it.
+    """
+    return communicator._engine.agreeing(detail, make)
+
+
+def exchange_expected(
+    communicator: Communicator, x: Array, counts: Sequence[int], expected: Sequence[int], what: str
+) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
+    """Call ``all_to_all_v``, where ``expected[r]`` says how many rows are to come from rank ``r``.
+
+    Raises ``OperationMismatch`` on all ranks, before anything moves, unless that is what the others send everywhere;
+    it calls rows ``what``.
+    """
+    engine = communicator._engine
+    return engine.checked(
+        "all_to_all_v", None, lambda: exchanges.all_to_all_v(engine, x, counts, expected=expected, what=what)
+    )
 
 
 def recorder_of(communicator: Communicator) -> Recorder:

@@ -39,7 +39,7 @@ from asyncpar.collectives.ledger import (
 from asyncpar.collectives.operation import Closes, Group, Limits, Operation
 from asyncpar.collectives.plan import AlongBuffer, ChunkLayout, Plan
 from asyncpar.collectives.policy import Policy
-from asyncpar.collectives.protocol import Description, describe
+from asyncpar.collectives.protocol import Description, add_detail, describe
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 from asyncpar.collectives.shared_memory.group import ArenaGroup
@@ -124,6 +124,8 @@ class Engine:
         self.quick: dict[Hashable, QuickPlan] = {}
         """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
+        self._detail = ""
+        """Set while ``agreeing`` makes a call."""
         self._prepared: OrderedDict[Hashable, Any] = OrderedDict()
         self._refused: deque[tuple[str, BaseException, str | None]] = deque()
         """Calls that were refused, in other threads, too, and have not got their places yet."""
@@ -175,6 +177,18 @@ class Engine:
             if len(self.quick) >= KEPT_PLANS:
                 self.quick.clear()
             self.quick[key] = plan
+
+    def agreeing(self, detail: str, make: Callable[[], T]) -> T:
+        """Return ``make()``; the operations that are called in it meet only those called with the same ``detail``."""
+        before, quick = self._detail, self.quick
+        self._detail, self.quick = detail, {}  # quick plans have the fingerprints of plain calls
+        try:
+            return make()
+        finally:
+            self._detail, self.quick = before, quick
+
+    def _detailed(self, description: Description) -> Description:
+        return add_detail(description, self._detail) if self._detail else description
 
     def algorithm(self, operation: str, payload: int, wanted: str | None, *, arena: bool = False) -> str:
         """Return the algorithm to use: the caller's, the pinned one, or the cheapest.
@@ -355,7 +369,7 @@ class Engine:
         """
         self.table.context.check_home_loop(name)
         sequence, label = self._allot(name, key)
-        operation = self.operation(name, description, sequence, label, kind)
+        operation = self.operation(name, self._detailed(description), sequence, label, kind)
         self._enter(operation, self._find_site())
         return call(operation, body, self.count, is_alone=self.size == 1)
 
@@ -385,7 +399,8 @@ class Engine:
             self.admit_early()
         sequence, label = self._allot(name, key)
         site = self._find_site()
-        task = self.admit(name, plan.description, sequence, make, label=label, shows=shows, sends=sends, site=site)
+        description = self._detailed(plan.description)
+        task = self.admit(name, description, sequence, make, label=label, shows=shows, sends=sends, site=site)
         return ArenaCall(task, result, by_messages, self.count)
 
     def enter_arena(

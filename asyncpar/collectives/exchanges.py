@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,8 +26,12 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongChunks, Plan, Slice
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import MakeProgram
+from asyncpar.errors import OperationMismatch
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
+
+_SHOWN = 4
+"""Counts that differ and are named; of more the message has the number."""
 
 
 class AllToAllPlan(OperationPlan, frozen=True, kw_only=True):
@@ -99,16 +103,27 @@ def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> AllToAl
 
 
 def all_to_all_v(
-    engine: Engine, x: object, counts: object, *, out: object, key: str | None
+    engine: Engine,
+    x: object,
+    counts: object,
+    *,
+    out: object = None,
+    key: str | None = None,
+    expected: Sequence[int] = (),
+    what: str = "rows",
 ) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
     source = check_rows(check_array(x))
     sent = check_counts(counts, engine.size, source.shape[0])
     rest = source.shape[1:]
-    description = describe_array("all_to_all_v", source.dtype, (None, *rest), (), "pairwise")
+    details = ("expected",) if expected else ()
+    description = describe_array("all_to_all_v", source.dtype, (None, *rest), details, "pairwise")
 
     async def body(operation: Operation) -> tuple[Array, list[int]]:
-        matrix = await exchange_numbers(engine, operation, sent)
-        check_lengths(matrix.reshape(-1))
+        numbers = await exchange_numbers(engine, operation, [*sent, *expected])
+        check_lengths(numbers.reshape(-1))
+        matrix = numbers[:, : engine.size]
+        if expected:
+            _check_expected(engine, matrix, numbers[:, engine.size :], what)
         received = [int(count) for count in matrix[:, engine.rank]]
         target = check_out(out, (sum(received), *rest), source.dtype, make=engine.table.links.memory.empty)
         if out is not None:
@@ -121,6 +136,19 @@ def all_to_all_v(
         return target, received
 
     return engine.start("all_to_all_v", description, key, body)
+
+
+def _check_expected(engine: Engine, sent: Array, expected: Array, what: str) -> None:
+    """Raise the same on all ranks unless all get what they expect; ``sent`` is by sender, ``expected`` by receiver."""
+    different = np.argwhere(expected != sent.T).tolist()
+    if different:
+        told = [
+            f"rank {engine.ranks[sender]} sends {sent[sender, receiver]} {what} where rank {engine.ranks[receiver]} "
+            f"expects {expected[receiver, sender]}"
+            for receiver, sender in different[:_SHOWN]
+        ]
+        more = f", and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+        raise OperationMismatch(f"{', '.join(told)}{more} (group {engine.group.name})")
 
 
 def _plan_all_to_all_v(engine: Engine, x: Array, sent: list[int], received: list[int], *, longest: int) -> Plan:

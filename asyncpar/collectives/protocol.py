@@ -32,7 +32,18 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def describe(operation: str, arguments: Sequence[str], algorithm: str) -> Description:
     """Return the description of a call; its fingerprint is never 0."""
     text = f"{operation}({', '.join(arguments)})"
-    return Description(text, algorithm, zlib.crc32(f"{text}@{algorithm}".encode()) or 1)
+    return Description(text, algorithm, _fingerprint(text, algorithm))
+
+
+def add_detail(description: Description, detail: str) -> Description:
+    """Return ``description`` with one more argument in its text, and the fingerprint of that."""
+    start = description.text.removesuffix(")")
+    text = f"{start}{'' if start.endswith('(') else ', '}{detail})"
+    return Description(text, description.algorithm, _fingerprint(text, description.algorithm))
+
+
+def _fingerprint(text: str, algorithm: str) -> int:
+    return zlib.crc32(f"{text}@{algorithm}".encode()) or 1
 
 
 def difference(rank: int, one: Description, other_rank: int, other: Description, *, where: str) -> str:

@@ -46,6 +46,11 @@ def is_reducible(dtype: torch.dtype) -> bool:
     return dtype in _SHARED
 
 
+def bits_detail(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the dtypes that are moved as integers, in which ranks must agree, too; empty where there are none."""
+    return ", ".join(str(tensor.dtype) for tensor in tensors if tensor.dtype not in _SHARED)
+
+
 class _Memory:
     """Shows a tensor's memory to numpy, and keeps it.
 

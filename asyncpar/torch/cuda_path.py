@@ -18,8 +18,8 @@ from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import check_same_dtype, only, pairs, unwrapped
 from asyncpar.torch.cuda_reductions import CudaReductions
 from asyncpar.torch.cuda_tensors import CallTensors, as_bytes, check_like, hand_out, overlap, units
-from asyncpar.torch.exchanges import check_received, split_sizes
-from asyncpar.torch.group_base import SEND, check_root_tensor
+from asyncpar.torch.exchanges import check_equal_parts, check_received, split_sizes
+from asyncpar.torch.group_base import SEND, root_of
 from asyncpar.torch.work import Work
 
 
@@ -29,8 +29,7 @@ class CudaPath(CudaReductions):
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         """Overwrite the tensor with that of the root."""
         tensor = only(tensors, "tensors")
-        check_root_tensor(opts)
-        use, root = CallTensors([tensor]), opts.rootRank
+        use, root = CallTensors([tensor]), root_of(opts, self._communicator)
         array = use.array(use.landing(tensor, "tensors", has_input=True))
         return self._start(use, lambda: self._communicator.broadcast(array, root=root), [tensor], "broadcast", opts)
 
@@ -114,7 +113,7 @@ class CudaPath(CudaReductions):
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""
-        source, root = only(input_tensors, "input_tensors"), opts.rootRank
+        source, root = only(input_tensors, "input_tensors"), root_of(opts, self._communicator)
         is_root = self._communicator.rank == root
         outputs = unwrapped(output_tensors) if is_root else []
         check_same_dtype([source, *outputs], "gather_list and tensor")
@@ -134,7 +133,7 @@ class CudaPath(CudaReductions):
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Hand out the root's list of tensors, entry ``r`` to rank ``r``."""
-        output, root = only(output_tensors, "output_tensors"), opts.rootRank
+        output, root = only(output_tensors, "output_tensors"), root_of(opts, self._communicator)
         inputs: list[Tensor] = []
         if self._communicator.rank == root:
             inputs = unwrapped(input_tensors)
@@ -160,11 +159,7 @@ class CudaPath(CudaReductions):
         size = self._communicator.size
         counts = split_sizes(input, input_split_sizes, size, "input")
         wanted = split_sizes(output, output_split_sizes, size, "output")
-        if output.dtype != input.dtype or output.shape[1:] != input.shape[1:]:
-            raise UsageError(
-                f"output: expected {input.dtype}[?, {list(input.shape[1:])}] like input, "
-                f"got {output.dtype}{list(output.shape)}"
-            )
+        check_equal_parts(output, input, (output_split_sizes, input_split_sizes))
         inputs = list(input.detach().split(counts))
         outputs = list(torch.empty_like(output, memory_format=torch.contiguous_format).detach().split(wanted))
         use = CallTensors([output, input])

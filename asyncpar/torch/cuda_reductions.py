@@ -14,7 +14,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import as_list, check_same_dtype, only, pairs, unwrapped
 from asyncpar.torch.cuda_tensors import CallTensors, hand_out, overlap, scale
-from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor
+from asyncpar.torch.group_base import GroupBase, Make, root_of
 from asyncpar.torch.reductions import TorchReduction, reduction_of
 from asyncpar.torch.work import Work
 
@@ -57,8 +57,7 @@ class CudaReductions:
     def reduce(self, tensors: Any, opts: Any) -> Work:
         """Combine the tensor of all ranks, in place at the root; the others keep theirs."""
         tensor = only(tensors, "tensors")
-        check_root_tensor(opts)
-        use, root = CallTensors([tensor]), opts.rootRank
+        use, root = CallTensors([tensor]), root_of(opts, self._communicator)
         reduction = reduction_of(opts, tensor.dtype)
         source = use.flat(tensor, "tensors", is_reduced=True).clone()
         scale(source, reduction)

@@ -10,9 +10,9 @@ from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, exchange_expected
 from asyncpar.errors import OperationMismatch, UsageError
-from asyncpar.torch.arrays import Landing, array_of, check_same_dtype, flat, only
+from asyncpar.torch.arrays import Landing, array_of, bits_detail, check_same_dtype, flat, only
 from asyncpar.torch.group_base import GroupBase
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
@@ -58,11 +58,8 @@ class ExchangeOperations(GroupBase):
         out, x = array_of(output, "output", as_bits=True), array_of(input, "input", as_bits=True)
         counts = split_sizes(x, input_split_sizes, communicator.size, "input")
         wanted = split_sizes(out, output_split_sizes, communicator.size, "output")
-        if output.dtype != input.dtype or out.shape[1:] != x.shape[1:]:
-            raise UsageError(
-                f"output: expected {input.dtype}[?, {list(x.shape[1:])}] like input, "
-                f"got {output.dtype}{list(out.shape)}"
-            )
+        check_equal_parts(output, input, (output_split_sizes, input_split_sizes))
+        detail = bits_detail([input])
         if not len(output_split_sizes) and not len(input_split_sizes):
 
             def put(rows: Array) -> None:
@@ -75,19 +72,19 @@ class ExchangeOperations(GroupBase):
                 operation="all_to_all_single",
                 options=opts,
                 inputs=[input],
+                detail=detail,
             )
 
         async def run(call: Any) -> None:
-            rows, received = await call
-            check_received(communicator, received, wanted, "rows")
-            out[...] = rows
+            out[...], _ = await call
 
         return self.start(
-            lambda: run(communicator.all_to_all_v(x, counts)),
+            lambda: run(exchange_expected(communicator, x, counts, wanted, "rows")),
             [output],
             operation="all_to_all_single",
             options=opts,
             inputs=[input],
+            detail=detail,
         )
 
     alltoall_base = all_to_all_single
@@ -103,21 +100,21 @@ class ExchangeOperations(GroupBase):
         check_same_dtype([*outputs, *inputs], "output_tensor_list and input_tensor_list")
         targets = [array_of(tensor, "output_tensor_list", as_bits=True) for tensor in outputs]
         arrays = [flat(tensor, "input_tensor_list") for tensor in inputs]
-        counts = [array.size for array in arrays]
+        counts, wanted = [array.size for array in arrays], [target.size for target in targets]
         whole = np.concatenate(arrays)
 
         async def run(call: Any) -> None:
             rows, received = await call
-            check_received(communicator, received, [target.size for target in targets], "elements")
             for target, part in zip(targets, np.split(rows, np.cumsum(received)[:-1]), strict=True):
                 target[...] = part.reshape(target.shape)
 
         return self.start(
-            lambda: run(communicator.all_to_all_v(whole, counts)),
+            lambda: run(exchange_expected(communicator, whole, counts, wanted, "elements")),
             outputs,
             operation="all_to_all",
             options=opts,
             inputs=inputs,
+            detail=bits_detail(inputs[:1]),
         )
 
     @operation("send", "tensors", "dstRank", "tag", refuse=_refuse_send)
@@ -176,6 +173,19 @@ def split_sizes(array: Any, sizes: Sequence[int], size: int, name: str) -> list[
             f"{name}_split_sizes: expected {size} numbers that add up to the {rows} rows of {name}, got {list(sizes)}"
         )
     return list(sizes)
+
+
+def check_equal_parts(output: Any, input: Any, sizes: Sequence[Sequence[int]]) -> None:  # noqa: A002
+    """Raise ``UsageError`` unless ``output`` can take what comes for ``input``; ``sizes`` are the split sizes."""
+    if output.dtype != input.dtype or output.shape[1:] != input.shape[1:]:
+        raise UsageError(
+            f"output: expected {input.dtype}[?, {list(input.shape[1:])}] like input, "
+            f"got {output.dtype}{list(output.shape)}"
+        )
+    if not any(map(len, sizes)) and len(output) != len(input):
+        raise UsageError(
+            f"output: expected the {len(input)} rows of input, as there are no split sizes, got {len(output)}"
+        )
 
 
 def check_received(communicator: Communicator, received: Sequence[int], wanted: Sequence[int], what: str) -> None:

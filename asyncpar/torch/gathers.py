@@ -12,9 +12,9 @@ from torch._C import _distributed_c10d as c10d
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs, unwrapped
-from asyncpar.torch.group_base import GroupBase, check_root_tensor
-from asyncpar.torch.packed import gather_several
+from asyncpar.torch.arrays import array_of, bits_detail, check_same_dtype, flat, only, pairs, unwrapped
+from asyncpar.torch.group_base import GroupBase, root_of
+from asyncpar.torch.packed import gather_several, tensors_detail
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
@@ -26,11 +26,14 @@ class GatherOperations(GroupBase):
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         """Overwrite the tensor with that of the root."""
         tensor = only(tensors, "tensors")
-        check_root_tensor(opts)
-        communicator, root = self.communicator, opts.rootRank
+        communicator, root = self.communicator, root_of(opts, self.communicator)
         array = array_of(tensor, as_bits=True)
         return self.start(
-            lambda: communicator.broadcast(array, root=root), [tensor], operation="broadcast", options=opts
+            lambda: communicator.broadcast(array, root=root),
+            [tensor],
+            operation="broadcast",
+            options=opts,
+            detail=bits_detail([tensor]),
         )
 
     @operation("barrier", options=c10d.BarrierOptions, extras=("timeout",))
@@ -61,10 +64,12 @@ class GatherOperations(GroupBase):
                 operation="all_gather",
                 options=opts,
                 inputs=[source],
+                detail=bits_detail([source]),
             )
+        lengths = [array.size for array in arrays]
 
         async def run(call: Any) -> None:
-            _hand_out(np.split(await call, np.cumsum([array.size for array in arrays])[:-1]), arrays)
+            _hand_out(np.split(await call, np.cumsum(lengths)[:-1]), arrays)
 
         return self.start(
             lambda: run(communicator.all_gather_v(x.reshape(-1))),
@@ -72,6 +77,7 @@ class GatherOperations(GroupBase):
             operation="all_gather",
             options=opts,
             inputs=[source],
+            detail=", ".join(filter(None, [f"lengths={lengths}", bits_detail([source])])),
         )
 
     @operation("all_gather_into_tensor", "output", "input", options=c10d.AllgatherOptions)
@@ -87,6 +93,7 @@ class GatherOperations(GroupBase):
                 operation="all_gather_into_tensor",
                 options=opts,
                 inputs=[input],
+                detail=bits_detail([input]),
             )
 
         def put(rows: Array) -> None:
@@ -98,6 +105,7 @@ class GatherOperations(GroupBase):
             operation="all_gather_into_tensor",
             options=opts,
             inputs=[input],
+            detail=bits_detail([input]),
         )
 
     _allgather_base = all_gather_single
@@ -118,6 +126,7 @@ class GatherOperations(GroupBase):
             operation="all_gather_into_tensor_coalesced",
             options=opts,
             inputs=inputs,
+            detail=tensors_detail(inputs),
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -149,6 +158,7 @@ class GatherOperations(GroupBase):
             operation="all_gather_coalesced",
             options=opts,
             inputs=input_list,
+            detail=tensors_detail(input_list),
         )
 
     @operation(
@@ -161,7 +171,7 @@ class GatherOperations(GroupBase):
     )
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""
-        source, root = only(input_tensors, "input_tensors"), opts.rootRank
+        source, root = only(input_tensors, "input_tensors"), root_of(opts, self.communicator)
         communicator = self.communicator
         outputs = unwrapped(output_tensors) if communicator.rank == root else []
         check_same_dtype([source, *outputs], "gather_list and tensor")
@@ -182,6 +192,7 @@ class GatherOperations(GroupBase):
             operation="gather",
             options=opts,
             inputs=[source],
+            detail=bits_detail([source]),
         )
 
     @operation(
@@ -193,7 +204,7 @@ class GatherOperations(GroupBase):
     )
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Hand out the root's list of tensors, entry ``r`` to rank ``r``."""
-        output, root = only(output_tensors, "output_tensors"), opts.rootRank
+        output, root = only(output_tensors, "output_tensors"), root_of(opts, self.communicator)
         communicator = self.communicator
         out = array_of(output, as_bits=True)
         x, inputs = None, []
@@ -211,6 +222,7 @@ class GatherOperations(GroupBase):
             operation="scatter",
             options=opts,
             inputs=inputs,
+            detail=bits_detail([output]),
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.thread import LoopThread
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.arrays import check_rank
+from asyncpar.collectives.communicator import Communicator, agreeing
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
@@ -161,15 +162,18 @@ class GroupBase(dist.ProcessGroup):
         options: Any = None,
         inputs: Sequence[torch.Tensor] | None = None,
         follow: Callable[[], None] | None = None,
+        detail: str = "",
     ) -> Work:
         """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
         bounds it, and one that is not asynchronous is done in this thread as far as possible.
         Profilers show ``inputs``; by default those are ``tensors``, as for operations in place.  ``follow`` is called
-        by each wait that ends well, in its thread.
+        by each wait that ends well, in its thread.  All ranks must pass the same ``detail``.
         """
         self._check_open(operation)
+        if detail:
+            make = partial(agreeing, self.communicator, detail, make)
         limit = getattr(options, "timeout", None)
         seconds = limit.total_seconds() if limit is not None else 0.0
         if seconds > 0 and seconds != self.communicator.timeout:
@@ -334,10 +338,12 @@ class GroupBase(dist.ProcessGroup):
                 one.wait(ENDING_SECONDS)
 
 
-def check_root_tensor(options: Any) -> None:
-    """Raise ``UsageError`` unless ``options`` name the only tensor that a rank has."""
-    if options.rootTensor != 0:
-        raise UsageError(f"rootTensor: expected 0, as each rank passes one tensor, got {options.rootTensor}")
+def root_of(options: Any, communicator: Communicator) -> int:
+    """Return the root that ``options`` name.  Raises ``UsageError`` unless it is a rank, and its only tensor."""
+    tensor = getattr(options, "rootTensor", 0)
+    if tensor != 0:
+        raise UsageError(f"rootTensor: expected 0, as each rank passes one tensor, got {tensor}")
+    return check_rank(options.rootRank, communicator.size)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

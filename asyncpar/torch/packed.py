@@ -14,42 +14,38 @@ import torch
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, agreeing
 from asyncpar.collectives.ledger import hash64
-from asyncpar.errors import OperationMismatch, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, tensor_of
 
-_FORM_BYTES = 8
+_SHOWN = 4
+"""Tensors that are named; more are told apart by a digest."""
 
 
-def form_bytes(*parts: object) -> Array:
-    """Return a hash of ``parts``, 8 bytes, which ranks compare whose calls must agree in them."""
-    return np.frombuffer(hash64(*parts).to_bytes(_FORM_BYTES, "little"), np.uint8)
-
-
-def check_forms(found: Array, own: Array, told: str) -> None:
-    """Raise ``OperationMismatch`` unless all rows of ``found``, which ranks have sent, are ``own``."""
-    different = np.flatnonzero((found != own).any(axis=1))
-    if len(different):
-        raise OperationMismatch(told.format(row=int(different[0])))
+def tensors_detail(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the dtypes and shapes of ``tensors``, in which ranks must agree."""
+    forms = [f"{tensor.dtype}{[*tensor.shape]}".removeprefix("torch.").replace(" ", "") for tensor in tensors]
+    more = [f"... {len(forms)} tensors, {hash64(forms):016x}"] if len(forms) > _SHOWN else []
+    return ", ".join([*forms[:_SHOWN], *more])
 
 
 def gather_several(
     communicator: Communicator, arrays: Sequence[Array], put: Callable[[Sequence[Array]], None]
 ) -> After:
-    """Begin to collect ``arrays``; ``put`` gets, for each of them, the array of those of all ranks."""
-    form = form_bytes([(array.dtype.str, array.dtype.name, array.shape) for array in arrays])
+    """Begin to collect ``arrays``; ``put`` gets, for each of them, the array of those of all ranks.
+
+    Ranks must agree in their dtypes and shapes: ``tensors_detail``.
+    """
     flats = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    rank, size = communicator.rank, communicator.size
+    size = communicator.size
 
     def finish(rows: Array) -> None:
-        told = f"rank {{row}} of group {communicator.name} passes other tensors than rank {rank}"
-        check_forms(rows[:, :_FORM_BYTES], form, told)
-        ends = np.cumsum([_FORM_BYTES, *(len(flat) for flat in flats)])
-        parts = [np.ascontiguousarray(part) for part in np.split(rows, ends, axis=1)[1:-1]]
+        ends = np.cumsum([len(flat) for flat in flats])
+        parts = [np.ascontiguousarray(part) for part in np.split(rows, ends, axis=1)[:-1]]
         put([part.view(array.dtype).reshape(size, *array.shape) for part, array in zip(parts, arrays, strict=True)])
 
-    return After(communicator.all_gather(np.concatenate([form, *flats])), finish)
+    return After(communicator.all_gather(np.concatenate([np.empty(0, np.uint8), *flats])), finish)
 
 
 def reduce_several(
@@ -77,8 +73,7 @@ def sparse_all_reduce(
     """Return a function that begins to replace the COO tensor by the coalesced sum of those of all ranks.
 
     They may have different indices; the traffic grows with the number of elements.  Each element is sent as one row of
-    bytes: the hash of what ranks must agree in, the indices, the values.  Raises ``UsageError`` for other layouts and
-    operations.
+    bytes: the indices, the values.  Raises ``UsageError`` for other layouts and operations.
     """
     if op != "sum":
         raise UsageError(f"op: expected SUM for sparse tensors, got {op}")
@@ -86,18 +81,16 @@ def sparse_all_reduce(
         raise UsageError(f"tensor: expected a sparse tensor of layout torch.sparse_coo, got {tensor.layout}")
     own = tensor.detach().coalesce()
     places, values = array_of(own.indices(), "indices").T, array_of(own.values(), "values")
-    form = form_bytes(str(tensor.dtype), tuple(tensor.shape), tensor.sparse_dim())
-    rows = np.concatenate([np.broadcast_to(form, (len(places), form.size)), _bytes(places), _bytes(values)], axis=1)
-    first, second = form.size, form.size + 8 * tensor.sparse_dim()
+    rows = np.concatenate([_bytes(places), _bytes(values)], axis=1)
+    end = 8 * tensor.sparse_dim()
+    detail = f"{tensors_detail([tensor])}, {tensor.sparse_dim()} sparse dimensions"
 
     def finish(found: Array) -> None:
-        told = f"a rank of group {communicator.name} sums a sparse tensor of other shape or dtype than rank "
-        check_forms(found[:, :first], form, f"{told}{communicator.rank}")
-        indices = np.ascontiguousarray(found[:, first:second]).view(np.int64)
-        elements = np.ascontiguousarray(found[:, second:]).view(values.dtype).reshape(-1, *values.shape[1:])
+        indices = np.ascontiguousarray(found[:, :end]).view(np.int64)
+        elements = np.ascontiguousarray(found[:, end:]).view(values.dtype).reshape(-1, *values.shape[1:])
         _replace(tensor, indices, elements)
 
-    return lambda: After(communicator.all_gather_v(rows), finish)
+    return lambda: agreeing(communicator, detail, lambda: After(communicator.all_gather_v(rows), finish))
 
 
 def _bytes(array: Array) -> Array:

@@ -16,7 +16,7 @@ from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs, unwrapped
-from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor
+from asyncpar.torch.group_base import GroupBase, Make, root_of
 from asyncpar.torch.packed import reduce_several, sparse_all_reduce
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
@@ -35,6 +35,11 @@ class TorchReduction:
     op: str
     factor: Any = None
     divides: bool = False
+
+    @property
+    def detail(self) -> str:
+        """What ranks must agree in besides ``op``."""
+        return "of products" if self.factor is not None else "divided" if self.divides else ""
 
     @property
     def is_plain(self) -> bool:
@@ -128,7 +133,7 @@ class ReductionOperations(GroupBase):
             make: Make = lambda: communicator.all_reduce(array, op)  # noqa: E731
         else:
             make = self._make_all_reduce(array, reduction)
-        return self.start(make, [tensor], operation="all_reduce", options=opts)
+        return self.start(make, [tensor], operation="all_reduce", options=opts, detail=reduction.detail)
 
     @operation("all_reduce_coalesced", "tensors", options=c10d.AllreduceCoalescedOptions)
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Work:
@@ -150,14 +155,14 @@ class ReductionOperations(GroupBase):
             found,
             operation="all_reduce_coalesced",
             options=opts,
+            detail=reduction.detail,
         )
 
     @operation("reduce", "tensors|tensor", options=c10d.ReduceOptions, extras=("root", "op", "timeout"))
     def reduce(self, tensors: Any, opts: Any) -> Work:
         """Combine the tensor of all ranks, in place at the root; the others keep theirs."""
         tensor = only(tensors, "tensors")
-        check_root_tensor(opts)
-        communicator, root = self.communicator, opts.rootRank
+        communicator, root = self.communicator, root_of(opts, self.communicator)
         reduction = reduction_of(opts, tensor.dtype)
         array = array_of(tensor)
         source = reduction.scaled(array)
@@ -175,6 +180,7 @@ class ReductionOperations(GroupBase):
             [tensor],
             operation="reduce",
             options=opts,
+            detail=reduction.detail,
         )
 
     @operation(
@@ -200,7 +206,14 @@ class ReductionOperations(GroupBase):
                 f"output: expected the shape of this rank's entry of input_list, "
                 f"{_show(arrays[communicator.rank])}, got {_show(out)}"
             )
-        start = partial(self.start, tensors=[output], operation="reduce_scatter", options=opts, inputs=inputs)
+        start = partial(
+            self.start,
+            tensors=[output],
+            operation="reduce_scatter",
+            options=opts,
+            inputs=inputs,
+            detail=reduction.detail,
+        )
         if len({array.shape for array in arrays}) == 1:
             whole = np.concatenate([array.reshape(-1) for array in arrays])
             return self._reduce_scatter_flat(out, whole, reduction, start)
@@ -214,7 +227,14 @@ class ReductionOperations(GroupBase):
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
         """Combine ``input`` of all ranks, cut in as many equal parts as there are ranks, part ``r`` for rank ``r``."""
         out, whole, reduction = self._scattering(output, input, opts)
-        start = partial(self.start, tensors=[output], operation="reduce_scatter_tensor", options=opts, inputs=[input])
+        start = partial(
+            self.start,
+            tensors=[output],
+            operation="reduce_scatter_tensor",
+            options=opts,
+            inputs=[input],
+            detail=reduction.detail,
+        )
         return self._reduce_scatter_flat(out, whole, reduction, start)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -237,6 +257,7 @@ class ReductionOperations(GroupBase):
             operation="reduce_scatter_tensor_coalesced",
             options=opts,
             inputs=inputs,
+            detail=reduction.detail,
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

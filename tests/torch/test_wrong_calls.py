@@ -1,0 +1,335 @@
+"""Calls that do not fit together: all ranks get an error, and the group goes on.
+
+Generated: each operation in each of its forms, with each tensor, list, number and reduction of its arguments changed in
+each way, on one rank or another or on all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
+from tests.torch.worlds import on_ranks
+
+Arguments = dict[str, Any]
+LENGTH = 4
+ALL = -1
+FLOAT8, OTHER_FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(*shape).to(dtype)
+
+
+def several(count: int, *shape: int) -> list[torch.Tensor]:
+    return [ones(*shape) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation: good arguments for a rank of a group of so many, and the call with them.
+
+    ``moves`` says that it takes dtypes that have no sum.
+    """
+
+    make: Callable[[int, int], Arguments]
+    call: Callable[[Any, Any], Any]
+    moves: bool = False
+
+
+def _uneven(size: int, extra: int = 0) -> list[torch.Tensor]:
+    return [ones(LENGTH + rank + extra) for rank in range(size)]
+
+
+def _reduction(arguments: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = arguments["op"]
+    return options
+
+
+def _coalesced(arguments: Any) -> Any:
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = arguments["op"]
+    return options
+
+
+def _scattering(arguments: Any) -> Any:
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = arguments["op"]
+    return options
+
+
+def _sparse(rank: int, size: int) -> Arguments:
+    places = torch.arange(rank).reshape(1, rank)  # rank 0 has none
+    return {"x": torch.sparse_coo_tensor(places, torch.ones(rank, 2), (size, 2), check_invariants=True)}
+
+
+SUM = dist.ReduceOp.SUM
+
+OPERATIONS: dict[str, Operation] = {
+    "allreduce": Operation(
+        lambda r, n: {"x": ones(LENGTH), "op": SUM}, lambda g, a: g.allreduce([a["x"]], _reduction(a))
+    ),
+    "allreduce of one": Operation(
+        lambda r, n: {"x": ones(LENGTH, 2), "op": SUM}, lambda g, a: g.allreduce(a["x"], a["op"])
+    ),
+    "allreduce of integers": Operation(
+        lambda r, n: {"x": ones(LENGTH, dtype=torch.int64), "op": SUM}, lambda g, a: g.allreduce(a["x"], a["op"])
+    ),
+    "allreduce of many": Operation(
+        lambda r, n: {"x": ones(1 << 20), "op": SUM}, lambda g, a: g.allreduce(a["x"], a["op"])
+    ),
+    "allreduce of sparse": Operation(_sparse, lambda g, a: g.allreduce([a["x"]])),
+    "allreduce_coalesced": Operation(
+        lambda r, n: {"xs": several(3, LENGTH), "op": SUM}, lambda g, a: g.allreduce_coalesced(a["xs"], _coalesced(a))
+    ),
+    "broadcast": Operation(
+        lambda r, n: {"x": ones(LENGTH), "root": 1}, lambda g, a: g.broadcast(a["x"], a["root"]), moves=True
+    ),
+    "broadcast of many": Operation(
+        lambda r, n: {"x": ones(1 << 20), "root": 0}, lambda g, a: g.broadcast(a["x"], a["root"]), moves=True
+    ),
+    "reduce": Operation(
+        lambda r, n: {"x": ones(LENGTH), "root": 1, "op": SUM}, lambda g, a: g.reduce(a["x"], a["root"], a["op"])
+    ),
+    "allgather": Operation(
+        lambda r, n: {"outs": several(n, LENGTH), "x": ones(LENGTH)},
+        lambda g, a: g.allgather([a["outs"]], [a["x"]]),
+        moves=True,
+    ),
+    "allgather of uneven": Operation(
+        lambda r, n: {"outs": _uneven(n), "x": ones(LENGTH + r)},
+        lambda g, a: g.allgather([a["outs"]], [a["x"]]),
+        moves=True,
+    ),
+    "allgather_into_tensor": Operation(
+        lambda r, n: {"out": ones(n * LENGTH), "x": ones(LENGTH)},
+        lambda g, a: g.all_gather_single(a["out"], a["x"]),
+        moves=True,
+    ),
+    "allgather_into_tensor_coalesced": Operation(
+        lambda r, n: {"outs": several(2, n * LENGTH), "xs": several(2, LENGTH)},
+        lambda g, a: g.allgather_into_tensor_coalesced(a["outs"], a["xs"]),
+        moves=True,
+    ),
+    "allgather_coalesced": Operation(
+        lambda r, n: {"rows": [several(2, LENGTH) for _ in range(n)], "xs": several(2, LENGTH)},
+        lambda g, a: g.allgather_coalesced(a["rows"], a["xs"]),
+        moves=True,
+    ),
+    "gather": Operation(
+        lambda r, n: {"outs": several(n, LENGTH) if r == 1 else [], "x": ones(LENGTH), "root": 1},
+        lambda g, a: g.gather([a["outs"]] if a["outs"] else [], [a["x"]], a["root"]),
+        moves=True,
+    ),
+    "scatter": Operation(
+        lambda r, n: {"out": ones(LENGTH), "xs": several(n, LENGTH) if r == 1 else [], "root": 1},
+        lambda g, a: g.scatter([a["out"]], [a["xs"]] if a["xs"] else [], a["root"]),
+        moves=True,
+    ),
+    "reduce_scatter": Operation(
+        lambda r, n: {"out": ones(LENGTH), "xs": several(n, LENGTH), "op": SUM},
+        lambda g, a: g.reduce_scatter([a["out"]], [a["xs"]], _scattering(a)),
+    ),
+    "reduce_scatter of uneven": Operation(
+        lambda r, n: {"out": ones(LENGTH + r), "xs": _uneven(n), "op": SUM},
+        lambda g, a: g.reduce_scatter([a["out"]], [a["xs"]], _scattering(a)),
+    ),
+    "reduce_scatter_tensor": Operation(
+        lambda r, n: {"out": ones(LENGTH), "x": ones(n * LENGTH), "op": SUM},
+        lambda g, a: g.reduce_scatter_single(a["out"], a["x"], _scattering(a)),
+    ),
+    "reduce_scatter_tensor_coalesced": Operation(
+        lambda r, n: {"outs": several(2, LENGTH), "xs": several(2, n * LENGTH), "op": SUM},
+        lambda g, a: g.reduce_scatter_tensor_coalesced(a["outs"], a["xs"], _scattering(a)),
+    ),
+    "all_to_all_single": Operation(
+        lambda r, n: {"out": ones(n * LENGTH), "x": ones(n * LENGTH)},
+        lambda g, a: g.all_to_all_single(a["out"], a["x"], [], []),
+        moves=True,
+    ),
+    "all_to_all_single with splits": Operation(
+        lambda r, n: {
+            "out": ones(n * (r + 1), 3),
+            "x": ones(sum(range(1, n + 1)), 3),
+            "taken": [r + 1] * n,
+            "given": list(range(1, n + 1)),
+        },
+        lambda g, a: g.alltoall_base(a["out"], a["x"], a["taken"], a["given"]),
+        moves=True,
+    ),
+    "all_to_all": Operation(
+        lambda r, n: {"outs": several(n, LENGTH), "xs": several(n, LENGTH)},
+        lambda g, a: g.alltoall(a["outs"], a["xs"]),
+        moves=True,
+    ),
+    "all_to_all of uneven": Operation(
+        lambda r, n: {"outs": several(n, r + 1), "xs": [ones(other + 1) for other in range(n)]},
+        lambda g, a: g.alltoall(a["outs"], a["xs"]),
+        moves=True,
+    ),
+}
+
+
+def changed_tensors(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a tensor may be in place of ``x``, with what is wrong with it."""
+    if x.is_sparse:
+        yield (
+            "longer",
+            torch.sparse_coo_tensor(x.coalesce().indices(), x.coalesce().values(), (x.shape[0] + 1, x.shape[1])),
+        )
+        yield "other dtype", x.double()
+        yield "other layout", x.to_dense()
+        return
+    yield "longer", torch.cat([x, x[:1]])
+    yield "shorter", x[:-1].clone()
+    yield "of no elements", x[:0].clone()
+    yield "of other dimensions", x.sum() if x.numel() != 1 else ones(3)
+    yield "of twice the elements", torch.cat([x, x])
+    yield "of half the elements", x[: len(x) // 2].clone()
+    yield "other dtype", x.to(torch.int32 if x.dtype is not torch.int32 else torch.int16)
+    yield "wider dtype", x.double()
+    yield "on meta", x.to("meta")
+    yield "sparse", x.to_sparse()
+
+
+def changed_lists(xs: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield what a list may be in place of ``xs``, with what is wrong with it."""
+    yield "one more", [*xs, xs[-1]]
+    yield "one fewer", xs[:-1]
+    if isinstance(xs[0], torch.Tensor):
+        yield "none", []
+    for place in dict.fromkeys((0, len(xs) - 1)):
+        for told, changed in changes(xs[place]):
+            yield f"[{place}] {told}", [*xs[:place], changed, *xs[place + 1 :]]
+    for told, every in _alike(xs):
+        yield f"all {told}", every
+    if isinstance(xs[0], int):
+        yield "moved", [xs[0] - 1, xs[1] + 1, *xs[2:]]
+
+
+def _alike(xs: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    if isinstance(xs[0], torch.Tensor):
+        for options in zip(*map(changed_tensors, xs), strict=True):
+            yield options[0][0], [changed for _, changed in options]
+
+
+def changes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an argument may be in place of ``value``, with what is wrong with it."""
+    match value:
+        case torch.Tensor():
+            yield from changed_tensors(value)
+        case []:  # what only the root passes
+            return
+        case list():
+            yield from changed_lists(value)
+        case int():
+            yield "more", value + 1
+            yield "less", value - 1
+            yield "out of range", 99
+            yield "negative", -1
+        case _:
+            yield "mean", dist.ReduceOp.AVG
+            yield "maximum", dist.ReduceOp.MAX
+            yield "product with a factor", dist._make_nccl_premul_sum(2.0)  # noqa: SLF001  # torch: the only maker of it
+
+
+def wrong(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """Yield arguments in one of which something was changed."""
+    for name, value in arguments.items():
+        for told, changed in changes(value):
+            yield f"{name} {told}", arguments | {name: changed}
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """Return the result of the call: ``done``, or the error and whether the call itself raised it."""
+    when = "refused"
+    try:
+        work = call()
+        when = "failed"
+        work.wait()
+    except (UsageError, OperationMismatch, PeerCancelled) as error:
+        is_torch = isinstance(error, dist.DistBackendError)
+        return f"{when}: {type(error).__name__}: {error}" if is_torch else f"done with {error!r}"
+    return "done"
+
+
+def all_outcomes(mine: str) -> list[str]:
+    """Return the outcomes of all ranks, for which the group must work."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def try_all(operation: Operation, argument: str = "") -> Iterator[tuple[int, str, list[str]]]:
+    """Let one rank after the other, then all (``ALL``), pass each kind of wrong arguments, or of one ``argument``.
+
+    Yields that rank, what is wrong, and all outcomes.
+    """
+    mine, size = dist.get_rank(), dist.get_world_size()
+    group: Any = dist.group.WORLD
+    assert outcome(lambda: operation.call(group, operation.make(mine, size))) == "done"
+    for who in [*range(size), ALL]:
+        kinds = [
+            [told for told, _ in wrong(operation.make(rank, size)) if told.startswith(argument)] for rank in range(size)
+        ]
+        for told in kinds[who] if who != ALL else [told for told in kinds[0] if all(told in kind for kind in kinds)]:
+            good = operation.make(mine, size)
+            arguments = dict(wrong(good))[told] if who in {mine, ALL} else good
+            yield who, told, all_outcomes(outcome(partial(operation.call, group, arguments)))
+
+
+@on_ranks(3, limit=120.0)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_all_ranks_get_an_error_when_one_is_wrong(name: str) -> None:
+    operation = OPERATIONS[name]
+    found = [*try_all(operation)]
+    assert {who for who, _, _ in found} == {0, 1, 2, ALL}
+    silent = [
+        f"rank {who}: {told}: {outcomes}"
+        for who, told, outcomes in found
+        if any(one.startswith("done") for one in outcomes) and not (who == ALL and set(outcomes) == {"done"})
+    ]
+    assert not silent, "\n".join(silent)
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("name", [name for name, operation in OPERATIONS.items() if "root" in operation.make(0, 3)])
+def test_a_root_that_is_no_rank_is_refused_at_the_call(name: str) -> None:
+    operation = OPERATIONS[name]
+    for who, told, outcomes in try_all(operation, "root"):
+        if told in {"root out of range", "root negative"}:
+            own = outcomes if who == ALL else [outcomes[who]]
+            assert all(re.match("refused: UsageError: .*root: expected a rank", one) for one in own), outcomes
+
+
+def with_dtype(make: Callable[[int, int], Arguments], dtype: torch.dtype) -> Callable[[int, int], Arguments]:
+    """Return ``make`` with tensors of ``dtype``."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype)
+        return [*map(convert, value)] if isinstance(value, list) else value
+
+    return lambda rank, size: {name: convert(value) for name, value in make(rank, size).items()}
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("name", [name for name, operation in OPERATIONS.items() if operation.moves])
+def test_dtypes_that_are_moved_as_bits_are_told_apart(name: str) -> None:
+    operation, mine, size = OPERATIONS[name], dist.get_rank(), dist.get_world_size()
+    group: Any = dist.group.WORLD
+    of_one, of_other = (with_dtype(operation.make, dtype) for dtype in (FLOAT8, OTHER_FLOAT8))
+    assert outcome(lambda: operation.call(group, of_one(mine, size))) == "done"
+    for who in range(size):
+        make = of_other if mine == who else of_one
+        found = all_outcomes(outcome(partial(operation.call, group, make(mine, size))))
+        assert "done" not in found, found
