@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from asyncpar.observe.rounds import Cause, Round
-from asyncpar.observe.stragglers import LEAST_COMMON, common_rounds, find_slow_link, find_slow_sender, find_straggler
+from asyncpar.observe.stragglers import (
+    LEAST_COMMON,
+    LinkRate,
+    common_rounds,
+    find_slow_link,
+    find_slow_sender,
+    find_straggler,
+)
 from asyncpar.observe.summary import JobSummary, RankSummary
 
 LOOKS_BEFORE: Final = 3
@@ -44,7 +51,7 @@ def find_alarms(job: JobSummary) -> tuple[str, ...]:
         found.append(slow.describe())
     busiest = {summary.rank: max(summary.links, key=lambda link: link.bytes) for summary in told if summary.links}
     sender = find_slow_sender(
-        {rank: (link.rate, link.is_full) for rank, link in busiest.items() if link.rate is not None}
+        {rank: LinkRate(link.rate, link.is_full, link.share) for rank, link in busiest.items() if link.rate is not None}
     )
     if sender is not None and (straggler is None or straggler.rank != sender.rank):
         found.append(sender.describe(next((one.host for one in told if one.rank == sender.rank), "")))

@@ -38,7 +38,7 @@ from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.stacks import capture_tasks, capture_threads
-from asyncpar.observe.stragglers import RATE_LOOKS, TOLD_ROUNDS, settle_rate
+from asyncpar.observe.stragglers import TOLD_ROUNDS, LinkLook, LinkRate, add_look, settle_rate
 from asyncpar.observe.summary import (
     MOST_LINKS,
     MOST_OPERATIONS,
@@ -113,8 +113,8 @@ class NodeParts:
     predict: Predict | None = None
     rounds: list[Round] = field(default_factory=list)
     """The last rounds, of this look and of those before."""
-    rates: dict[int, list[tuple[float, bool]]] = field(default_factory=dict)
-    """By peer: the last rates of the link, and whether it took no more."""
+    looks: dict[int, list[LinkLook]] = field(default_factory=dict)
+    """By peer: the last looks at the link."""
 
 
 @dataclass
@@ -359,23 +359,25 @@ def _links(view: NodeParts) -> tuple[LinkSummary, ...]:
 
 
 def _link(view: NodeParts, peer: int, link: Link) -> LinkSummary:
-    rate, is_full = _rate(view, peer, link) or (None, False)
+    found = _rate(view, peer, link)
     return LinkSummary(
         peer=peer,
         lane=view.links.lane_kind(peer),
         bytes=link.bytes_sent,
         rtt=None if link.lane is None else link.lane.round_trip,
-        rate=rate,
-        is_full=is_full,
+        rate=None if found is None else found.rate,
+        is_full=found is not None and found.is_full,
+        share=0.0 if found is None else found.share,
     )
 
 
-def _rate(view: NodeParts, peer: int, link: Link) -> tuple[float, bool] | None:
-    rate = None if link.lane is None else link.lane.delivery_rate
-    if rate is None:
+def _rate(view: NodeParts, peer: int, link: Link) -> LinkRate | None:
+    delivery = None if link.lane is None else link.lane.delivery
+    if delivery is None:
         return None
-    view.rates[peer] = [*view.rates.get(peer, ()), rate][-RATE_LOOKS:]
-    return settle_rate(view.rates[peer])
+    look = LinkLook(view.links.recorder.clock(), delivery.nbytes, delivery.seconds, delivery.is_full)
+    view.looks[peer] = add_look(view.looks.get(peer, ()), look)
+    return settle_rate(view.looks[peer])
 
 
 def _rank() -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, median_high
-from typing import Final
+from statistics import fmean, median
+from typing import Final, NamedTuple
 
 from asyncpar.observe.rounds import Cause, Round
 
@@ -44,7 +44,12 @@ SLOW_RATE: Final = 4.0
 
 LEAST_SENDERS: Final = 3
 RATE_LOOKS: Final = 8
-"""Looks at the rate of a link that count."""
+"""Looks at a link between which its rate is taken."""
+
+LEAST_LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks that both count: a job may be looked at by many."""
+
+_UNITS: Final = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0))
 
 LEAST_FULL: Final = 2
 """Looks of those in which a link took no more, before it counts as one that does not."""
@@ -207,34 +212,75 @@ class SlowSender:
         """Return a sentence."""
         where = f" on {host}" if host else ""
         return (
-            f"rank {self.rank}{where} is slow: its link takes {self.rate / 1e6:.3g} MB/s, those of the other ranks at "
-            f"least {self.usual / 1e6:.3g} MB/s"
+            f"rank {self.rank}{where} is slow: its link takes {_rate(self.rate)}, those of the other ranks at least "
+            f"{_rate(self.usual)}"
         )
 
 
-def settle_rate(looks: Sequence[tuple[float, bool]]) -> tuple[float, bool]:
-    """Return the bytes/s that a link takes, and whether it takes no more, from the last ``looks`` at it.
+def _rate(rate: float) -> str:
+    """Return ``2.4 MB/s``, ``1.31 GB/s``: three digits at most, without an exponent."""
+    unit, size = next(((unit, size) for unit, size in _UNITS if rate >= 0.9995 * size), _UNITS[-1])
+    return f"{rate / size:.3g} {unit}"
 
-    After a pause of the program, what goes through at once counts as the rate until the link has been full for a while:
-    a link that is full for most of the time is not so in each look, and seems faster in some.  Where a receiver has no
-    processor for a moment, a link seems full and slow in one look.
+
+class LinkLook(NamedTuple):
+    """A look at a link, at ``time``: it had carried ``nbytes`` in ``busy`` seconds, and had more to carry if full."""
+
+    time: float
+    nbytes: int
+    busy: float
+    is_full: bool
+
+
+class LinkRate(NamedTuple):
+    """Bytes/s that a link carries while it has to carry any, which is a ``share`` of the time.
+
+    ``is_full``: it takes no more, else it may be faster.
     """
-    recent = looks[-RATE_LOOKS:]
-    full = [rate for rate, is_full in recent if is_full]
-    if len(full) >= min(LEAST_FULL, len(recent)):
-        return median_high(full), True
-    return max(rate for rate, _ in recent), False
+
+    rate: float
+    is_full: bool = False
+    share: float = 0.0
 
 
-def find_slow_sender(rates: Mapping[int, tuple[float, bool]]) -> SlowSender | None:
-    """Return the rank with the slowest link if it is far slower than those of the others; None if there is none.
+def add_look(looks: Sequence[LinkLook], look: LinkLook) -> list[LinkLook]:
+    """Return the last looks, this one among them unless it comes too soon; those at another lane are dropped."""
+    if looks and (look.nbytes < looks[-1].nbytes or look.busy < looks[-1].busy):
+        looks = []
+    if looks and look.time - looks[-1].time < LEAST_LOOK_SECONDS:
+        return list(looks)
+    return [*looks, look][-RATE_LOOKS - 1 :]
 
-    ``rates`` are the bytes/s of the link over which each rank sends most, and whether it takes no more (else it may be
-    faster).
+
+def settle_rate(looks: Sequence[LinkLook]) -> LinkRate | None:
+    """Return the rate of a link between the first and the last of ``looks``; None if it had nothing to carry.
+
+    It is that of all bytes in all that time: what a link takes in single moments is far more, or less, where ranks
+    share processors.  A link that is full for most of the time is not so in each look.
+    """
+    if len(looks) < 2 or looks[-1].busy <= looks[0].busy:
+        return None
+    first, last = looks[0], looks[-1]
+    busy = last.busy - first.busy
+    full = sum(look.is_full for look in looks[1:])
+    return LinkRate(
+        rate=(last.nbytes - first.nbytes) / busy,
+        is_full=full >= min(LEAST_FULL, len(looks) - 1),
+        share=min(1.0, busy / (last.time - first.time)),
+    )
+
+
+def find_slow_sender(rates: Mapping[int, LinkRate]) -> SlowSender | None:
+    """Return the rank with the slowest link if it holds up the job; None if there is none.
+
+    ``rates`` are those of the link over which each rank sends most.  The slow one is full, far slower than those of the
+    others, and so costs a tenth of the time and more: with the others' rate that would be free.
     """
     if len(rates) < LEAST_SENDERS:
         return None
     rank = min(rates, key=lambda each: rates[each])
-    rate, is_full = rates[rank]
-    usual = median(other for each, (other, _) in rates.items() if each != rank)
-    return SlowSender(rank=rank, rate=rate, usual=usual) if is_full and rate * SLOW_RATE < usual else None
+    slow = rates[rank]
+    usual = median(other.rate for each, other in rates.items() if each != rank)
+    if not slow.is_full or slow.rate * SLOW_RATE >= usual or slow.share * (1 - slow.rate / usual) < LEAST_SHARE:
+        return None
+    return SlowSender(rank=rank, rate=slow.rate, usual=usual)

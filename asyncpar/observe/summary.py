@@ -103,7 +103,8 @@ class LetterSummary(msgspec.Struct, frozen=True, kw_only=True):
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The link to ``peer``: bytes sent over it so far, its lane, and the smallest round trip in seconds.
 
-    ``rate`` is how many bytes/s arrived lately; ``is_full``: the link allows no more, else it may be faster.
+    ``rate`` is how many bytes/s it carried lately while it had to carry any, which was a ``share`` of the time;
+    ``is_full``: the link allows no more, else it may be faster.
     """
 
     peer: int
@@ -112,6 +113,7 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rtt: float | None = None
     rate: float | None = None
     is_full: bool = False
+    share: float = 0.0
 
 
 class ProgressSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

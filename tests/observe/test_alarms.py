@@ -157,7 +157,7 @@ async def test_the_launcher_says_alarms() -> None:
 
 def test_a_rank_with_a_slow_link_is_an_alarm_once() -> None:
     def sender(number: int, rate: float) -> RankSummary:
-        busy = LinkSummary(peer=(number + 1) % 4, bytes=20_000_000, rate=rate, is_full=True)
+        busy = LinkSummary(peer=(number + 1) % 4, bytes=20_000_000, rate=rate, is_full=True, share=0.5)
         return rank(number, links=(LinkSummary(peer=(number + 3) % 4, bytes=10_000, rate=18e6), busy))
 
     (alarm,) = find_alarms(job(*(sender(number, 2e6 if number == 2 else 90e6) for number in range(4))))

@@ -14,6 +14,10 @@ from asyncpar.observe.stragglers import (
     LEAST_COMMON,
     TOLD_ROUNDS,
     WINDOW,
+    LinkLook,
+    LinkRate,
+    SlowSender,
+    add_look,
     find_slow_link,
     find_slow_sender,
     find_straggler,
@@ -225,26 +229,58 @@ def test_a_slow_link_is_named() -> None:
     assert find_slow_link({(0, 1): 1.0}) is None
 
 
-def test_a_link_that_is_full_in_some_of_the_last_looks_has_the_rate_of_those() -> None:
-    full, burst = (2.4e6, True), (16e6, False)
-    assert settle_rate([full]) == full
-    assert settle_rate([burst]) == burst
-    assert settle_rate([burst, full, burst]) == burst, "once is not enough"
-    assert settle_rate([burst, full, burst, full, burst]) == full
-    assert settle_rate([(1e6, True), full, burst]) == full
-    assert settle_rate([full, (148e6, True), full, (1e6, True)]) == full
-    assert settle_rate([burst, (5e6, False)]) == burst
-    assert settle_rate([full, full, *[burst] * 7]) == burst, "those are over"
+def looks(*parts: tuple[float, float, bool]) -> list[LinkLook]:
+    """Return looks, a second after another, between which a link carried so many bytes in so many seconds."""
+    found = [LinkLook(0.0, 0, 0.0, is_full=False)]
+    for time, (nbytes, busy, is_full) in enumerate(parts, 1):
+        found = add_look(found, LinkLook(float(time), found[-1].nbytes + int(nbytes), found[-1].busy + busy, is_full))
+    return found
+
+
+def test_the_rate_of_a_link_is_that_of_all_its_busy_time() -> None:
+    full, idle, burst = (2.4e6, 1.0, True), (0.0, 0.0, False), (1.2e6, 0.5, False)
+    assert settle_rate(looks()) is None
+    assert settle_rate(looks(idle, idle)) is None
+    assert settle_rate(looks(full)) == (2.4e6, True, 1.0)
+    assert settle_rate(looks(burst, burst)) == (2.4e6, False, 0.5)
+    assert settle_rate(looks(burst, full, burst, idle)) == (2.4e6, False, 0.5), "full once is not enough"
+    assert settle_rate(looks(burst, full, idle, full)) == (2.4e6, True, 0.625)
+    assert settle_rate(looks(full, full, *[burst] * 8)) == (2.4e6, False, 0.5), "those are over"
+    assert settle_rate(looks((1e9, 0.5, True), (1e9, 1.5, True))) == (1e9, True, 1.0)
+
+
+def test_looks_too_soon_are_none_and_a_new_lane_begins_anew() -> None:
+    before = looks((1e6, 1.0, True))
+    assert add_look(before, LinkLook(1.1, 9_000_000, 1.1, is_full=True)) == before
+    new = LinkLook(2.0, 5, 0.1, is_full=False)
+    assert add_look(before, new) == [new]
 
 
 def test_a_rank_whose_link_takes_far_less_than_the_others_is_found() -> None:
-    rates = {0: (95e6, False), 1: (90e6, True), 2: (2.4e6, True), 3: (70e6, False)}
-    found = find_slow_sender(rates)
+    usual = {0: LinkRate(95e6), 1: LinkRate(90e6, is_full=True), 3: LinkRate(70e6)}
+    found = find_slow_sender(usual | {2: LinkRate(2.4e6, is_full=True, share=0.6)})
     assert found is not None
     assert (found.rank, found.rate, found.usual) == (2, 2.4e6, 90e6)
     assert (
         found.describe("b") == "rank 2 on b is slow: its link takes 2.4 MB/s, those of the other ranks at least 90 MB/s"
     )
-    assert find_slow_sender(rates | {2: (2.4e6, False)}) is None, "it may only have had little to send"
-    assert find_slow_sender(rates | {2: (40e6, True)}) is None, "half as fast is not far slower"
-    assert find_slow_sender({0: (90e6, True), 2: (2e6, True)}) is None, "who of two is slow cannot be told"
+    for other, why in (
+        (LinkRate(2.4e6, is_full=False, share=0.6), "it may only have had little to send"),
+        (LinkRate(40e6, is_full=True, share=0.9), "half as fast is not far slower"),
+        (LinkRate(2.4e6, is_full=True, share=0.05), "the job hardly waits for it"),
+    ):
+        assert find_slow_sender(usual | {2: other}) is None, why
+    two = {0: LinkRate(90e6), 2: LinkRate(2e6, is_full=True, share=1.0)}
+    assert find_slow_sender(two) is None, "who of two is slow cannot be told"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1.31e9, "1.31 GB/s"), (999.9e6, "1 GB/s"), (453e6, "453 MB/s"), (2500.0, "2.5 kB/s"), (0.0, "0 B/s")],
+)
+def test_rates_have_no_exponents(rate: float, text: str) -> None:
+    assert (
+        SlowSender(rank=0, rate=rate, usual=5e9)
+        .describe()
+        .endswith(f"takes {text}, those of the other ranks at least 5 GB/s")
+    )

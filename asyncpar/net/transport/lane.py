@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from asyncpar.errors import PeerLost
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameSink, Payload
 
 MAX_FRAME_BYTES = 1 << 36
 """Longest payload that a lane accepts.  What lands is bounded by what was posted; this bounds what is dropped."""
+
+
+class CarriedBytes(NamedTuple):
+    """What a channel has carried so far: ``nbytes`` that arrived, in the ``seconds`` in which it had to carry any.
+
+    Time in which the peer took no more is not among them.  ``is_full``: there is more to send than it takes just now.
+    """
+
+    nbytes: int
+    seconds: float
+    is_full: bool
 
 
 class Sending(ABC):
@@ -84,8 +95,8 @@ class Lane(ABC):
         return None
 
     @property
-    def delivery_rate(self) -> tuple[float, bool] | None:
-        """Bytes/s that arrived lately, and whether the channel allows no more; None where it does not know."""
+    def delivery(self) -> CarriedBytes | None:
+        """What the channel has carried so far; None where it does not know."""
         return None
 
     @abstractmethod

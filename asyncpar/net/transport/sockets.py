@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 
 from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.net.transport.lane import CarriedBytes
 
 KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1))
 """One second idle, then a probe per second, until the link's timeout is over."""
@@ -28,7 +29,9 @@ _log = logging.getLogger(__name__)
 
 _TCP_INFO_BYTES = 60
 _LEAST_ROUND_TRIP = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info in linux/tcp.h
-_DELIVERY_RATE = struct.Struct("=7xB152xQ")  # tcpi_delivery_rate_app_limited, the lowest bit, and tcpi_delivery_rate
+_DELIVERY = struct.Struct("=7xB112xQ40xQQ")
+"""tcpi_delivery_rate_app_limited (the lowest bit), tcpi_bytes_acked, tcpi_busy_time, tcpi_rwnd_limited."""
+
 _RETRANSMITS = struct.Struct("<xxBB")
 _LAST_ACK = struct.Struct("<56xI")
 
@@ -111,23 +114,24 @@ def read_round_trip(sock: socket.socket) -> float | None:
     return None if micros in (0, 0xFFFFFFFF) else micros * 1e-6
 
 
-def read_delivery_rate(sock: socket.socket) -> tuple[float, bool] | None:
-    """Return how many bytes/s the peer acknowledged lately on a TCP connection, and whether the link allows no more.
+def read_delivery(sock: socket.socket) -> CarriedBytes | None:
+    """Return what a TCP connection has carried so far.
 
-    The kernel (Linux) takes a lower figure only if there was more to send than the link took.  False: the program had
-    not more to send, so the link may be faster.  None where nothing is known, as for ``read_round_trip``.
+    The kernel (Linux) keeps the time in which bytes were under way, apart from that in which the peer's window was
+    shut; the rate of its last few segments, which it keeps as well, is far off where processors are shared.  None where
+    nothing is known, as for ``read_round_trip``.
     """
     option = getattr(socket, "TCP_INFO", None)
     if option is None or sock.family == socket.AF_UNIX:
         return None
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, option, _DELIVERY_RATE.size)
+        info = sock.getsockopt(socket.IPPROTO_TCP, option, _DELIVERY.size)
     except OSError:
         return None
-    if len(info) != _DELIVERY_RATE.size:
+    if len(info) != _DELIVERY.size:
         return None
-    flags, rate = _DELIVERY_RATE.unpack(info)
-    return (float(rate), not flags & 1) if rate else None
+    flags, nbytes, busy, shut = _DELIVERY.unpack(info)
+    return CarriedBytes(nbytes, (busy - shut) * 1e-6, not flags & 1) if busy else None
 
 
 def count_unacknowledged(sock: socket.socket) -> int:

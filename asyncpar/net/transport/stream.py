@@ -18,11 +18,11 @@ from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connection import Connection, PartEvents
-from asyncpar.net.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
+from asyncpar.net.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, CarriedBytes, LaneEvents
 from asyncpar.net.transport.positions import TICK_SECONDS, Positions
 from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.queue import QueuedSending, SendQueue
-from asyncpar.net.transport.sockets import Pulse, count_unacknowledged, read_delivery_rate, read_round_trip
+from asyncpar.net.transport.sockets import Pulse, count_unacknowledged, read_delivery, read_round_trip
 from asyncpar.net.transport.write_coalescer import WriteCoalescer
 from asyncpar.net.wire.frame import (
     MESSAGE_GROUP,
@@ -111,8 +111,8 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         return read_round_trip(self._socket)
 
     @property
-    def delivery_rate(self) -> tuple[float, bool] | None:
-        return read_delivery_rate(self._socket)
+    def delivery(self) -> CarriedBytes | None:
+        return read_delivery(self._socket)
 
     def start(self, events: LaneEvents) -> None:
         accept = events.accept if isinstance(events, WholeSink) else None
