@@ -67,6 +67,9 @@ from .errors import (
     MailboxFull as MailboxFull,
 )
 from .errors import (
+    NodeClosed as NodeClosed,
+)
+from .errors import (
     NotFound as NotFound,
 )
 from .errors import (

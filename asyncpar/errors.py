@@ -7,6 +7,8 @@ remote code.
 
 from __future__ import annotations
 
+from typing import Self
+
 from asyncpar.harmless import harmless
 
 
@@ -109,6 +111,19 @@ class PeerError(AsyncparError):
 
 class PeerLost(PeerError):  # noqa: N818
     """A rank is gone: its connection closed or it stopped answering."""
+
+
+class NodeClosed(PeerLost, UsageError):  # noqa: N818
+    """The node of this rank is closed: the block that opened it has ended, or ``stop`` was called.
+
+    Whatever is asked of a closed node raises this, and so does what was under way as it closed.
+    """
+
+    @classmethod
+    def of(cls, rank: int) -> Self:
+        """Return the error of ``rank``."""
+        text = "this node is closed; use it, its communicators and its actors inside the block that opens it"
+        return cls(text, rank=rank, cause="closed")
 
 
 class LinkDamaged(PeerLost):

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -28,6 +28,7 @@ from asyncpar.actors.runtime.watches import Watch
 from asyncpar.bootstrap import Attach, WorldBootstrap, attach_world, find_world
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.shared_memory.group import ArenaHost
+from asyncpar.core.concurrency.async_block import opened_by
 from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
@@ -421,7 +422,7 @@ async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | 
     return ArenaHost(arena, links)
 
 
-@asynccontextmanager
+@opened_by("async with ap.init() as node:")
 async def init(*, transport: str | None = None) -> AsyncIterator[Node]:
     """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.errors import UsageError
 
 _CODES: Final = {
@@ -77,7 +78,7 @@ class Piece:
     def __post_init__(self) -> None:
         label = _check(self.name, self.kind, self.slice, self.flat)
         if not isinstance(self.array, np.ndarray):
-            raise UsageError(f"array: expected a numpy array for {label}, got {type(self.array).__name__}")
+            raise UsageError(f"array: expected a numpy array for {label}, got {describe_other(self.array, 'array')}")
         check_dtype(self.array.dtype, f"array of {label}")
         if self.array.size != self.flat[1] - self.flat[0]:
             raise UsageError(

@@ -17,6 +17,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from asyncpar.checkpoint.piece import LONGEST_NAME, check_dtype, dtype_named
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.errors import CheckpointError, UsageError
 from asyncpar.parallel.local.outer import OuterState
 from asyncpar.parallel.local.rounds import LocalState
@@ -131,7 +132,7 @@ def _leaf(value: Any, path: Path, where: str, flat: Flattened) -> TreeEntry:
         return TreeEntry(path=path, kind="plain", value=value)
     raise UsageError(
         f"{_place(where, path)}: expected a dict, list or tuple, an array or scalar of numpy, a number, a text, a bool "
-        f"or None, got {type(value).__name__} {value!r:.80}"
+        f"or None, got {describe_other(value, 'value')} {value!r:.80}"
     )
 
 

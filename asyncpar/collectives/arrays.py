@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncpar.collectives.ledger import LARGEST_TAG
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.errors import UsageError
 
 Array = npt.NDArray[Any]
@@ -141,7 +142,7 @@ def possible_operations(dtype: np.dtype[Any]) -> list[str]:
 def check_array(value: object, name: str = "x") -> Array:
     """Return ``value`` as a plain array, over the same memory, if it is one that collectives can carry."""
     if not isinstance(value, np.ndarray):
-        raise UsageError(f"{name}: expected a numpy array, got {type(value).__name__}")
+        raise UsageError(f"{name}: expected a numpy array, got {describe_other(value, name)}")
     if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):  # numpy loads `ma` when it is named
         raise UsageError(f"{name}: expected an array without a mask, got a masked one; pass its filled()")
     if not is_numeric(value.dtype):

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -74,7 +74,27 @@ class Call(Coroutine[Any, Any, T_co]):
         """Have the names of a coroutine, for tracebacks and warnings."""
         if name in ("__name__", "__qualname__"):
             return f"Communicator.{self.name}"
-        raise AttributeError(name)
+        raise AttributeError(name if name.startswith("_") else f"{name}: {self._advice()}")
+
+    def __repr__(self) -> str:
+        """Return what a prompt shows where ``await`` was forgotten."""
+        return f"<{self._advice() if self._steps is None else f'the call of {self.name}, awaited'}>"
+
+    def _advice(self) -> str:
+        return f"this is the call of {self.name}, not its result: write `await comm.{self.name}(...)`"
+
+    def _use(self, *_: object) -> NoReturn:
+        """Refuse to be used as the result."""
+        raise UsageError(self._advice())
+
+    def __bool__(self) -> bool:
+        return True  # and not its length
+
+    __array__ = __len__ = __iter__ = __contains__ = __getitem__ = __float__ = __int__ = __index__ = _use
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = _use
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _use
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __neg__ = __pos__ = __abs__ = __invert__ = _use
+    __lt__ = __le__ = __gt__ = __ge__ = _use
 
     def send(self, value: Any) -> Any:
         return (self._steps or self.__await__()).send(value)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.elasticity.lineage import ArrayShape
 from asyncpar.errors import UsageError
 
@@ -30,7 +31,7 @@ class Buffered(ABC):
 
     def __init__(self, name: str, array: object) -> None:
         if not isinstance(array, np.ndarray):
-            raise UsageError(f"{name}: expected an array of numbers, got {type(array).__name__}")
+            raise UsageError(f"{name}: expected an array of numbers, got {describe_other(array, name)}")
         if array.dtype.hasobject or not array.flags.c_contiguous:
             raise UsageError(
                 f"{name}: expected a C-contiguous array of numbers, got {array.dtype}, strides {array.strides}"

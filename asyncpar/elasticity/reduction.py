@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.elasticity.portion_codec import StepCodec
 from asyncpar.elasticity.portions import Node, PartialSums, Portions, sum_tree
 from asyncpar.errors import UsageError
@@ -148,7 +149,7 @@ def _arrays(gradients: Gradients) -> list[Array]:
     given = list(gradients.values()) if isinstance(gradients, Mapping) else list(gradients)
     for array in given:
         if not isinstance(array, np.ndarray):
-            raise UsageError(f"gradients: expected arrays, got {type(array).__name__}")
+            raise UsageError(f"gradients: expected arrays, got {describe_other(array, 'gradient')}")
     return given
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.elasticity.memory import check_room
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_value
@@ -36,7 +37,9 @@ def named_parameters(parameters: Parameters) -> dict[str, Parameter | Array]:
             if isinstance(value, Parameter) and value.name != name:
                 raise UsageError(f"parameters: {name!r} is called {value.name!r}; give it by its own name")
             if not isinstance(value, Parameter | np.ndarray):
-                raise UsageError(f"parameters: {name!r}: expected a Parameter or an array, got {type(value).__name__}")
+                raise UsageError(
+                    f"parameters: {name!r}: expected a Parameter or an array, got {describe_other(value, 'value')}"
+                )
     else:
         named = {}
         for parameter in parameters:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.core.sums import sum_dtype
 from asyncpar.device.arrays import device_array, is_device_array
 from asyncpar.errors import UsageError
@@ -284,8 +285,7 @@ def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:
     if not isinstance(gradient, np.ndarray):
         if is_device_array(gradient):
             return gradient
-        hint = "; pass tensor.numpy(), which shares its memory" if type(gradient).__module__ == "torch" else ""
-        raise UsageError(f"{what}, got {type(gradient).__name__}{hint}")
+        raise UsageError(f"{what}, got {describe_other(gradient, 'tensor')}")
     if writes and not gradient.flags.writeable:
         raise UsageError(f"{what} that can be written, got a read-only one; give the parameter a copy of it")
     return gradient

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.core.sums import is_narrow, narrowed
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
@@ -30,6 +31,8 @@ def check_on_host(name: str, value: object) -> None:
             f"parameter {name}: expected an array of numpy, which ZeRO can shard, got one on a device; train modules "
             "on devices by asyncpar.parallel.DistributedDataParallel, as asyncpar.torch.CudaModuleStage"
         )
+    if not isinstance(value, np.ndarray):
+        raise UsageError(f"parameter {name}: expected an array of numpy, got {describe_other(value, 'value')}")
 
 
 def add_rounded(total: Array, gradient: Array | float, at: Any) -> None:

@@ -16,6 +16,7 @@ from asyncpar.backends import CommunicationRuntime
 from asyncpar.core.callables import CallableTuple
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.core.sums import sum_dtype
 from asyncpar.errors import UsageError
 from asyncpar.parallel.checked_model import CheckedModel
@@ -341,6 +342,6 @@ def chunk_rows(rows: int, parts: int) -> tuple[slice, ...]:
 def count_rows(x: object, name: str) -> int:
     """Return the length along dimension 0.  Raises ``UsageError`` for anything without rows."""
     if not isinstance(x, np.ndarray) or x.ndim < 1 or x.shape[0] < 1:
-        got = f"shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+        got = f"shape {x.shape}" if isinstance(x, np.ndarray) else describe_other(x)
         raise UsageError(f"{name}: expected an array of at least one row along dimension 0, got {got}")
     return int(x.shape[0])

@@ -6,10 +6,11 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.bootstrap import Attach, WorldBootstrap, arena_settings, serve_links
+from asyncpar.core.concurrency.async_block import opened_by
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
@@ -21,7 +22,7 @@ from asyncpar.observe.timeline import make_timeline, print_timeline
 from asyncpar.testing.loop import VirtualTimeLoop
 
 
-@asynccontextmanager
+@opened_by("async with local_world(2) as nodes:")
 async def local_world(
     size: int,
     *,

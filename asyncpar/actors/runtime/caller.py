@@ -18,7 +18,7 @@ from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
 from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
 from asyncpar.core.observe.records import EventKind, EventState
-from asyncpar.errors import PeerLost, ProtocolError, UsageError
+from asyncpar.errors import NodeClosed, PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.frame import Payload
@@ -352,4 +352,4 @@ class Caller:
             raise lost_during(self._closed(), f"{endpoint} of {ref!r}")
 
     def _closed(self) -> PeerLost:
-        return PeerLost("this node is closed", rank=self._rank, cause="closed")
+        return NodeClosed.of(self._rank)

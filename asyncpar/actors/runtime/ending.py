@@ -9,7 +9,7 @@ from typing import Any, Final
 from asyncpar.actors.runtime.failure import brief
 from asyncpar.actors.runtime.message import CLOSED, STOPPED
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.errors import ActorDown, AsyncparError, PeerLost
+from asyncpar.errors import ActorDown, AsyncparError, NodeClosed
 
 
 class DownReason(enum.StrEnum):
@@ -109,7 +109,7 @@ class Ending:
         if self.error is not None:
             return self.error
         if self.refusal == CLOSED:
-            return PeerLost("this node is closed", rank=ref.rank, cause="closed")
+            return NodeClosed.of(ref.rank)
         return ActorDown(f"actor {ref.name!r}: {self.exit_reason} before it had started", rank=ref.rank)
 
     @property

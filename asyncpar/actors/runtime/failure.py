@@ -98,7 +98,7 @@ def _skip_own(frames: TracebackType | None) -> TracebackType | None:
 def lost_during(error: PeerLost, operation: str) -> PeerLost:
     """Return ``error`` for one operation that it ended."""
     text = f"{operation}: {error}"
-    return PeerLost(text, rank=error.rank, host=error.host, operation=operation, cause=error.cause)
+    return type(error)(text, rank=error.rank, host=error.host, operation=operation, cause=error.cause)
 
 
 def error_of(failure: message.FailureMessage, rank: int, operation: str) -> AsyncparError:

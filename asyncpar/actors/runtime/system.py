@@ -18,6 +18,7 @@ from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.actors.runtime.ending import Down
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
 from asyncpar.actors.runtime.executor import EndpointGuard
+from asyncpar.actors.runtime.failure import lost_during
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.lifecycle import Lifecycle, Requests, check_actor_class
 from asyncpar.actors.runtime.message import MeshPlace
@@ -30,7 +31,7 @@ from asyncpar.actors.runtime.stream_types import find_stream
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.observe.loop_watch import LoopWatch
-from asyncpar.errors import PeerLost, UsageError
+from asyncpar.errors import NodeClosed, PeerLost, UsageError
 from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.payload import PayloadDecoder, PayloadEncoder
 
@@ -385,8 +386,10 @@ class ActorSystem(Messenger):
         if asyncio._get_running_loop() is self._loop is not None and (self._is_open or ref is not None):
             return
         title = what if ref is None else f"{what} of {ref!r}"
-        if self._loop is None or (ref is None and not self._is_open):
+        if self._loop is None:
             raise UsageError(f"{title}: the actor system of rank {self.rank} is not open")
+        if ref is None and not self._is_open:
+            raise lost_during(NodeClosed.of(self.rank), title)
         check_home_loop(self._loop, title)
 
     def _reference(self, name: str, rank: object, actor_class: type[Any] | None) -> ActorRef[Any]:

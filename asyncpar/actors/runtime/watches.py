@@ -12,7 +12,7 @@ from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.ending import Down, DownReason
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, RemoteError
+from asyncpar.errors import AsyncparError, NodeClosed, PeerLost, ProtocolError, RemoteError
 from asyncpar.net.transport.links import Links
 
 
@@ -114,7 +114,7 @@ class Watches:
 
     def close(self) -> None:
         """End all watches, because this node closes."""
-        self._closed = PeerLost("this node is closed", rank=self._rank, cause="closed")
+        self._closed = NodeClosed.of(self._rank)
         self._end_all(DownReason.CLOSED, self._closed)
 
     def _end_all(

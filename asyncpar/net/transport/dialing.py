@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc.aio
@@ -61,7 +61,9 @@ class LaneDialer:
         prove itself.
         """
         rank, (host, _) = terms.listener, split_address(address)
-        for kind, fallback in zip(map(lane_kind, kinds), [*kinds[1:], None], strict=True):
+        failed: dict[str, str] = {}
+        for kind in map(lane_kind, kinds):
+            is_last = kind.name == kinds[-1]
             dial = LaneDial(
                 host=host,
                 server=address,
@@ -74,16 +76,22 @@ class LaneDialer:
                 carry=self._carry,
             )
             try:
-                return await (_dial_all(kind, dial) if kind.is_striped else kind.dial(dial))
+                lane = await (_dial_all(kind, dial) if kind.is_striped else kind.dial(dial))
             except OSError as error:
-                cause = kind.describe_attempt(dial, error, describe_failure(error))
-                if fallback is None:
+                failed[kind.name] = cause = kind.describe_attempt(dial, error, describe_failure(error))
+                if is_last:
                     raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
-                if kind.name not in self._told:
-                    self._told.add(kind.name)
-                    instead = lane_kind(fallback).described
-                    _log.warning("rank %d: %s; %s is used instead (told once)", rank, cause, instead)
+            else:
+                self._warn(rank, failed, kind.described)
+                return lane
         raise AssertionError("no kind of lane was agreed on")
+
+    def _warn(self, rank: int, failed: Mapping[str, str], instead: str) -> None:
+        """Log once for each kind of lane why it is not used.  A rank that none reaches has ended, which is no news."""
+        for name, cause in failed.items():
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("rank %d: %s; %s is used instead (told once)", rank, cause, instead)
 
 
 async def _dial_all(kind: LaneKind, dial: LaneDial) -> Lane:

@@ -108,7 +108,7 @@ async def _dial_shm(dial: LaneDial) -> StreamLane:
 
 def _explain_shm(_dial: LaneDial, error: OSError, why: str) -> str:
     if isinstance(error, ConnectionRefusedError):
-        why += ": it seems to be in another container or network namespace"
+        why += ": it has ended, or is in another container or network namespace"
     return f"no Unix-socket connection, although it is on the same host ({why})"
 
 

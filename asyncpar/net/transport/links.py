@@ -17,7 +17,7 @@ from asyncpar.core.observe.rank_observer import RankObserver
 from asyncpar.core.observe.recorder import open_recorder
 from asyncpar.core.observe.records import NO_PEER, EventKind, RankIdentity
 from asyncpar.core.observe.reporting import find_peer_error
-from asyncpar.errors import AsyncparError, LinkDamaged, PeerCancelled, PeerLost, PeerTimeout, UsageError
+from asyncpar.errors import AsyncparError, LinkDamaged, NodeClosed, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.transport.lane import Lane, Sending
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.protection import DAMAGED
@@ -376,7 +376,7 @@ class Links:
         """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
         if self.closed is not None:
             return
-        self.closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
+        self.closed = NodeClosed.of(self.rank)
         for opening in list(self._opening.values()):
             opening.cancel()
         for timer in self._leaving:  # they would keep everything of this node alive until they fire

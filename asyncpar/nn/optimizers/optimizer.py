@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from asyncpar.core.config.slicing import ceil_chunk
+from asyncpar.core.not_arrays import describe_other
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers.flat_range import FlatRange
@@ -22,6 +23,8 @@ class Optimizer:
     """
 
     def __init__(self, parameters: Sequence[Parameter], rule: Rule) -> None:
+        if not isinstance(rule, Rule):
+            raise UsageError(f"rule: expected a Rule, got {type(rule).__name__}; write Optimizer(parameters, AdamW())")
         self.parameters = distinct(parameters)
         self.rule = rule
         self.step_count = 0
@@ -118,6 +121,11 @@ def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """
     by_name: dict[str, Parameter] = {}
     for parameter in parameters:
+        if not isinstance(parameter, Parameter):
+            raise UsageError(
+                f"parameters: expected each to be a Parameter, such as Parameter('weight', array), "
+                f"got {describe_other(parameter)}"
+            )
         if by_name.setdefault(parameter.name, parameter) is not parameter:
             raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
     if not by_name:

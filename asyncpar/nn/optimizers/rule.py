@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,6 +27,17 @@ class Rule(ABC):
     """
 
     weight_decay: float = 0.0
+
+    def __new__(cls, *given: object, **settings: object) -> Self:
+        """Refuse what optimizers of other libraries take, with the line to write."""
+        try:
+            inspect.signature(cls.__init__).bind(None, *given, **settings)
+        except TypeError as error:
+            raise UsageError(
+                f"{cls.__name__}: {error}; a rule has settings by name, and neither parameters nor a learning rate: "
+                f"write `optimizer = Optimizer(parameters, {cls.__name__}())`, and `optimizer.step(learning_rate)`"
+            ) from error
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         if not self.weight_decay >= 0.0:

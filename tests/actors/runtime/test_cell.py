@@ -13,7 +13,7 @@ import pytest
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.mailbox import BURST
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.errors import ActorDown, AsyncparError, PeerCancelled, PeerLost, RemoteError, UsageError
+from asyncpar.errors import ActorDown, AsyncparError, NodeClosed, PeerCancelled, PeerLost, RemoteError, UsageError
 
 
 class Log(list[str]):
@@ -440,7 +440,7 @@ async def test_closing_ends_the_asks_of_this_rank_and_refuses_new_work(open_rank
             await ref.note("late")
         with pytest.raises(PeerLost, match="this node is closed"):
             ref.note.tell("late")
-        with pytest.raises(UsageError, match="the actor system of rank 0 is not open"):
+        with pytest.raises(NodeClosed, match="spawn: this node is closed"):
             await ranks.systems[0].spawn(Recorder, log)
 
 

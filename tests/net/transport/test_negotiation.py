@@ -268,7 +268,28 @@ async def test_tcp_stands_in_when_a_rank_of_the_host_has_no_unix_socket_here(
             assert ranks[0].links.lane_kind(1) == ranks[2].links.lane_kind(0) == "tcp"
     told = [record.message for record in caplog.records if "TCP is used instead (told once)" in record.message]
     assert 1 <= len(told) <= 2
-    assert "no Unix-socket connection, although it is on the same host (Connection refused: it seems" in told[0]
+    assert "no Unix-socket connection, although it is on the same host (Connection refused: it has ended, or" in told[0]
+
+
+async def test_a_rank_that_has_ended_is_lost_without_a_word_about_what_is_used_instead(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refused(*_: object, **__: object) -> StreamLane:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    async def ended(*_: object) -> None:
+        raise StreamEnded("the stream was reset")
+
+    monkeypatch.setattr(lane_kinds, "dial_tcp", refused)
+    monkeypatch.setattr(lane_kinds, "shake_hands", ended)
+    with caplog.at_level(logging.WARNING):
+        async with open_world(None, None) as ranks:
+            for rank in ranks:
+                rank.join()
+                hide_unix_socket(rank)
+            error = await loss(ranks[0].links, 1)
+    assert error.rank == 1
+    assert [record.message for record in caplog.records if "is used instead" in record.message] == []
 
 
 async def test_a_pinned_unix_socket_that_does_not_exist_here_is_an_error() -> None:
