@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,10 @@ from asyncpar.codecs import AnyCodec, Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import CommunicationStrategy
+from asyncpar.core.config.placement import Placement
 from asyncpar.core.config.slicing import ceil_div
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
-from asyncpar.gradsync.plan import Bucket, BucketPlan
+from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec
 from asyncpar.gradsync.schemes import (
     PAIR,
     Alone,
@@ -114,10 +115,16 @@ class BucketLayout:
     """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
     is_observed: bool
     digest: bytes
+    frozen: Mapping[str, Placement]
+    """The parameters that take no part because they are frozen."""
     communicators: tuple[Communicator, ...]
     """All by which buckets are reduced."""
     mirrors: HostMirrors | None = None
     """Copies of gradients on a device, where schemes are those of the host."""
+
+    def describes(self, specs: Sequence[GradientSpec], frozen: Mapping[str, Placement]) -> bool:
+        """Decide whether this is the layout of gradients like ``specs`` beside parameters that are ``frozen``."""
+        return (self.plan.specs, self.frozen) == (specs, frozen)
 
     @property
     def nbytes(self) -> int:
@@ -134,13 +141,15 @@ class BucketLayout:
         """What tensor-parallel ranks must agree upon."""
         specs = {spec.name: spec for spec in self.plan.specs}
         buckets = [bucket for bucket in self.plan.buckets if bucket.placement.replicated is not None]
-        return tuple(f"{specs[slot.name]} in bucket {bucket.index}" for bucket in buckets for slot in bucket.slots)
+        lines = (f"{specs[slot.name]} in bucket {bucket.index}" for bucket in buckets for slot in bucket.slots)
+        return frozen_line(self.frozen), *lines
 
     @property
     def tied(self) -> tuple[str, ...]:
         """What the first and the last stage must agree upon."""
         buckets = [bucket for bucket in self.plan.buckets if bucket.placement.tied is not None]
-        return tuple(sorted(f"{bucket.placement} {bucket.dtype} {bucket.shapes}" for bucket in buckets))
+        ties = sorted(placement.tied for placement in self.frozen.values() if placement.tied is not None)
+        return frozen_line(ties), *sorted(f"{bucket.placement} {bucket.dtype} {bucket.shapes}" for bucket in buckets)
 
     def residuals(self) -> Iterator[tuple[str, Values]]:
         """Yield a view of each parameter's residual, flat, by name."""
@@ -269,10 +278,22 @@ class SchemeMaker:
         return ShardedReduce(bucket, communicator, codec, **lossy)
 
 
-def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker, *, is_observed: bool) -> BucketLayout:
+def frozen_line(names: Iterable[str]) -> str:
+    """Return the line by which ranks compare what is frozen."""
+    return f"frozen parameters: {', '.join(names) or 'none'}"
+
+
+def make_layout(
+    plan: BucketPlan,
+    settings: tuple[str, ...],
+    maker: SchemeMaker,
+    *,
+    is_observed: bool,
+    frozen: Mapping[str, Placement] = MappingProxyType({}),
+) -> BucketLayout:
     """Return the layout of ``plan``; ``settings`` are what all ranks must agree upon besides."""
     order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
-    lines = (*settings, *map(str, plan.specs), *order)
+    lines = (*settings, frozen_line(frozen), *map(str, plan.specs), *order)
     return BucketLayout(
         plan=plan,
         settings=settings,
@@ -281,5 +302,6 @@ def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker,
         least_bytes=None if isinstance(maker.codec, Identity) else least_bytes(plan.nbytes, maker.groups.replicas),
         is_observed=is_observed,
         digest=digest_of(lines),
+        frozen=frozen,
         communicators=(*maker.groups.all, *([] if maker.hosts is None else maker.hosts.all)),
     )

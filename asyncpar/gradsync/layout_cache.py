@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
 from asyncpar.core.config.parallel import CommunicationStrategy
+from asyncpar.core.config.placement import Placement
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.core.sums import narrowed
 from asyncpar.errors import UsageError
@@ -63,10 +65,20 @@ class SyncSettings:
 
 @dataclass(slots=True)
 class _Kept:
-    """Residuals and codec state for the next layout: float32 vectors by parameter's name."""
+    """Residuals and codec state for the next layout: float32 vectors by parameter's name.
+
+    Beside a layout, those of parameters that are not in it, because they are frozen.
+    """
 
     residuals: dict[str, Values] = field(default_factory=dict)
     codec_state: dict[str, Values] = field(default_factory=dict)
+
+    def of(self, names: Collection[str]) -> _Kept:
+        """Return what is kept of ``names``."""
+        return _Kept(
+            {name: values for name, values in self.residuals.items() if name in names},
+            {name: values for name, values in self.codec_state.items() if name in names},
+        )
 
 
 class LayoutCache:
@@ -114,15 +126,19 @@ class LayoutCache:
             self._check_views()
         return self._resolved
 
-    def lay_out(self, by_name: Parameters, resolved: Resolved) -> BucketLayout:
+    def lay_out(
+        self, by_name: Parameters, resolved: Resolved, *, frozen: Mapping[str, Placement] = MappingProxyType({})
+    ) -> BucketLayout:
         """Return the layout for these gradients; if they are new, plan it and allocate its buffers.
+
+        ``frozen`` are parameters that have none for now.
 
         Raises ``UsageError`` for a gradient whose shape or dtype is not that of earlier steps.
         """
         specs = tuple(spec_of(parameter) for parameter in by_name.values())
         replicas = self._settings.groups.replicas
         place = DevicePlace.of(by_name, replicas) if any(spec.is_on_device for spec in specs) else None
-        if self._layout is not None and self._layout.plan.specs == specs and self._place == place:
+        if self._layout is not None and self._layout.describes(specs, frozen) and self._place == place:
             return self._layout
         self._check_same(specs)
         self._settings.groups.check_ties(specs)
@@ -136,12 +152,12 @@ class LayoutCache:
         mirrors = None
         if place is not None and wanted.is_staged(place):
             mirrors, place = HostMirrors(by_name, place), None
-        layout = replace(self._make(specs, self._resolved, place), mirrors=mirrors)
+        layout = replace(self._make(specs, self._resolved, place, frozen), mirrors=mirrors)
         layout.restore(self._kept.residuals, self._kept.codec_state)
         if self._settings.bucketing.gradient_as_bucket_view:
             bind_views(layout, by_name)
-        self._layout, self._kept = layout, _Kept()
-        self._specs = {spec.name: spec for spec in specs}
+        self._layout, self._kept = layout, self._kept.of(frozen if self.compression.error_feedback else ())
+        self._specs |= {spec.name: spec for spec in specs}
         return layout
 
     def observe(self, order: Sequence[str]) -> None:
@@ -199,7 +215,7 @@ class LayoutCache:
         """Free the buffers, but keep what belongs to parameters."""
         if self._layout is not None:
             residuals = {name: residual.copy() for name, residual in self._layout.residuals()}
-            self._kept = _Kept(residuals, self._layout.codec_state())
+            self._kept = _Kept(self._kept.residuals | residuals, self._kept.codec_state | self._layout.codec_state())
             self._layout.close()
             self._layout = None
 
@@ -215,13 +231,16 @@ class LayoutCache:
 
     def residuals(self) -> dict[str, Values]:
         """Return a copy of each parameter's residual, flat, by name."""
-        kept = self._kept.residuals.items() if self._layout is None else self._layout.residuals()
-        return {name: residual.copy() for name, residual in kept}
+        return {name: residual.copy() for name, residual in self._all_residuals()}
 
     def residual_norm(self) -> float:
         """Return the norm of all residuals of this rank."""
-        kept = self._kept.residuals.items() if self._layout is None else self._layout.residuals()
-        return math.sqrt(sum(float(np.vdot(values, values)) for _, values in kept))
+        return math.sqrt(sum(float(np.vdot(values, values)) for _, values in self._all_residuals()))
+
+    def _all_residuals(self) -> Iterator[tuple[str, Values]]:
+        yield from self._kept.residuals.items()
+        if self._layout is not None:
+            yield from self._layout.residuals()
 
     @property
     def nbytes(self) -> int:
@@ -242,7 +261,7 @@ class LayoutCache:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of residuals, codec state, the observed order of gradients and what ``"auto"`` has chosen."""
-        codec = self._kept.codec_state if self._layout is None else self._layout.codec_state()
+        codec = self._kept.codec_state | ({} if self._layout is None else self._layout.codec_state())
         residuals = {f"{_RESIDUAL}{name}": values for name, values in self.residuals().items()}
         state: dict[str, NDArray[Any]] = residuals | {f"{_CODEC}{name}": kept.copy() for name, kept in codec.items()}
         if self.is_observed and self._order is not None:
@@ -285,7 +304,13 @@ class LayoutCache:
         most = self._settings.bucketing.max_buckets
         return plan_buckets(specs, bucket_bytes=int(size * (1 << 20)), max_buckets=most, order=order)
 
-    def _make(self, specs: Sequence[GradientSpec], resolved: Resolved, place: DevicePlace | None) -> BucketLayout:
+    def _make(
+        self,
+        specs: Sequence[GradientSpec],
+        resolved: Resolved,
+        place: DevicePlace | None,
+        frozen: Mapping[str, Placement],
+    ) -> BucketLayout:
         settings, groups, replicas = self._settings, self._settings.groups, self._settings.groups.replicas
         alike = groups.is_data_parallel_only or (
             not resolved.adds_in_hosts
@@ -309,7 +334,8 @@ class LayoutCache:
             f"strategy {settings.strategy}",
             f"ranks laid out as {settings.rank_order}",
         )
-        return make_layout(self._plan(specs, self._order), agreed, maker, is_observed=self._order is not None)
+        plan = self._plan(specs, self._order)
+        return make_layout(plan, agreed, maker, is_observed=self._order is not None, frozen=frozen)
 
     def _check_same(self, specs: Sequence[GradientSpec]) -> None:
         for spec in specs:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.core.config.placement import UNPLACED, Placement, is_frozen
 from asyncpar.core.not_arrays import describe_other
 from asyncpar.core.sums import sum_dtype
 from asyncpar.device.arrays import device_array, is_device_array
@@ -191,7 +191,8 @@ def _check_specs(specs: Sequence[GradientSpec]) -> None:
 class HasGradient(Protocol):
     """Anything with a name and a gradient array, such as ``nn.Parameter``.
 
-    It may have a ``placement``, too, a ``Placement``: see there who needs one.
+    It may have a ``placement``, too, a ``Placement``: see there who needs one; and ``requires_grad``, which is false
+    while it is frozen: then it is left out.
     """
 
     @property
@@ -266,6 +267,16 @@ def parameters_by_name(parameters: Gradients) -> dict[str, HasGradient]:
             raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
         by_name[parameter.name] = parameter
     return by_name
+
+
+def trained(parameters: Parameters) -> dict[str, HasGradient]:
+    """Return ``parameters`` but those that are frozen."""
+    return {name: parameter for name, parameter in parameters.items() if not is_frozen(parameter)}
+
+
+def frozen_in(parameters: Parameters) -> dict[str, Placement]:
+    """Return the placements of those of ``parameters`` that are frozen."""
+    return {name: getattr(one, "placement", UNPLACED) for name, one in parameters.items() if is_frozen(one)}
 
 
 def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +49,7 @@ class SyncStep:
         self,
         plan: BucketPlan,
         *,
+        frozen: Collection[str],
         overlap: bool,
         take_final: Callable[[int | None, str], None] | None,
         all_final: Callable[[], None],
@@ -60,6 +61,7 @@ class SyncStep:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._known = {spec.name for spec in plan.specs}
+        self._frozen = frozenset(frozen)
         self._unreported = set(self._known)
         self._bucket_of = {slot.name: bucket.index for bucket in plan.buckets for slot in bucket.slots}
         self._missing = [len(bucket.slots) for bucket in plan.buckets]
@@ -77,8 +79,11 @@ class SyncStep:
         """Say that the gradient of ``name`` will not change any more in this step.
 
         Its bucket starts when all of its gradients are final.  Callable from any thread; once per name and step, else
-        ``UsageError``.  After a step has failed, calls have no effect: a worker thread need not know.
+        ``UsageError``.  After a step has failed, and for frozen parameters, calls have no effect: a worker thread need
+        not know.
         """
+        if name in self._frozen:
+            return
         with self._lock:
             if name not in self._known:
                 raise UsageError(f"name: expected a parameter of this step, got {name!r}")

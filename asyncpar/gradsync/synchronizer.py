@@ -20,6 +20,7 @@ from asyncpar.collectives.communicator import Communicator, refuse_elastic, step
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.observe.records import EventState
 from asyncpar.core.observe.reported import reported
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
@@ -39,9 +40,11 @@ from asyncpar.gradsync.plan import (
     HasParameters,
     Parameters,
     check_final,
+    frozen_in,
     listed,
     parameters_by_name,
     spec_of,
+    trained,
 )
 from asyncpar.gradsync.schemes.device import HostMirrors
 from asyncpar.gradsync.standing import StandingAgreement, StepTerms, can_repeat
@@ -68,6 +71,7 @@ class GradientSynchronizer:
     one of them until that is closed or collected, and a second one is a ``UsageError``.  All ranks run the same steps
     in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where they are
     replicated, and over the first and the last stage, where they are tied, in that order and before the replicas.
+    Those that are frozen (``requires_grad`` is false, on all ranks alike) take no part, and keep their residuals.
     ``when_not_finite`` says what to do about NaN and infinity.  A step in which a rank does nothing for
     ``config.communication_timeout_ms`` ends with ``PeerTimeout``; unless that is given, the ``timeout`` of
     ``communicator`` holds.
@@ -202,6 +206,7 @@ class GradientSynchronizer:
             take_final = take_final_of(layout, by_name)
             step = SyncStep(
                 layout.plan,
+                frozen=layout.frozen,
                 overlap=self._bucketing.overlap_communication,
                 take_final=take_final,
                 all_final=self._meter.waits,
@@ -270,7 +275,8 @@ class GradientSynchronizer:
         self._check_idle("reserve")
         if not self._layouts.must_measure:
             resolved = await self._layouts.resolve("reserve")
-            self._layouts.lay_out(parameters_by_name(parameters), resolved)
+            by_name = parameters_by_name(parameters)
+            self._layouts.lay_out(trained(by_name), resolved, frozen=frozen_in(by_name))
 
     def accumulate(self, model_shards: HasParameters | GradientTree) -> None:
         """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
@@ -282,7 +288,7 @@ class GradientSynchronizer:
         if self._bucketing.gradient_as_bucket_view:
             raise UsageError("accumulate: gradients that are views of buckets add up where they are; do not zero them")
         gradients = model_shards if isinstance(model_shards, Mapping) else model_shards.parameters()
-        self._accumulation.add(tuple(listed(gradients)))
+        self._accumulation.add([parameter for parameter in listed(gradients) if not is_frozen(parameter)])
 
     def close(self) -> None:
         """Give the name back, for another synchronizer, and take no more steps; state and statistics stay readable."""
@@ -414,7 +420,7 @@ class GradientSynchronizer:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, parameters: Gradients, *, has_update: bool) -> tuple[dict[str, HasGradient], BucketLayout]:
-        """Return the parameters and the layout for them.
+        """Return the parameters that are not frozen, and the layout for them.
 
         What is wrong on this rank alone is told to the others, which then raise, too.
         """
@@ -425,10 +431,11 @@ class GradientSynchronizer:
                 self._keys.has_agreed = True
                 self._keys.adopt(await comparison.run())
             resolved = await self._layouts.resolve(f"{self._keys.rare}/auto")
-            by_name = parameters_by_name(parameters)
+            given = parameters_by_name(parameters)
+            by_name = trained(given)
             self._accumulation.check(by_name)
             self._tune(by_name, resolved)
-            layout = self._layouts.lay_out(by_name, resolved)
+            layout = self._layouts.lay_out(by_name, resolved, frozen=frozen_in(given))
             if layout.mirrors is not None:
                 check_staged(self._accumulation.sums)
             if has_update:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.observe.records import EventState
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid.analysis import PerformanceAnalysis
@@ -201,11 +202,14 @@ class ThreeDParallelismCoordinator:
         apart = world.subgroup(range(world.size), name="update of the configuration", has_own_timeout=True)
         assert apart is not None, "this rank is one of its ranks"
         other = await type(self).create(config, self.model, apart)
+        frozen = {parameter.name for parameter in self.parameters() if is_frozen(parameter)}
+        for parameter in other.parameters():
+            parameter.requires_grad = parameter.name not in frozen
         try:
             flow = other._assembly.flow
             arrays = await carry_over(self.pieces(), flow.pieces(), apart)
             mine = self._assembly.flow
-            await flow.restore(arrays, mine.step_count, other._runner.attempt)
+            await flow.restore(arrays, mine.step_count, mine.skipped, other._runner.attempt)
             if self._assembly.layout == other._assembly.layout:
                 flow.restore_reduction(mine.reduction_state())
         except BaseException:
@@ -252,7 +256,7 @@ class ThreeDParallelismCoordinator:
             folder, self._wanted, layout=assembly.layout, model=identity, communicator=self.groups.world
         )
         self._is_torn = True
-        await assembly.flow.restore(loaded.arrays, loaded.run["updates"], self._runner.attempt)
+        await assembly.flow.restore(loaded.arrays, loaded.run["updates"], loaded.skipped, self._runner.attempt)
         assembly.flow.restore_reduction(loaded.reduction)
         self.steps = loaded.run["steps"]
         self._scaler.restore(loaded.run["scaler"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence, Sized
+import zlib
+from collections.abc import Collection, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.errors import UsageError
 from asyncpar.hybrid.analysis import StepMeasure
@@ -20,6 +22,7 @@ from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.hybrid.watch import FiniteReport, find_origins
 from asyncpar.nn.optimizers import clip_factor, combined
+from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.result import PipelineResult
 
@@ -232,16 +235,39 @@ class StepRunner:
     async def _judge(self, tokens: int, pipeline: PipelineResult) -> StepVerdict:
         loss = math.fsum(pipeline.losses) if self._tells else 0.0
         squared = await self._assembly.worker.run(self._assembly.flow.squared_norm, self._not_counted)
-        own = np.array([loss, squared])
+        frozen = FrozenSet.of(self._assembly.parameters)
+        own = np.array([loss, squared, *frozen.checksums])
         began = self._clock()
         rows = await self._assembly.groups.world.all_gather(own, key=self._name("verdict"))
         self._communicating += self._clock() - began
+        if not self._is_frozen_alike(rows[:, 2:]):
+            await self._refuse_frozen(frozen)
         verdict = StepVerdict(
             loss=math.fsum(rows[:, 0]) / tokens, tokens=tokens, gradient_norm=math.sqrt(self._squared_norm(rows[:, 1]))
         )
         if verdict.is_finite:
             return verdict
         return replace(verdict, why=await self._find_origins())
+
+    def _is_frozen_alike(self, checksums: NDArray[np.float64]) -> bool:
+        """Decide whether the ranks of a stage have frozen the same parameters, and both ends of the pipeline ties."""
+        config = self._config.parallelism
+        stages = config.rank_order().blocks(("tp", "dp"))
+        order, ends = config.rank_order(), config.end_stages
+        tied = [checksums[rank, 1] for rank in range(len(checksums)) if order.coordinates(rank)["pp"] in ends]
+        return len(set(tied)) <= 1 and all(len(set(checksums[list(ranks), 0].tolist())) == 1 for ranks in stages)
+
+    async def _refuse_frozen(self, own: FrozenSet) -> None:
+        """Raise ``UsageError``, with the same words on all ranks, that says which parameters are frozen on which."""
+        world = self._assembly.groups.world
+        everyones = await world.all_gather_object(list(own.names), key=self._name("frozen"), wanted=list[str])
+        found = (
+            f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in zip(world.ranks, everyones, strict=True)
+        )
+        raise UsageError(
+            "requires_grad: expected the same parameters to be frozen on all ranks of a stage, and tied ones on both "
+            f"stages, but frozen are, on {'; on '.join(found)}"
+        )
 
     async def _find_origins(self) -> str:
         """Return where the step stopped being finite, in words that are equal on all ranks."""
@@ -277,6 +303,27 @@ class StepRunner:
     def skips(self) -> bool:
         """Are steps skipped, and not refused, that are not finite?"""
         return self._config.storage_precision is not Precision.FULL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenSet:
+    """The parameters that are frozen on a rank, and the names of the tied ones."""
+
+    names: tuple[str, ...]
+    ties: tuple[str, ...]
+
+    @classmethod
+    def of(cls, parameters: Iterable[Parameter]) -> FrozenSet:
+        """Return what is frozen of ``parameters``."""
+        frozen = [parameter for parameter in parameters if is_frozen(parameter)]
+        ties = sorted(one.placement.tied for one in frozen if one.placement.tied is not None)
+        return cls(names=tuple(one.name for one in frozen), ties=tuple(ties))
+
+    @property
+    def checksums(self) -> tuple[float, float]:
+        """Numbers that are equal where names and ties are."""
+        names, ties = (zlib.crc32("\n".join(one).encode()) for one in (self.names, self.ties))
+        return float(names), float(ties)
 
 
 def _check_rows(name: str, micro_batches: Sequence[Any] | None, expected: int) -> None:

@@ -16,6 +16,7 @@ from asyncpar.collectives.call import Abandoned, cancel_reason
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,
@@ -24,6 +25,7 @@ from asyncpar.gradsync import (
     HostGroups,
     SyncStatistics,
 )
+from asyncpar.gradsync.layout import frozen_line
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.node_sum import NodeSums, TimedSums
@@ -50,7 +52,8 @@ class NodeFlow:
     """Takes the gradients of ``intake`` through ``flow``, its ``inner`` flow.
 
     All ranks call ``run``, then ``apply``, then ``step``.  In ``run`` ranks compare how many micro-steps they have
-    taken in, and the step before.  ``engine`` is that of a sharded flow, whose ``times`` are counted here.
+    taken in, the step before, and what is frozen.  ``engine`` is that of a sharded flow, whose ``times`` are counted
+    here.
     """
 
     def __init__(
@@ -184,7 +187,8 @@ class NodeFlow:
     def _compare(self) -> Comparison:
         """Return the comparison of what this rank has done since the last run with what the others have."""
         self._runs += 1
-        lines = (f"{self._intake.micro_steps} micro-steps after {self._last}",)
+        frozen = (parameter.name for parameter in self.inner.parameters if is_frozen(parameter))
+        lines = (f"{self._intake.micro_steps} micro-steps after {self._last}", frozen_line(frozen))
         return Comparison(self._groups.world, {ALL: lines}, key=self._key, rare=f"{self._key}/{self._runs}")
 
     def _report(self, ready: OnGradient, name: str) -> None:

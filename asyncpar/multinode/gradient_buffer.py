@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.sums import is_narrow, narrowed, sum_dtype
 from asyncpar.errors import UsageError
 from asyncpar.nn import Parameter
@@ -140,8 +141,14 @@ class BufferedGradient:
 
     def __init__(self, parameter: Parameter, buffer: GradientSyncBuffer) -> None:
         self.name = parameter.name
+        self._parameter = parameter
         self._buffer = buffer
         self._zeros = np.broadcast_to(np.zeros((), sum_dtype(parameter.dtype)), parameter.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the parameter is trained."""
+        return not is_frozen(self._parameter)
 
     @property
     def grad(self) -> NDArray[np.floating[Any]]:
@@ -154,7 +161,7 @@ class GradientIntake:
     """The gradients of ``parameters`` in ``buffer``, and of how many micro-steps they are.
 
     A micro-step is taken whole by ``add``, or parameter by parameter between ``open`` and ``complete``.  Sums are in
-    the dtype that is computed in, also for parameters that are stored in half precision.
+    the dtype that is computed in, also for parameters that are stored in half precision.  Frozen ones have none.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -179,7 +186,8 @@ class GradientIntake:
             for name, gradient in gradients.items():
                 self._check(name, gradient)
             for name, gradient in gradients.items():
-                self.buffer.add_gradient(name, gradient)
+                if not is_frozen(self._by_name[name]):
+                    self.buffer.add_gradient(name, gradient)
         self.micro_steps += 1
 
     def open(self) -> None:
@@ -215,6 +223,8 @@ class GradientIntake:
     def fill(self) -> None:
         """Make room for the means of those parameters that have no gradient here."""
         for name, parameter in self._by_name.items():
+            if is_frozen(parameter):
+                continue
             self.buffer.add_nothing(name, parameter.shape, parameter.dtype)
 
     @property
@@ -264,7 +274,7 @@ class GradientIntake:
     def _take(self, name: str) -> None:
         """Take the array itself away from the parameter, which makes another one when it needs it."""
         parameter = self._by_name[name]
-        if parameter.has_grad:
+        if parameter.has_grad and not is_frozen(parameter):
             gradient = parameter.grad.astype(parameter.dtype, copy=False)
             parameter.release_grad()
             self.buffer.add_gradient(name, gradient, owns=True)

@@ -238,7 +238,7 @@ class MultiNodeTrainer:
         loaded = await load_flow(
             Path(folder), wanted_by(flow), layout=known.layout, model=known.identity, communicator=world
         )
-        await flow.restore(loaded.arrays, loaded.run["steps"])
+        await flow.restore(loaded.arrays, loaded.run["steps"], loaded.skipped)
         flow.restore_reduction(loaded.reduction)
         self._steps, self._micro_steps = loaded.run["steps"], loaded.run["micro_steps"]
         return loaded.extra

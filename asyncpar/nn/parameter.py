@@ -47,9 +47,24 @@ class Parameter:
     ``value`` and ``grad`` are C-contiguous, of one shape and floating dtype: change them in place.  They stay the same
     arrays for life unless they are released, as sharded training does to save memory.  ``slice`` says which part of the
     whole tensor this is, and ``placement`` who else has it.
+
+    With ``requires_grad`` false it is *frozen*, a constant: passes add nothing to its gradient, ranks exchange none of
+    it, and optimizers leave value and states alone (no momentum, no decay, no count of steps).  It may be set between
+    steps, on all ranks alike.
     """
 
-    __slots__ = ("_dtype", "_grad", "_has_added", "_sum", "_value", "memory", "name", "placement", "slice")
+    __slots__ = (
+        "_dtype",
+        "_grad",
+        "_has_added",
+        "_requires_grad",
+        "_sum",
+        "_value",
+        "memory",
+        "name",
+        "placement",
+        "slice",
+    )
 
     def __init__(
         self, name: str, value: Array, *, part: TensorSlice | None = None, placement: Placement = UNPLACED
@@ -70,6 +85,7 @@ class Parameter:
         self._sum: Array | None = None
         """A gradient of two-byte values in float32, while more is added to it; rounded when the gradient is read."""
         self._has_added = False
+        self._requires_grad = True
         self.memory: ArrayPool | None = None
         """Where gradients take their memory after the first was released; None: from numpy."""
 
@@ -117,6 +133,19 @@ class Parameter:
         self._grad = np.require(gradient, requirements=("C", "W"))
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether the parameter is trained.  Setting it to false forgets the gradient; values and states stay."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        if not isinstance(requires_grad, bool):
+            raise UsageError(f"parameter {self.name}: expected True or False as requires_grad, got {requires_grad!r}")
+        self._requires_grad = requires_grad
+        if not requires_grad:
+            self.release_grad()
+
+    @property
     def has_grad(self) -> bool:
         """Whether the gradient has an array now."""
         return self._grad is not None
@@ -127,10 +156,12 @@ class Parameter:
         return self._value is None
 
     def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
-        """Add to the gradient, or to ``grad[at]``, whose indices must not occur twice.
+        """Add to the gradient, or to ``grad[at]``, whose indices must not occur twice; nothing if it is frozen.
 
         Gradients of two-byte values are added up in float32, and rounded when ``grad`` is read.
         """
+        if not self._requires_grad:
+            return
         total = self.grad if self._sum is None else self._sum
         if not is_narrow(total.dtype):
             total[at] += gradient

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 from asyncpar.parallel.gradients import zero
@@ -116,7 +117,8 @@ class CheckedModel:
             self.model.zero_grad()
             return
         for parameter in self.parameters():
-            zero(parameter.grad)
+            if not is_frozen(parameter):
+                zero(parameter.grad)
 
 
 def _check_kind(model: object) -> None:

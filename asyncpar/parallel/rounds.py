@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncpar.agreement.exchanges import Ballot
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.gradsync.plan import gradient_of
@@ -21,7 +22,8 @@ class LocalGradients:
     """Counts passes, and knows which parameters they have reached.
 
     Several passes weigh equally: their gradients, which backward passes add up, are divided by their number once, after
-    the last of them, unless ``sums``.  With ``must_reach_all``, a pass that leaves a parameter out is a ``UsageError``.
+    the last of them, unless ``sums``.  With ``must_reach_all``, a pass that leaves a parameter out is a ``UsageError``,
+    unless that is frozen.
     """
 
     def __init__(self, parameters: Sequence[Trainable], *, must_reach_all: bool, sums: bool = False) -> None:
@@ -38,8 +40,8 @@ class LocalGradients:
         return frozenset(self._reached)
 
     def unreached(self) -> list[str]:
-        """Return the other ones, in registration order."""
-        return [name for name in self._by_name if name not in self._reached]
+        """Return the other ones that are not frozen, in registration order."""
+        return [name for name in self._trained() if name not in self._reached]
 
     def run_pass(
         self, model: Module, saved: Any, dy: Array, *, is_last: bool, ready: OnGradient | None = None
@@ -53,6 +55,8 @@ class LocalGradients:
         self._in_pass = set()
 
         def on_gradient(name: str) -> None:
+            if is_frozen(self._by_name.get(name)):
+                return
             self._reach(name)
             if is_last:
                 self._finish(name)
@@ -60,8 +64,9 @@ class LocalGradients:
                     ready(name)
 
         dx = model.backward(saved, dy, on_gradient)
-        left_out = [name for name in self._by_name if name not in self._in_pass]
-        if self._by_name and not self._in_pass and self._must_reach_all:
+        expected = self._trained()
+        left_out = [name for name in expected if name not in self._in_pass]
+        if expected and not self._in_pass and self._must_reach_all:
             raise UsageError(
                 "backward: expected it to call on_gradient(name) for each parameter whose gradient is final, "
                 f"{', '.join(left_out)}, but it called it for none; without the parameter on_gradient it need not"
@@ -85,6 +90,9 @@ class LocalGradients:
         """Begin to count anew."""
         self.passes = 0
         self._reached = set()
+
+    def _trained(self) -> list[str]:
+        return [name for name, parameter in self._by_name.items() if not is_frozen(parameter)]
 
     def _reach(self, name: str) -> None:
         if name not in self._by_name:
@@ -176,7 +184,8 @@ class GradientRounds:
         if ballot is None:
             return [name for name in self._by_name if self._known is not None and name not in self._known]
         reached = await ballot.cast(np.array([name in local.reached for name in self._by_name], np.bool_))
-        return [name for name, is_reached in zip(self._by_name, reached, strict=True) if not is_reached]
+        found = (name for name, is_reached in zip(self._by_name, reached, strict=True) if not is_reached)
+        return [name for name in found if not is_frozen(self._by_name[name])]
 
     def _zero(self, names: Sequence[str], kept: dict[str, PutBack]) -> None:
         """Zero the gradients of ``names``; note in ``kept`` what makes each what it was."""

@@ -59,12 +59,12 @@ class Means:
 
     def squared_norm(self, without: Collection[str]) -> float:
         """Return the sum of squares of the reduced gradients that this rank owns, but those ``without``."""
-        counted = (share for share in self.shares if share.parameter.name not in without)
+        counted = (share for share in self.shares if not share.is_frozen and share.parameter.name not in without)
         return combined(squared_norm(share.own_gradient) for share in counted)
 
     def overflowed(self) -> list[bool]:
         """Return, for each parameter, whether what this rank owns of its reduced gradient is not finite."""
-        return [not all_finite(share.own_gradient) for share in self.shares]
+        return [not share.is_frozen and not all_finite(share.own_gradient) for share in self.shares]
 
     def spoiled(self) -> list[bool]:
         """Return, for each parameter, whether its gradient was not finite on this rank before it was reduced."""

@@ -16,6 +16,7 @@ from asyncpar.zero.flow import GradientFlow, ReductionState
 from asyncpar.zero.share import StatePiece
 
 _RUN, _USER, _REDUCTION, _NUMBER = "run", "user", "reduction", "reductions"
+_SKIPPED = "skipped"
 _WHAT = "what the reduction of gradients keeps between steps (residuals of compression, order of buckets)"
 
 
@@ -24,13 +25,15 @@ class LoadedFlow:
     """The part of a checkpoint that this rank has asked for.
 
     ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` are what was saved as such.  ``reduction`` is
-    None where ranks reduce in another layout than those that saved.
+    None where ranks reduce in another layout than those that saved.  ``skipped`` are updates in which parameters of any
+    rank were frozen.
     """
 
     arrays: dict[tuple[str, str], Array]
     run: dict[str, Any]
     extra: dict[str, Any]
     reduction: ReductionState | None
+    skipped: dict[str, int]
 
 
 async def save_flow(
@@ -65,6 +68,7 @@ async def save_flow(
             _RUN: {**run, _NUMBER: reduction.number},
             _USER: dict(extra or {}),
             _REDUCTION: describe_state(layout, reduction.arrays),
+            _SKIPPED: dict(flow.skipped),
         },
         keep=keep,
     )
@@ -100,6 +104,7 @@ async def load_flow(
         arrays={(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)},
         run=run,
         extra=loaded.extra[_USER],
+        skipped={name: count for one in loaded.extras for name, count in one.get(_SKIPPED, {}).items()},
         reduction=None if kept is None else ReductionState(arrays=kept, number=run.get(_NUMBER, 0)),
     )
 

@@ -28,7 +28,7 @@ from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.heap import give_back_free_memory
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.half import stored_dtype
-from asyncpar.nn.optimizers import Rule, distinct
+from asyncpar.nn.optimizers import Rule, distinct, restore_skipped, skipped_steps
 from asyncpar.nn.parameter import Array, Parameter, check_on_host
 from asyncpar.nn.stage import Stage
 from asyncpar.zero.buckets import make_means
@@ -383,7 +383,7 @@ class ZeroEngine:
         return kept_in_a_step(self._means.shares, self.config.stage) + self._budget.buffers + residuals + gathered
 
     def state_pieces(self) -> list[StatePiece]:
-        """Return what a checkpoint must hold of this rank, besides ``step_count``."""
+        """Return what a checkpoint must hold of this rank, besides ``step_count`` and ``skipped``."""
         self._state.check_sound("state_pieces")
         return pieces_of(share.held for share in self._means.shares)
 
@@ -401,8 +401,20 @@ class ZeroEngine:
         if self._means.feedback is not None:
             self._means.feedback.restore(residuals)
 
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int, attempt: int = 0) -> None:
-        """Go on from the ``state_pieces`` of a checkpoint, given by (parameter, kind); all ranks call it.
+    @property
+    def skipped(self) -> dict[str, int]:
+        """By parameter, the number of steps in which it was frozen, where there are any: part of ``step_count``."""
+        return skipped_steps(share.range for share in self._means.shares)
+
+    async def restore(
+        self,
+        arrays: Mapping[tuple[str, str], Array],
+        *,
+        step_count: int,
+        skipped: Mapping[str, int] | None = None,
+        attempt: int = 0,
+    ) -> None:
+        """Go on from ``state_pieces`` of a checkpoint, by (parameter, kind), and ``skipped`` steps; all ranks call it.
 
         Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.  ``attempt`` is
         the number of the attempt, equal on all ranks, where a restore is tried again.
@@ -417,6 +429,7 @@ class ZeroEngine:
             self._recovery.stay_away(attempt)
             raise
         self.step_count = step_count
+        restore_skipped((share.range for share in self._means.shares), skipped or {})
         await self.resume(attempt)
 
     def _check_sharded(self, what: str) -> ParameterGatherer:

@@ -50,6 +50,11 @@ class GradientFlow(ABC):
     def step_count(self) -> int:
         """Number of updates so far."""
 
+    @property
+    @abstractmethod
+    def skipped(self) -> Mapping[str, int]:
+        """By parameter, the number of those updates in which it was frozen, where there are any."""
+
     @abstractmethod
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -101,9 +106,13 @@ class GradientFlow(ABC):
 
     @abstractmethod
     async def restore(
-        self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
+        self,
+        arrays: Mapping[tuple[str, str], Array],
+        step_count: int,
+        skipped: Mapping[str, int],
+        attempt: int | None = None,
     ) -> None:
-        """Go on from other ``pieces``, by (parameter, kind).  All ranks call it.
+        """Go on from other ``pieces``, by (parameter, kind), after so many updates.  All ranks call it.
 
         Where a rank may fail before it comes to this, all pass the same new number as ``attempt`` each time.
         """
@@ -170,6 +179,10 @@ class ReplicatedFlow(GradientFlow):
     def step_count(self) -> int:
         return self._optimizer.step_count
 
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        return self._optimizer.skipped
+
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
@@ -216,12 +229,16 @@ class ReplicatedFlow(GradientFlow):
         return pieces_of(self._held())
 
     async def restore(
-        self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
+        self,
+        arrays: Mapping[tuple[str, str], Array],
+        step_count: int,
+        skipped: Mapping[str, int],
+        attempt: int | None = None,
     ) -> None:
         if attempt is not None:
             self._synchronizer.restart(attempt)
         restore_pieces(self._held(), arrays)
-        self._optimizer.step_count = step_count
+        self._optimizer.step_count, self._optimizer.skipped = step_count, skipped
 
     def reduction_state(self) -> ReductionState:
         return ReductionState(arrays=self._synchronizer.state(), number=self._synchronizer.steps)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.config.placement import Placement
+from asyncpar.core.config.placement import Placement, is_frozen
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine
@@ -29,6 +29,7 @@ class _Shard:
     name: str
     grad: NDArray[np.floating[Any]]
     placement: Placement
+    requires_grad: bool
 
 
 class ShardedFlow(GradientFlow):
@@ -48,6 +49,10 @@ class ShardedFlow(GradientFlow):
     @property
     def step_count(self) -> int:
         return self._engine.step_count
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        return self._engine.skipped
 
     def zero_grad(self) -> None:
         self._engine.zero_grad()
@@ -97,11 +102,15 @@ class ShardedFlow(GradientFlow):
         return self._engine.state_pieces()
 
     async def restore(
-        self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
+        self,
+        arrays: Mapping[tuple[str, str], Array],
+        step_count: int,
+        skipped: Mapping[str, int],
+        attempt: int | None = None,
     ) -> None:
         if self._synchronizer is not None and attempt is not None:
             self._synchronizer.restart(attempt)
-        await self._engine.restore(arrays, step_count=step_count, attempt=attempt or 0)
+        await self._engine.restore(arrays, step_count=step_count, skipped=skipped, attempt=attempt or 0)
 
     def reduction_state(self) -> ReductionState:
         arrays = {f"{_ENGINE}{name}": values for name, values in self._engine.residuals().items()}
@@ -153,7 +162,12 @@ class ShardedFlow(GradientFlow):
     def _shared(self) -> list[_Shard]:
         reduced = self._engine.reduced()
         return [
-            _Shard(name=parameter.name, grad=reduced[parameter.name], placement=parameter.placement)
+            _Shard(
+                name=parameter.name,
+                grad=reduced[parameter.name],
+                placement=parameter.placement,
+                requires_grad=not is_frozen(parameter),
+            )
             for parameter in self.parameters
             if parameter.placement.replicated is not None or parameter.placement.tied is not None
         ]

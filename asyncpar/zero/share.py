@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.core.sums import sum_dtype
 from asyncpar.errors import UsageError
@@ -45,6 +46,11 @@ class ParameterShare:
     def count(self) -> int:
         """Number of values that this rank owns."""
         return self.stop - self.start
+
+    @property
+    def is_frozen(self) -> bool:
+        """Is the parameter a constant for now?"""
+        return is_frozen(self.parameter)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -123,8 +129,10 @@ class ParameterShare:
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def update(self, **settings: Any) -> None:
-        """Move the values against the gradient; see ``FlatRange.update``."""
-        if len(self.range):
+        """Move the values against the gradient, unless the parameter is frozen; see ``FlatRange.update``."""
+        if self.is_frozen:
+            self.range.skip()
+        elif len(self.range):
             self.range.update(self.value, self.gradient, **settings)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -35,17 +36,20 @@ async def global_norm(means: Means, own: float) -> float:
 class StepAgreement:
     """An exchange in which replicas say what step they are about to take.
 
-    A second one follows where gradients are not finite on some: it finds out which, and on which rank.
+    They send its number, rate and scale, and a checksum of what is frozen, negative where gradients are not finite.
+    Where that differs, or gradients are not finite on some, a second one finds out which, and on which rank.
     """
 
     def __init__(self, means: Means, *, step: int, learning_rate: float, factor: float, is_finite: bool) -> None:
         self._means = means
-        self._own = np.array([step, learning_rate, factor, is_finite], np.float64)
+        self._frozen = [share.is_frozen for share in means.shares]
+        frozen = 1.0 + zlib.crc32(bytes(self._frozen))
+        self._own = np.array([step, learning_rate, factor, frozen if is_finite else -frozen], np.float64)
         self._exchange = _exchange(means, "step", lambda: self._own)
         self._search = _exchange(means, "culprits", self._own_faults)
 
     async def run(self) -> AsyncparError | None:
-        """Return what is wrong, on every replica alike: that they are not at the same step, or gradients not finite."""
+        """Return what is wrong, on every replica alike: another step or other frozen parameters, or not finite."""
         rows = await self._exchange.run()
         ranks = self._means.communicator.ranks
         for place, what in enumerate(("number of steps taken", "learning rate", "scale")):
@@ -56,9 +60,13 @@ class StepAgreement:
                 if value != values[0]:
                     first = f"rank {ranks[0]} has {values[0]}"
                     return UsageError(f"step: expected one {what} on all replicas, but {first}, rank {rank} {value}")
-        if rows[:, 3].all():
+        is_alike = bool((np.abs(rows[:, 3]) == abs(rows[0, 3])).all())
+        if is_alike and (rows[:, 3] > 0.0).all():
             return None
-        found = self._describe(await self._search.run())
+        faults = await self._search.run()
+        if not is_alike:
+            return self._describe_frozen(faults[:, 2].tolist())
+        found = self._describe(faults)
         return NonFiniteValue(f"gradients: expected finite numbers at step {int(self._own[0])}, but {found}")
 
     def close(self) -> None:
@@ -67,8 +75,26 @@ class StepAgreement:
         self._search.close()
 
     def _own_faults(self) -> NDArray[np.bool_]:
-        """Return, for each parameter, whether this rank's gradient was not finite, and whether what it reduced is."""
-        return np.array([self._means.spoiled(), self._means.overflowed()], np.bool_)
+        """Return, for each parameter, three marks.
+
+        This rank's gradient was not finite; what it reduced is not; and it is frozen.
+        """
+        return np.array([self._means.spoiled(), self._means.overflowed(), self._frozen], np.bool_)
+
+    def _describe_frozen(self, marks: Sequence[Sequence[bool]]) -> UsageError:
+        """Return the error that names the first rank on which other parameters are frozen than on the first one."""
+        ranks, first = self._means.communicator.ranks, marks[0]
+        rank, own = next((rank, own) for rank, own in zip(ranks, marks, strict=True) if own != first)
+        name, is_first = next(
+            (share.parameter.name, one)
+            for share, one, other in zip(self._means.shares, first, own, strict=True)
+            if one != other
+        )
+        known = f"{name} is {'frozen' if is_first else 'trained'} on rank {ranks[0]}"
+        return UsageError(
+            f"requires_grad: expected the same parameters to be frozen on all replicas, but {known}, "
+            f"and {'trained' if is_first else 'frozen'} on rank {rank}"
+        )
 
     def _describe(self, faults: NDArray[Any]) -> str:
         """Return which ranks brought what; or, where none did, which sums overflowed."""

@@ -144,3 +144,23 @@ async def test_another_layout_drops_residuals_and_says_so(tmp_path: Path, caplog
     (text,) = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
     assert "residuals" in text
     assert "devices_per_node 2" in text
+
+
+@pytest.mark.parametrize(("before", "after"), [(NONE, STAGE2), (STAGE1, NONE)])
+async def test_training_goes_on_with_how_long_parameters_were_frozen(
+    before: ZeROStage, after: ZeROStage, tmp_path: Path
+) -> None:
+    async def train(member: Member, first: int, steps: int, *, is_frozen: bool) -> None:
+        member.model.parameters[1].requires_grad = not is_frozen
+        await train_the_same(member, first=first, steps=steps)
+
+    async with members(2, 1, stage=before) as ranks:
+        await on_all(ranks, lambda member: train(member, 0, 2, is_frozen=True))
+        await on_all(ranks, lambda member: member.trainer.save_checkpoint(tmp_path))
+        await on_all(ranks, lambda member: train(member, 2, 2, is_frozen=False))
+        expected = ranks[0].model.values()
+    async with members(1, 2, stage=after) as ranks:
+        await on_all(ranks, lambda member: member.trainer.load_checkpoint(tmp_path))
+        await on_all(ranks, lambda member: train(member, 2, 2, is_frozen=False))
+        for name, value in ranks[0].model.values().items():
+            np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)

@@ -146,3 +146,24 @@ async def test_a_negative_number_of_steps_is_refused() -> None:
     async with engines(1) as (engine,):
         with pytest.raises(UsageError, match="step_count: expected 0 or more, got -1"):
             await engine.restore({}, step_count=-1)
+
+
+@pytest.mark.parametrize("stage", ZeROStage)
+async def test_an_engine_goes_on_with_how_long_parameters_were_frozen(stage: ZeROStage) -> None:
+    async def train(made: Sequence[ZeroEngine], *steps: int, frozen: bool) -> None:
+        for engine in made:
+            engine.parameters[1].requires_grad = not frozen
+        await take_steps(made, *steps)
+
+    async with engines(2, stage) as made:
+        await train(made, 0, 1, frozen=True)
+        assert {tuple(engine.skipped.items()) for engine in made} == {(("layer/weight", 2),)}
+        skipped = made[0].skipped
+        kept = [{(p.parameter, p.kind): p.array.copy() for p in engine.state_pieces()} for engine in made]
+        await train(made, 2, 3, frozen=False)
+        expected = await whole_values_of(made)
+    async with engines(2, stage) as made:
+        await on_all(made, lambda engine: engine.restore(kept[engine.communicator.rank], step_count=2, skipped=skipped))
+        await train(made, 2, 3, frozen=False)
+        got = await whole_values_of(made)
+    assert {name: array.tobytes() for name, array in got.items()} == {n: a.tobytes() for n, a in expected.items()}

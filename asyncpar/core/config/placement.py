@@ -35,3 +35,8 @@ class Placement:
 
 UNPLACED = Placement()
 """Where there is neither tensor nor pipeline parallelism."""
+
+
+def is_frozen(parameter: object) -> bool:
+    """Decide whether ``parameter`` is a constant for now: whether it has a ``requires_grad`` that is false."""
+    return not getattr(parameter, "requires_grad", True)

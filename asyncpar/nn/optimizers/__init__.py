@@ -7,7 +7,7 @@ from asyncpar.nn.optimizers.adam import Adam, AdamW
 from asyncpar.nn.optimizers.early_step import EarlyStep
 from asyncpar.nn.optimizers.flat_range import MASTER, FlatRange
 from asyncpar.nn.optimizers.norm import all_finite, clip_factor, combined, squared_norm
-from asyncpar.nn.optimizers.optimizer import Optimizer, distinct
+from asyncpar.nn.optimizers.optimizer import Optimizer, distinct, restore_skipped, skipped_steps
 from asyncpar.nn.optimizers.rule import Rule
 from asyncpar.nn.optimizers.sgd import SGD
 
@@ -24,5 +24,7 @@ __all__ = [
     "clip_factor",
     "combined",
     "distinct",
+    "restore_skipped",
+    "skipped_steps",
     "squared_norm",
 ]

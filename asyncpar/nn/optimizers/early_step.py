@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers.flat_range import FlatRange
@@ -55,7 +56,10 @@ class EarlyStep:
             )
 
     def commit(self) -> None:
-        """End the step: every element was moved."""
+        """End the step: every element was moved, but for those of frozen parameters."""
+        for flat in self._ranges.values():
+            if is_frozen(flat.parameter):
+                flat.skip()
         self._optimizer.step_count += 1
         self._optimizer.factor = 1.0
         self._moved.clear()

@@ -28,6 +28,8 @@ class FlatRange:
         self.start = start
         self.stop = stop
         self.decays = len(parameter.shape) >= 2
+        self.skipped = 0
+        """The number of the owner's steps in which the parameter was frozen: rules count those in which it moved."""
         self._rule = rule
         dtype = parameter.dtype
         self.states: Mapping[str, Array] = new_states(rule, stop - start, dtype)
@@ -57,15 +59,15 @@ class FlatRange:
     ) -> None:
         """Move ``value`` against ``factor * gradient``; both are flat and as long as this range, as stored.
 
-        Or only a ``part`` of this range, which is then what both are.  ``fill``: see ``rule.apply``, by default the
-        range's own.
+        Or only a ``part`` of this range, which is then what both are.  ``step`` counts those of the owner, of which
+        the rule gets the ones in which the range moved.  ``fill``: see ``rule.apply``, by default the range's own.
         """
         apply(
             self._rule,
             value if self.master is None else self.master[part],
             gradient,
             self.states if part is ALL else {name: state[part] for name, state in self.states.items()},
-            step=step,
+            step=step - self.skipped,
             learning_rate=learning_rate,
             decays=self.decays,
             factor=factor,
@@ -74,6 +76,12 @@ class FlatRange:
         if self.master is not None:
             with np.errstate(over="ignore"):
                 value[...] = self.master[part]
+
+    def skip(self) -> None:
+        """Take no part in a step of the owner, because the parameter is frozen."""
+        self.skipped += 1
+        if self.fill is not None:
+            self.fill(slice(0, len(self)))
 
     def arrays(self) -> Mapping[str, Array]:
         """Return the states, and the master if there is one, by name."""

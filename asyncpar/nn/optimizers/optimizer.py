@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.config.slicing import ceil_chunk
 from asyncpar.core.not_arrays import describe_other
 from asyncpar.errors import NonFiniteValue, UsageError
@@ -17,6 +18,8 @@ from asyncpar.nn.parameter import Array, Parameter
 
 class Optimizer:
     """Moves ``parameters`` by ``rule`` and holds its states.
+
+    Those that are frozen when it steps (``Parameter.requires_grad``) stay as they are, and so do their states.
 
     Between the gradients and the step, ``scale`` may be called any number of times (to undo a loss scale, to clip):
     nothing is multiplied before the step, so half precision loses nothing by it.
@@ -56,12 +59,24 @@ class Optimizer:
         shape = flat.parameter.shape
         return {kind: array.reshape(shape) for kind, array in flat.arrays().items()}
 
+    @property
+    def skipped(self) -> dict[str, int]:
+        """By name, the number of steps in which a parameter was frozen; those that have always moved are left out.
+
+        Together with ``step_count`` it is what is to be kept besides ``state``.
+        """
+        return skipped_steps(self._ranges.values())
+
+    @skipped.setter
+    def skipped(self, skipped: Mapping[str, int]) -> None:
+        restore_skipped(self._ranges.values(), skipped)
+
     def squared_norm(self, *, without: Collection[str] = (), parts: int = 1) -> float:
         """Return the square of the global norm of the scaled gradients, those of the parameters ``without`` left out.
 
         The sum is that of ``parts`` owners who hold a part of each gradient (see ``norm``): the same bits as there.
         """
-        counted = [parameter for parameter in self.parameters if parameter.name not in without]
+        counted = [one for one in self.parameters if one.name not in without and not is_frozen(one)]
         sums = (
             combined(squared_norm(gradient[start:stop]) for gradient, start, stop in _parts(counted, parts, part))
             for part in range(parts)
@@ -69,8 +84,8 @@ class Optimizer:
         return combined(sums) * self.factor**2
 
     def is_finite(self) -> bool:
-        """Whether all gradients are finite."""
-        return all(all_finite(parameter.grad.reshape(-1)) for parameter in self.parameters)
+        """Whether all gradients are finite; those of frozen parameters are not looked at."""
+        return all(all_finite(one.grad.reshape(-1)) for one in self.parameters if not is_frozen(one))
 
     def scale(self, factor: float) -> None:
         """Multiply the gradients by ``factor``, in the next step."""
@@ -98,6 +113,9 @@ class Optimizer:
         self.step_count += 1
         for flat in self._ranges.values():
             parameter = flat.parameter
+            if is_frozen(parameter):
+                flat.skip()
+                continue
             flat.update(
                 flat.of(stored_value(parameter)),
                 flat.of(parameter.grad),
@@ -112,6 +130,17 @@ class Optimizer:
         self.factor = 1.0
         for parameter in self.parameters:
             parameter.zero_grad()
+
+
+def skipped_steps(ranges: Iterable[FlatRange]) -> dict[str, int]:
+    """Return, by parameter, how many steps those of ``ranges`` have skipped that have skipped any."""
+    return {flat.parameter.name: flat.skipped for flat in ranges if flat.skipped}
+
+
+def restore_skipped(ranges: Iterable[FlatRange], skipped: Mapping[str, int]) -> None:
+    """Go on from what ``skipped_steps`` has returned; names of other parameters are ignored."""
+    for flat in ranges:
+        flat.skipped = skipped.get(flat.parameter.name, 0)
 
 
 def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:

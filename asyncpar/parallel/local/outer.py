@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.errors import NonFiniteValue, UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]
@@ -85,6 +86,8 @@ class OuterOptimizer:
 
     For each round: ``measure``; replace the differences by their means over ranks; ``advance``.  A round that is given
     up in between leaves no trace.  Takes three times the memory of the parameters.
+
+    Parameters that are frozen stay where they are, and keep their momentum.
     """
 
     def __init__(self, parameters: Iterable[HasValue], config: OuterConfig) -> None:
@@ -112,11 +115,12 @@ class OuterOptimizer:
         Raises ``NonFiniteValue``, on all ranks alike and with nothing changed, when that would be NaN or infinite.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # found before anything is written
-            proposals = [self._propose(difference) for difference in self.differences]
-        broken = [d.name for d, (common, _) in zip(self.differences, proposals, strict=True) if not _is_finite(common)]
+            moving = [one for one in self.differences if not is_frozen(self._parameters[one.name])]
+            proposals = [self._propose(difference) for difference in moving]
+        broken = [one.name for one, (common, _) in zip(moving, proposals, strict=True) if not _is_finite(common)]
         if broken:
             raise NonFiniteValue(f"outer step: expected finite parameters, got NaN or infinity in {', '.join(broken)}")
-        for difference, (common, momentum) in zip(self.differences, proposals, strict=True):
+        for difference, (common, momentum) in zip(moving, proposals, strict=True):
             self._common[difference.name], self._momentum[difference.name] = common, momentum
             self._parameters[difference.name].value[...] = common
 

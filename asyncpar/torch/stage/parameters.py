@@ -84,6 +84,8 @@ class BoundParameter(Parameter):
 
     def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
         """Add to the tensor's gradient, which is all there is, as torch does: one of two bytes is rounded each time."""
+        if not self.requires_grad:
+            return
         total = self.grad
         if is_narrow(total.dtype):
             add_rounded(total, gradient, at)
@@ -214,7 +216,8 @@ class ModuleState:
             if tensor.requires_grad is not requires_grad:
                 raise UsageError(
                     f"{self._name}: expected requires_grad of {key!r} to stay {requires_grad}, as it was when the "
-                    f"stage was made, got {tensor.requires_grad}; make a new stage of it"
+                    f"stage was made, got {tensor.requires_grad}; set requires_grad of the stage's parameter, or make "
+                    "a new stage of it"
                 )
         for parameter in self._bound:
             if parameter.is_released:
