@@ -13,6 +13,7 @@ import msgspec
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.collectives.policy import parse_pin
+from asyncpar.core.addresses import spell_host
 from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
 from asyncpar.core.config.rank_place import ForeignPlace, explain_batch_script, find_rank_place
 from asyncpar.core.config.transport import LaneCosts, parse_checksums, parse_connections, parse_link_timeout
@@ -280,7 +281,7 @@ async def serve_links(
 ) -> tuple[RpcServer, GrpcConnector]:
     """Start a gRPC server that accepts links; ``stack`` stops it."""
     host, port = serving.place(bind=bind)
-    if host != bind:
+    if spell_host(host) != spell_host(bind):
         raise UsageError(f"serve: in a launched job expected the address that the launcher chose, {bind}, got {host}")
     link_timeout = parse_link_timeout(os.environ.get(_LINK_TIMEOUT))
     server = serving.open_server(credentials, bind=bind, port=port, link_timeout=link_timeout)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from asyncpar.core.addresses import spell_host
 from asyncpar.dashboard.page_file import live_page, report_page
 from asyncpar.harmless import harmless_values
 
@@ -69,7 +69,7 @@ class Dashboard:
         ``trust`` gets each connection over which the token has come.
         """
         self._token = token.encode()
-        self._proxies = frozenset(name.lower().strip("[]") for name in names)
+        self._proxies = frozenset(spell_host(name) for name in names)
         self._names = self._proxies.union(_LOOPBACK)
         self._lines = lines
         self._output = output
@@ -218,7 +218,4 @@ def _name_of(host: str) -> str:
     found = _HOST.fullmatch(host)
     if found is None:
         return ""
-    name = found[1].strip("[]").lower().rstrip(".")
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(name))
-    return name
+    return spell_host(found[1].rstrip("."))

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from asyncpar.core.addresses import join_address, open_listener
 from asyncpar.core.concurrency.doorkeeper import Doorkeeper, turn_backlog
 from asyncpar.core.system_errors import os_reason
 from asyncpar.dashboard.app import Dashboard, FlightLook, OutputRead
@@ -65,11 +66,13 @@ class DashboardServer:
         greet = self._keeper.before(self._runner.server)
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(greet, self._host, self._port, backlog=turn_backlog())
+            self._listening = await loop.create_server(
+                greet, sock=open_listener(self._host, self._port), backlog=turn_backlog()
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
-                f"--dashboard: {self._host}:{self._port} cannot be bound ({os_reason(error)}); give another port"
+                f"--dashboard: {self.address} cannot be bound ({os_reason(error)}); give another port"
             ) from error
         self._port = self._listening.sockets[0].getsockname()[1]
         return self
@@ -81,8 +84,7 @@ class DashboardServer:
 
     @property
     def address(self) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
+        return join_address(self._host, self._port)
 
     @property
     def url(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.bootstrap import WorldBootstrap, answer_agent, arena_settings, serve_links
+from asyncpar.core.addresses import loopback
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.core.config.world import World
@@ -44,7 +45,7 @@ class SocketPipe:
             raise UsageError(f"{ELASTIC_PIPE}: descriptor {text} is not an open socket ({os_reason(error)})") from error
         answer_agent(environment)
         self._credentials = read_elastic_credentials(environment)
-        self._bind = environment.get(_BIND, "127.0.0.1")
+        self._bind = environment.get(_BIND) or loopback()
         self._stack = AsyncExitStack()
         self._writer: asyncio.StreamWriter | None = None
 

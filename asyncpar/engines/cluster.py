@@ -8,10 +8,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from asyncpar.core.addresses import loopback
 from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.job import JobOptions, make_spec, run_job
-from asyncpar.engines.local import LOOPBACK, LocalEngine
+from asyncpar.engines.local import LocalEngine
 from asyncpar.engines.output import Console
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Cluster:
             job=spec.name,
             ranks=spec.ranks,
             secret=spec.secret,
-            address=LOOPBACK,
+            address=loopback(),
             timeout=spec.timeout,
             pickle=self._pickle,
         )

@@ -17,6 +17,7 @@ import grpc.aio
 from asyncpar import errors
 from asyncpar._proto.asyncpar.v1 import actors_pb2, actors_pb2_grpc
 from asyncpar.actors.runtime.gateway import ERROR_KEY, make_value, read_value
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.secret import Secret
 from asyncpar.errors import (
     ActorDown,
@@ -31,7 +32,7 @@ from asyncpar.errors import (
     UsageError,
 )
 from asyncpar.net.membership.credentials import read_secret
-from asyncpar.net.transport.rpc import Credentials, open_channel, split_address
+from asyncpar.net.transport.rpc import Credentials, open_channel
 
 _BY_STATUS: Final[dict[grpc.StatusCode, type[Exception]]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,

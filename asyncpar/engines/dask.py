@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from asyncpar import __version__
+from asyncpar.core.addresses import loopback, resolve, route_to
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines import dask_scheduler, dask_worker
 from asyncpar.engines.blocking_run import make_run
@@ -37,8 +38,6 @@ from asyncpar.engines.output import Console
 from asyncpar.engines.polled_place import ANSWER_SECONDS, check_process, pass_events_on
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.doctor.dask_probe import is_import_error
-from asyncpar.net.membership.host import route_to
-from asyncpar.net.transport.rpc import is_loopback
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -430,9 +429,7 @@ def _own_address(client: Client) -> str:
     """Return the address of this host that the cluster's workers reach."""
     place = urlsplit(client.scheduler.address)
     host = place.hostname if place.scheme in ("tcp", "tls", "ucx") else None
-    if host is None or is_loopback(host):
-        return "127.0.0.1"
-    return route_to(host, place.port or 1)
+    return loopback() if host is None else route_to(resolve(host))
 
 
 async def _on_loop_of(client: Client, make: Callable[[], Coroutine[Any, Any, T]]) -> T:

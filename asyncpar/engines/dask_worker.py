@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+from asyncpar.core.addresses import loopback
 from asyncpar.engines.interface import PlaceReport, encode
 from asyncpar.engines.polled_place import PolledPlace, describe_process
 
-_LOOPBACK = "127.0.0.1"
 _PLACES = "_asyncpar_places"
 _ENDED = "_asyncpar_ended"
 _MOST_ENDED = 256
@@ -31,7 +31,7 @@ async def describe_worker(dask_worker: Any = None) -> dict[str, str]:
     """Return what the caller has to know before it starts anything here."""
     place = urlsplit(dask_worker.address)
     is_on_network = place.scheme in ("tcp", "tls", "ucx") and place.hostname is not None
-    return describe_process(str(place.hostname) if is_on_network else _LOOPBACK)
+    return describe_process(str(place.hostname) if is_on_network else loopback())
 
 
 async def start_place(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines.elastic_place import host_of
 from asyncpar.engines.elastic_view import serve_elastic
@@ -49,7 +50,7 @@ from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id
-from asyncpar.net.transport.rpc import Credentials, join_address
+from asyncpar.net.transport.rpc import Credentials
 
 _CALLER: Final = "caller"
 _LOOK_SECONDS: Final = 0.2

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines.interface import Interrupt, Kill, PlaceCommand, PlaceEvent, PlaceOrder, PlaceReport
 from asyncpar.engines.place_agent import (
@@ -25,7 +26,7 @@ from asyncpar.engines.rank_program import error_file, value_file
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.host import host_id
-from asyncpar.net.transport.rpc import Credentials, join_address
+from asyncpar.net.transport.rpc import Credentials
 
 if TYPE_CHECKING:
     from asyncpar.launch.agents.host_agent import HostAgent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from asyncpar.core.addresses import loopback
 from asyncpar.engines.elastic_place import ElasticPlace, make_agent
 from asyncpar.engines.interface import (
     GrowingEngine,
@@ -20,8 +21,6 @@ from asyncpar.engines.place_agent import PlaceAgent
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.host import host_name
 
-LOOPBACK = "127.0.0.1"
-
 
 class LocalEngine(GrowingEngine):
     """As many ranks as are asked for, on this machine; processes are spawned, never forked.
@@ -35,12 +34,12 @@ class LocalEngine(GrowingEngine):
 
     @property
     def caller_address(self) -> str:
-        return LOOPBACK
+        return loopback()
 
     async def grow(self, spec: JobSpec, count: int) -> Sequence[Place]:  # noqa: ARG002
         self._given += count
         numbers = range(self._given - count, self._given)
-        return [Place(name=f"place {n} here", host=host_name(), address=LOOPBACK, slots=1) for n in numbers]
+        return [Place(name=f"place {n} here", host=host_name(), address=loopback(), slots=1) for n in numbers]
 
     async def allocate(self, spec: JobSpec) -> Sequence[Place]:
         if spec.least is not None:
@@ -49,7 +48,7 @@ class LocalEngine(GrowingEngine):
             raise UsageError(
                 f"per_place: expected at least {spec.ranks}, as this machine is the only place, got {spec.per_place}"
             )
-        return [Place(name="this machine", host=host_name(), address=LOOPBACK, slots=spec.ranks)]
+        return [Place(name="this machine", host=host_name(), address=loopback(), slots=spec.ranks)]
 
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:  # noqa: ARG002
         agent = make_agent(order, take)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
+from asyncpar.core.addresses import is_loopback, loopback, resolve, route_to
 from asyncpar.engines.interface import (
     Handle,
     JobSpec,
@@ -22,13 +23,9 @@ from asyncpar.engines.interface import (
     PlacementEngine,
     PlaceOrder,
 )
-from asyncpar.engines.local import LOOPBACK
 from asyncpar.engines.mpi_place import MPI_VARIABLES
-from asyncpar.engines.stream_place import ANY_PORT
 from asyncpar.engines.streamed_places import StreamedPlaces
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.host import resolve, route_to
-from asyncpar.net.transport.rpc import is_loopback
 
 _ANY_CORE: Final = {"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none"}
 """Without these Open MPI binds the agent, and so all ranks that it starts, to one core."""
@@ -99,7 +96,7 @@ def _own_address(hosts: Sequence[str]) -> str:
         try:
             address = resolve(host)
             if not is_loopback(address):
-                return route_to(address, ANY_PORT)
+                return route_to(address)
         except OSError as error:
             raise UsageError(f"hosts: there is no way to {host!r} from here: {error}") from error
-    return LOOPBACK
+    return loopback()

@@ -10,9 +10,9 @@ import os
 import sys
 from typing import Final
 
+from asyncpar.core.addresses import route_to, spell_host
 from asyncpar.engines.polled_place import describe_process
-from asyncpar.engines.stream_place import ANY_PORT, serve_caller
-from asyncpar.net.membership.host import route_to
+from asyncpar.engines.stream_place import serve_caller
 
 MPI_VARIABLES: Final = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
 """Beginnings of the names by which ``mpiexec`` tells a process which rank of an MPI world it is."""
@@ -23,7 +23,7 @@ def main(caller: str) -> None:
     """Serve the caller.  The ranks are those of asyncpar's world, and none of the MPI world of this one process."""
     for name in [name for name in os.environ if name.startswith(MPI_VARIABLES)]:
         del os.environ[name]
-    address = os.environ.get("ASYNCPAR_BIND") or route_to(caller, ANY_PORT)
+    address = spell_host(os.environ.get("ASYNCPAR_BIND") or "") or route_to(caller)
     asyncio.run(serve_caller(describe_process(address), asked_to_end=_ASKED_TO_END))
 
 

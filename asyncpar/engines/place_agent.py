@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.config.secret import Secret
 from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.engines.interface import (
@@ -44,7 +45,6 @@ from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id, host_name
-from asyncpar.net.transport.rpc import join_address
 
 RECONNECT_SECONDS = 1.0
 SECRET_FILE = "secret"

@@ -25,10 +25,10 @@ from asyncpar.blocking.communicator import Communicator
 from asyncpar.blocking.node import Node
 from asyncpar.blocking.thread import background
 from asyncpar.collectives.arrays import Array
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
 from asyncpar.engines.rendezvous import make_environment, serve_rendezvous
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.net.transport.rpc import split_address
 
 NAME: Final = "ASYNCPAR"
 _OPERATIONS: Final = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}

@@ -22,13 +22,13 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from asyncpar.blocking.thread import LoopThread
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
 from asyncpar.engines.rendezvous import serve_rendezvous
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id, host_name
-from asyncpar.net.transport.rpc import split_address
 
 _VARIABLES: Final = ("ASYNCPAR_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_")
 

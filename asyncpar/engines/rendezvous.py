@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 
 async def serve_rendezvous(stack: AsyncExitStack, *, job: str, size: int, secret: bytes, address: str) -> str:

@@ -7,18 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from asyncpar.core.addresses import loopback, resolve, route_to, spell_host
 from asyncpar.engines.polled_place import describe_process
-from asyncpar.engines.stream_place import ANY_PORT, serve_caller
-from asyncpar.net.membership.host import resolve, route_to
+from asyncpar.engines.stream_place import serve_caller
 
 _ASKED_TO_END: Final = "was asked to end by Slurm: scancel, preemption, or the time limit"
 
 
 def describe_place(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what the caller has to know: the address is the one by which this host reaches ``srun``'s."""
-    address = environment.get("ASYNCPAR_BIND")
+    address = spell_host(environment.get("ASYNCPAR_BIND") or "")
     if not address:
-        address = route_to(resolve(environment.get("SRUN_COMM_HOST") or "127.0.0.1"), ANY_PORT)
+        address = route_to(resolve(environment.get("SRUN_COMM_HOST") or loopback()))
     step = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return {**describe_process(address), "host": environment.get("SLURMD_NODENAME") or "localhost", "step": step}
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from asyncpar.core.addresses import join_address, loopback, spell_host
+from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
 from asyncpar.errors import UsageError
 from asyncpar.launch.command_line import (
     OneLineCommand,
@@ -190,7 +193,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         log_dir=given["log_dir"],
         redirects=parse_streams("--redirects", given["redirects"]),
         tee=parse_streams("--tee", given["tee"]),
-        local_addr=given["local_addr"],
+        local_addr=given["local_addr"] or _own_address(os.environ),
         transport=given["transport"],
         secret_file=given["secret_file"],
         certs=given["certs"] or None,
@@ -225,8 +228,13 @@ def _endpoint(given: dict[str, Any]) -> str | None:
     if address is None and port is None:
         return None
     number = parse_count("--master-port", port) if port is not None else 29500
-    host = address or "127.0.0.1"
-    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+    return join_address(spell_host(address or loopback()), number)
+
+
+def _own_address(environment: Mapping[str, str]) -> str | None:
+    """Return what ``ASYNCPAR_BIND`` says, unless an outer launcher has set it for its rank."""
+    is_rank = LaunchEnvironment.is_in(environment) or environment.get(ELASTIC_PIPE)
+    return None if is_rank else environment.get("ASYNCPAR_BIND") or None
 
 
 def _timeout(given: dict[str, Any]) -> float:

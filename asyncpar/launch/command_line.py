@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from asyncpar.core.addresses import join_address, loopback
 from asyncpar.core.private_files import write_private
 from asyncpar.core.system_errors import FULL, os_reason
 from asyncpar.errors import AsyncparError, LaunchError, UsageError
@@ -41,7 +42,7 @@ class BothSpellings(click.Option):
 class OptionalValue(BothSpellings):
     """An option whose value comes after ``=`` or not at all; then it is ``bare``."""
 
-    def __init__(self, declarations: list[str], *, bare: str, **attributes: Any) -> None:
+    def __init__(self, declarations: list[str], *, bare: str | Callable[[], str], **attributes: Any) -> None:
         super().__init__(declarations, **attributes)
         self.bare = bare
 
@@ -58,7 +59,7 @@ def fill_bare(options: list[click.Parameter], arguments: list[str]) -> list[str]
         word = rest.pop(0)
         found = by_name.get(word)
         if isinstance(found, OptionalValue):
-            word = f"{word}={found.bare}"
+            word = f"{word}={found.bare() if callable(found.bare) else found.bare}"
         filled.append(word)
         if found is not None and not found.is_flag and not isinstance(found, OptionalValue) and rest:
             filled.append(rest.pop(0))
@@ -108,7 +109,7 @@ _OBSERVER_OPTIONS = (
         "--dashboard",
         metavar="ADDRESS:PORT",
         default=None,
-        bare="127.0.0.1:8787",
+        bare=lambda: join_address(loopback(), 8787),
         help="Serve a page about the job.  [127.0.0.1:8787]",
     ),
     option(
@@ -118,7 +119,7 @@ _OBSERVER_OPTIONS = (
         "--metrics",
         metavar="ADDRESS:PORT",
         default=None,
-        bare="127.0.0.1:9464",
+        bare=lambda: join_address(loopback(), 9464),
         help="Serve Prometheus metrics of this host.  [127.0.0.1:9464]",
     ),
     option(

@@ -17,11 +17,11 @@ import msgspec
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.addresses import free_port, host_of_peer
 from asyncpar.core.observe.waits import JOINING, spell_ranks
 from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
 from asyncpar.launch.failure import RankEnd
-from asyncpar.launch.host_placement import free_port
 from asyncpar.launch.job import JobSecret, LaunchJob
 from asyncpar.launch.job_view import WholeJob, describe_job
 from asyncpar.launch.messages import (
@@ -233,8 +233,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
 
     def refused(self, peer: str, why: str) -> None:
         """Take that a call of ``peer`` (as gRPC names it) was refused."""
-        address = peer.partition(":")[2].rpartition(":")[0]
-        self._feed(CallerRefused(f"an agent at {address}", why))
+        self._feed(CallerRefused(f"an agent at {host_of_peer(peer)}", why))
 
     def _feed(self, event: Event) -> None:
         now = asyncio.get_running_loop().time()

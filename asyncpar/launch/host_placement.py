@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -11,16 +10,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncpar.core.addresses import (
+    check_bindable,
+    check_reaches_itself,
+    is_loopback,
+    is_ours,
+    join_address,
+    loopback,
+    loopback_like,
+    resolve,
+    route_to,
+    spell_host,
+    split_address,
+)
 from asyncpar.core.private_files import make_private_folder
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.harmless import harmless_line
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.arena.limits import count_cores
-from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
-from asyncpar.net.transport.rpc import check_bindable, check_reaches_itself, is_loopback, join_address, split_address
+from asyncpar.net.membership.host import host_id, host_name
 
-_LOOPBACK = "127.0.0.1"
 _DEFAULT_PORT = 29400
 _LOOK_UP_EVERY = 0.5
 
@@ -61,10 +71,11 @@ def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlac
     host = host_name()
     job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
     common = {"host": host, "host_id": host_id(host), "job": job}
-    if options.local_addr is not None:
-        check_bindable(_resolve("--local-addr", options.local_addr), 0, what="--local-addr")
+    own = None if options.local_addr is None else _resolve("--local-addr", spell_host(options.local_addr))
+    if own is not None:
+        check_bindable(own, 0, what="--local-addr")
     if options.nnodes == 1:
-        name, port = _endpoint(options.endpoint) if options.endpoint else (_LOOPBACK, 0)
+        name, port = _endpoint(options.endpoint) if options.endpoint else (own or loopback(), 0)
         address = _resolve("--rdzv-endpoint", name)
         check_bindable(address, port, what="--rdzv-endpoint" if options.endpoint else "")
         check_reaches_itself(address)
@@ -73,24 +84,24 @@ def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlac
             serve_at=(address, port),
             may_connect=False,
             coordinator="",
-            bind=_LOOPBACK,
+            bind=own or loopback_like(address),
             meets_at=address,
-            master_addr=_LOOPBACK,
+            master_addr=own or loopback_like(address),
             **common,
         )
     assert options.endpoint is not None
-    return _among_several(options, options.endpoint, nproc, common, patience)
+    return _among_several(options, options.endpoint, nproc, common, patience, own)
 
 
 def _among_several(
-    options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str], patience: float
+    options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str], patience: float, own: str | None
 ) -> HostPlacement:
     name, port = _endpoint(endpoint)
     if port == 0:
         raise UsageError("--rdzv-endpoint: expected a port other than 0, since other hosts have to know it")
     address = _resolve("--rdzv-endpoint", name, within=patience)
     is_here = is_ours(address)
-    bind = address if is_loopback(address) else options.local_addr or _route_to(address, port)
+    bind = address if is_loopback(address) else own or _route_to(address, port)
     serves = is_here if options.node_rank is None else options.node_rank == 0
     serve_at = (address if is_here else bind, port) if serves else None
     if serve_at is not None and options.node_rank == 0:
@@ -103,7 +114,7 @@ def _among_several(
         may_connect=options.node_rank is None,
         # a name that comes late may still be that of a pod which is gone, so it is looked up again and again
         coordinator=join_address(name if patience and serve_at is None else address, port),
-        bind=_resolve("--local-addr", bind),
+        bind=bind,
         meets_at=address,
         master_addr=name,
         **common,
@@ -127,29 +138,9 @@ def make_log_directory(options: LaunchOptions) -> Path | None:
     return directory
 
 
-def free_port(address: str) -> int:
-    """Return a free port of ``address``, or of any address if that is not this host's."""
-    try:
-        return _bind_any(address)
-    except OSError:
-        return _bind_any("")
-
-
-def _bind_any(address: str) -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _endpoint(text: str) -> tuple[str, int]:
     """Split ``host:port``; the port may be missing, as with torchrun."""
-    has_port = ":" in text.rpartition("]")[2]
-    try:
-        return split_address(text if has_port else f"{text}:{_DEFAULT_PORT}")
-    except UsageError as error:
-        raise UsageError(f"--rdzv-endpoint: expected host:port, got {text!r}") from error
+    return split_address(text, name="--rdzv-endpoint", default_port=_DEFAULT_PORT)
 
 
 def _resolve(option: str, name: str, *, within: float = 0.0) -> str:
@@ -180,15 +171,6 @@ def resolve_within(
             is_told = True
             sys.stderr.write(f"asyncpar launch: waiting for the host name {harmless_line(name)}\n")
         sleep(_LOOK_UP_EVERY)
-
-
-def is_ours(address: str) -> bool:
-    """Is ``address`` one of this host?"""
-    try:
-        check_bindable(address, 0)
-    except UsageError:
-        return False
-    return True
 
 
 def _route_to(address: str, port: int) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncpar.core.addresses import split_address
 from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.run_file import write_run
@@ -23,7 +24,6 @@ from asyncpar.launch.options import ObserverOptions, Streams
 from asyncpar.launch.output_look import OutputFollower, read_output
 from asyncpar.launch.pipeline_look import look_at_pipeline
 from asyncpar.launch.protocol import JobOutcome
-from asyncpar.net.transport.rpc import split_address
 from asyncpar.observe.alarms import AlarmBoard
 from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
 from asyncpar.observe.summary import JobSummary, RankReport

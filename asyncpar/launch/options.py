@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.transport import TRANSPORTS, split_lane_reference
 from asyncpar.errors import UsageError
-
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/@]+):\d{1,5}")
 
 BACKENDS = ("asyncpar", "c10d", "static")
 _CONF_TIMEOUTS = ("timeout", "join_timeout")
@@ -76,8 +74,8 @@ class ObserverOptions:
 
     def __post_init__(self) -> None:
         for name, address in (("--dashboard", self.dashboard), ("--metrics", self.metrics)):
-            if address is not None and not _ADDRESS.fullmatch(address):
-                raise UsageError(f"{name}: expected ADDRESS:PORT, such as 127.0.0.1:8787, got {address!r}")
+            if address is not None:
+                split_address(address, name=name, expected="ADDRESS:PORT, such as 127.0.0.1:8787")
         if self.dashboard_names and self.dashboard is None:
             raise UsageError("--dashboard-names: expected with --dashboard")
 

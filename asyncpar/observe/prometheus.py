@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.concurrency.doorkeeper import STRANGER_SECONDS, PendingConnections, stranger_places
 from asyncpar.core.descriptors import is_exhausted, is_reserved
 from asyncpar.core.system_errors import os_reason
@@ -149,7 +150,7 @@ class MetricsServer:
         try:
             self._server = _BoundedServer(self._host, self._port)
         except OSError as error:
-            where = f"{self._host}:{self._port}"
+            where = join_address(self._host, self._port)
             raise UsageError(f"--metrics: {where} cannot be bound ({os_reason(error)})") from error
         self._server.set_app(make_wsgi_app(self._registry))
         self._thread = threading.Thread(
@@ -167,4 +168,4 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        return f"http://{self._host}:{self._port}/metrics"
+        return f"http://{join_address(self._host, self._port)}/metrics"

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.bootstrap import Attach, WorldBootstrap, arena_settings, serve_links
+from asyncpar.core.addresses import loopback
 from asyncpar.core.concurrency.async_block import opened_by
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import UsageError
@@ -97,7 +98,7 @@ async def _attach_sockets(
     credentials = Credentials(secrets.token_bytes(32))
     gateways = [ActorGateway() for _ in hosts]
     served = [
-        await serve_links(stack, credentials, bind="127.0.0.1", transport=transport, gateway=gateway)
+        await serve_links(stack, credentials, bind=loopback(), transport=transport, gateway=gateway)
         for gateway in gateways
     ]
     world = World(members=_members(hosts, [server.address for server, _ in served]), generation=generation)

@@ -26,7 +26,7 @@ import os
 
 import torch
 
-from asyncpar.launch.host_placement import free_port  # other pieces may run at the same time
+from asyncpar.core.addresses import free_port  # other pieces may run at the same time
 
 os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port("127.0.0.1")))
 """

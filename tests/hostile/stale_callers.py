@@ -25,12 +25,13 @@ from asyncpar._proto.asyncpar.v1 import (
     snapshots_pb2,
     snapshots_pb2_grpc,
 )
+from asyncpar.core.addresses import split_address
 from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership.consensus_messages import Entry, Term
 from asyncpar.net.membership.group_codec import encode_entry, encode_group, encode_message
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.transport.grpc_stream import FRAMES_METHOD, SERVICE
-from asyncpar.net.transport.rpc import Credentials, open_channel, split_address
+from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
 
 PATIENCE = 30.0

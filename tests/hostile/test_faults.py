@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, LinkDamaged
 from asyncpar.net.transport import lane_kinds
 from asyncpar.net.transport.connect import TcpListener, dial_tcp
 from asyncpar.net.transport.links import Links
-from asyncpar.net.transport.rpc import split_address
 from tests.hostile.faults import Fault, FaultyProxy, proxy
 from tests.net.transport.worlds import Rank, open_world
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from asyncpar.core.addresses import split_address
 from asyncpar.errors import AuthenticationError
 from asyncpar.net.transport import handshaking
 from asyncpar.net.transport.connect import TcpListener
 from asyncpar.net.transport.negotiation import GrpcConnector
-from asyncpar.net.transport.rpc import split_address
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 from asyncpar.node import Node
 from asyncpar.testing import local_world

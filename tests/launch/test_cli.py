@@ -179,7 +179,8 @@ def test_places_that_cannot_be_used_are_mistakes(tmp_path: Path) -> None:
         (("--secret-file", str(tmp_path / "none")), "--secret-file: "),
         (("--certs", str(tmp_path / "none")), "--certs: "),
         (("--local-addr", "203.0.113.7"), "203.0.113.7"),
-        (("--nnodes", "2", "--rdzv-endpoint", "no such host:1"), "--rdzv-endpoint: the host name"),
+        (("--nnodes", "2", "--rdzv-endpoint", "no such host:1"), "--rdzv-endpoint: expected host:port"),
+        (("--nnodes", "2", "--rdzv-endpoint", "no-such-host.invalid:1"), "--rdzv-endpoint: the host name"),
         (("--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:x"), "--rdzv-endpoint: expected host:port"),
         (("--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:0"), "--rdzv-endpoint: expected a port other than 0"),
     ):

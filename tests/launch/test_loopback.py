@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncpar.core import addresses
+from asyncpar.core.addresses import check_reaches_itself
 from asyncpar.errors import UsageError
 from asyncpar.launch.doctor.findings import Verdict
 from asyncpar.launch.doctor.host_checks import check_loopback
-from asyncpar.net.transport import rpc
-from asyncpar.net.transport.rpc import check_reaches_itself
 
 ADVICE = "bring the interface lo up (ip link set lo up), and let a firewall pass 127.0.0.0/8"
 ASYNCPAR = (sys.executable, "-m", "asyncpar")
@@ -93,7 +93,7 @@ def test_the_check_and_the_doctor_say_the_same(monkeypatch: pytest.MonkeyPatch) 
     def refuse(address: str) -> None:
         raise OSError(101, "Network is unreachable")
 
-    monkeypatch.setattr(rpc, "try_connection", refuse)
+    monkeypatch.setattr(addresses, "try_connection", refuse)
     monkeypatch.setattr("asyncpar.launch.doctor.host_checks.try_connection", refuse)
     with pytest.raises(UsageError, match="rank 1: this host does not reach itself") as caught:
         check_reaches_itself("127.0.0.1", what="rank 1")

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import asyncpar.launch.cli as command_line
+from asyncpar.core.addresses import is_loopback, route_to, split_address
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.agent_process import listen_at
@@ -19,8 +20,7 @@ from asyncpar.launch.host_placement import find_placement
 from asyncpar.launch.job import check_secret_options
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.membership.client import serve_alone
-from asyncpar.net.membership.host import route_to
-from asyncpar.net.transport.rpc import RpcServer, is_loopback, split_address
+from asyncpar.net.transport.rpc import RpcServer
 from asyncpar.net.transport.serving import Serving
 
 PORT = 29_477

@@ -17,6 +17,7 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.addresses import split_address
 from asyncpar.launch import agent_machine, protocol
 from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_machine import JobPhase, JobSettings
@@ -24,7 +25,7 @@ from asyncpar.launch.coordinator_service import CoordinatorService
 from asyncpar.launch.messages import ResumableStream
 from asyncpar.launch.protocol import AgentHello, JobOutcome
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 from tests.launch.proxies import ResettingProxy
 
 SECRET = Credentials(b"s" * 32)

@@ -20,6 +20,7 @@ from asyncpar.backends.gloo.progress import GlooProgress
 from asyncpar.backends.message_lane import MessageConnector
 from asyncpar.bootstrap import PIN, Attach, WorldBootstrap
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.addresses import loopback
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.core.config.world import Member, World
@@ -69,7 +70,7 @@ def _join(distributed: Any, store: Any, rank: int, size: int, *, is_alone: bool)
     if not is_alone:
         return gloo(store, rank, size, _FOR_EVER)
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._devices = [gloo.create_device(hostname=loopback())]
     options._timeout = _FOR_EVER
     return gloo(store, rank, size, options)
 

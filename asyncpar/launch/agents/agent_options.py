@@ -6,10 +6,10 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from asyncpar.core.addresses import join_address, split_address
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.requests import AGENTS_PORT
 from asyncpar.launch.options import ObserverOptions
-from asyncpar.net.transport.rpc import join_address, split_address
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -54,14 +54,7 @@ def check_grace(grace: float) -> float:
 
 def parse_address(option: str, text: str) -> str:
     """Return ``host:port`` of ``text``, whose port may be missing.  Raises ``UsageError`` that names ``option``."""
-    has_port = ":" in text.rpartition("]")[2]
-    try:
-        host, port = split_address(text if has_port else f"{text}:{AGENTS_PORT}")
-    except UsageError as error:
-        raise UsageError(f"{option}: expected HOST:PORT, got {text!r}") from error
-    if not host or any(letter.isspace() for letter in host):
-        raise UsageError(f"{option}: expected HOST:PORT, got {text!r}")
-    return join_address(host, port)
+    return join_address(*split_address(text, name=option, expected="HOST:PORT", default_port=AGENTS_PORT))
 
 
 def parse_join(text: str | None) -> tuple[str, ...]:

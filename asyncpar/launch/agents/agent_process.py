@@ -11,6 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
+from asyncpar.core.addresses import (
+    check_reaches_itself,
+    is_loopback,
+    join_address,
+    loopback,
+    resolve,
+    route_to,
+    split_address,
+)
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.private_files import make_private_folder
 from asyncpar.core.signals import TERMINATING
@@ -32,10 +41,9 @@ from asyncpar.launch.observers import Observers, observe_job
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
 from asyncpar.launch.run import new_loop
-from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
 from asyncpar.net.membership.world_service import WorldService
-from asyncpar.net.transport.rpc import check_reaches_itself, is_loopback, join_address, split_address
 from asyncpar.observe.summary import JobSummary
 
 _OUTPUT_PATIENCE = 0.2
@@ -253,7 +261,7 @@ def listen_at(options: AgentOptions) -> str:
         host, port = split_address(options.listen)
         return join_address(_resolve("--listen", host), port)
     if not options.join:
-        return join_address("127.0.0.1", AGENTS_PORT)
+        return join_address(loopback(), AGENTS_PORT)
     host, port = split_address(options.join[0])
     address = _resolve("--join", host)
     if is_loopback(address):

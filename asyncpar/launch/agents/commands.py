@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asyncpar.core.addresses import loopback
 from asyncpar.errors import LaunchError
 from asyncpar.launch.agents.agent_options import AgentOptions, check_grace, parse_address, parse_join
 from asyncpar.launch.command_line import (
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from asyncpar.net.transport.rpc import Credentials
 
 _CERTS_HELP = "This host's, from `asyncpar certs init`: use TLS."
-_AGENT_HELP = "An agent of the group.  [127.0.0.1:29400]"
+_AGENT_HELP = "An agent of the group.  [this host's, 29400]"
 
 
 @click.command(cls=OneLineCommand)
@@ -84,12 +85,14 @@ def agent(
 
 @click.command(cls=OneLineCommand)
 @click.argument("host")
-@option("--agent", "address", metavar="HOST:PORT", default="127.0.0.1", help=_AGENT_HELP)
+@option("--agent", "address", metavar="HOST:PORT", default=None, help=_AGENT_HELP)
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The group's secret.")
 @option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help=_CERTS_HELP)
 @option("--grace", metavar="SECONDS", default="30", help="What its ranks have until they are ended.  [30]")
 @option("--no-wait", is_flag=True, help="Do not wait until it has left.")
-def drain(host: str, address: str, secret_file: str | None, certs: str | None, grace: str, no_wait: bool) -> None:
+def drain(
+    host: str, address: str | None, secret_file: str | None, certs: str | None, grace: str, no_wait: bool
+) -> None:
     """Let the ranks of HOST leave at the end of a step, and its agent after them.
 
     The others go on, and nothing is lost or done twice.
@@ -121,7 +124,9 @@ def show_status(address: str, secret_file: str | None, certs: str | None, *, as_
     return 0
 
 
-def _drain(host: str, address: str, secret_file: str | None, certs: str | None, grace: str, *, waits: bool) -> int:
+def _drain(
+    host: str, address: str | None, secret_file: str | None, certs: str | None, grace: str, *, waits: bool
+) -> int:
     from asyncpar.launch.agents.any_agent import AnyAgent
     from asyncpar.launch.agents.control_client import NoAgent
     from asyncpar.launch.agents.requests import DrainRequest
@@ -155,11 +160,11 @@ _LEAVE_SECONDS = 20.0
 _POLL = 0.2
 
 
-def _client(address: str, secret_file: str | None, certs: str | None) -> tuple[ControlClient, Credentials]:
+def _client(address: str | None, secret_file: str | None, certs: str | None) -> tuple[ControlClient, Credentials]:
     from asyncpar.launch.agents.control_client import ControlClient
     from asyncpar.launch.agents.group_credentials import find_credentials
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    where = parse_address("--agent", address)
+    where = parse_address("--agent", address or loopback())
     credentials = find_credentials(secret_file, certs or None, where).rpc
     return ControlClient(where, credentials), credentials

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncpar.core.addresses import is_loopback, split_address
 from asyncpar.errors import UsageError
 from asyncpar.launch.job import JobCertificates, JobSecret, read_host_certificates
 from asyncpar.net.membership.credentials import create_secret, read_secret
 from asyncpar.net.membership.private_directory import private_directory
 from asyncpar.net.security.certificates import SECRET_FILE
-from asyncpar.net.transport.rpc import Credentials, is_loopback, split_address
+from asyncpar.net.transport.rpc import Credentials
 
 _FILE = "agents"
 

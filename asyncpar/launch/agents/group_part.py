@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
+from asyncpar.core.addresses import host_of_peer, split_address
 from asyncpar.errors import AuthenticationError
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.host_agent import HostAgent
@@ -20,7 +21,7 @@ from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_service import WorldService
 from asyncpar.net.transport.refusals import Refusals
-from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 GROUP_JOB = "agents"
 """What agents that outlive jobs are called where jobs are listed."""
@@ -91,7 +92,7 @@ def _tell_refused(say: Callable[[str], None]) -> Callable[[str, str], None]:
     refusals, loop = Refusals(), asyncio.get_running_loop()
 
     def tell(peer: str, why: str) -> None:
-        host = peer.partition(":")[2].rpartition(":")[0]
+        host = host_of_peer(peer)
         line = refusals.line(AuthenticationError(f"from {host}: {why}"), now=loop.time())
         if line is not None:
             say(line)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpar.core.addresses import free_port
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
@@ -36,7 +37,6 @@ from asyncpar.launch.agents.slot_processes import HostPlace, SlotProcesses
 from asyncpar.launch.agents.views import RankView
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import RankEnd
-from asyncpar.launch.host_placement import free_port
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem

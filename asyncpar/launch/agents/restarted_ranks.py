@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from asyncpar.core.addresses import split_address
 from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     HostTick,
@@ -255,7 +256,7 @@ class RestartedRanks:
                     group_rank=own,
                     group_world_size=len(members),
                     rendezvous=first.rendezvous,
-                    master_addr=first.rendezvous.rpartition(":")[0].strip("[]"),
+                    master_addr=split_address(first.rendezvous)[0],
                     master_port=int(addresses[0]),
                     restarts=self._restarts,
                     certified=certified,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncpar.core.addresses import is_ours, join_address, loopback, resolve, split_address
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
@@ -23,10 +24,10 @@ from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
 from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_view
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
-from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
+from asyncpar.launch.agents.requests import CancelRequest, SubmitRequest, program_version
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.display import Display, OutputStream, make_display
-from asyncpar.launch.host_placement import is_ours, make_log_directory
+from asyncpar.launch.host_placement import make_log_directory
 from asyncpar.launch.job import read_host_certificates
 from asyncpar.launch.observers import observe_job
 from asyncpar.launch.options import LaunchOptions, ObserverOptions, ProgramKind
@@ -35,9 +36,8 @@ from asyncpar.launch.rank_process import rank_command
 from asyncpar.launch.run import new_loop
 from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.checked_settings import check_settings
-from asyncpar.net.membership.host import resolve
 from asyncpar.net.membership.total_loss import OnTotalLoss
-from asyncpar.net.transport.rpc import Credentials, split_address
+from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import JobSummary
 
 _PROBE_SECONDS = 5.0
@@ -58,7 +58,7 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
 
     Raises ``UsageError`` before anything starts when the options do not fit this machine or the agents.
     """
-    where = parse_address("--rdzv-endpoint", options.endpoint or f"127.0.0.1:{AGENTS_PORT}")
+    where = parse_address("--rdzv-endpoint", options.endpoint or loopback())
     wants_ranks = options.elastic == ElasticMode.RANKS
     is_later = wants_ranks and (options.node_rank or 0) > 0
     try:
@@ -264,7 +264,7 @@ async def _be_an_agent(
 ) -> int:
     """Act as the agent of this host for this job alone, in a group with the other launchers."""
     host, _ = split_address(where)
-    listen = where if options.endpoint is not None else f"{host}:0"
+    listen = where if options.endpoint is not None else join_address(host, 0)
     if founds and not is_ours(resolve(host)):
         raise NoAgent(
             f"--rdzv-endpoint: no agent answers at {where}, which is another host; start the launcher there first, or "

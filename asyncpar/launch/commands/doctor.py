@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from asyncpar.core.addresses import split_address
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 
@@ -86,10 +87,13 @@ def _read_secret(path: str | None) -> bytes:
 async def _listen(listen: str, secret_file: str | None) -> None:
     from asyncpar.launch.doctor.peer_service import serve_doctor
 
-    address, _, port = listen.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"--listen: expected [HOST]:PORT, got {listen!r}")
-    server = await serve_doctor(address.strip("[]"), int(port), _read_secret(secret_file))
+    everywhere = listen.startswith(":") and listen.count(":") == 1
+    address, port = split_address(
+        f"*{listen}" if everywhere else listen, name="--listen", expected="HOST:PORT or :PORT"
+    )
+    if not port:
+        raise UsageError(f"--listen: expected a port other than 0, got {listen!r}")
+    server = await serve_doctor("" if everywhere else address, port, _read_secret(secret_file))
     print_result("the address", f"asyncpar doctor: answers at {listen}; end it with Ctrl-C\n")
     async with server:
         await server.serve_forever()

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from asyncpar.core.addresses import loopback
 from asyncpar.errors import LaunchError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.commands.job_choice import ask_job, job_argument
@@ -35,7 +36,7 @@ def _status(job: str | None, address: str | None, secret_file: str | None, certs
     except LaunchError:
         if job is not None or not _is_agent_here():
             raise
-        return _of_agent("127.0.0.1", secret_file, certs, as_json=as_json)
+        return _of_agent(loopback(), secret_file, certs, as_json=as_json)
     from asyncpar.launch.commands.job_text import name_dashboard, show_job
     from asyncpar.observe.summary import to_json
 
@@ -66,7 +67,7 @@ def _is_agent_here() -> bool:
     from asyncpar.launch.agents.requests import AGENTS_PORT
 
     try:
-        socket.create_connection(("127.0.0.1", AGENTS_PORT), timeout=0.5).close()
+        socket.create_connection((loopback(), AGENTS_PORT), timeout=0.5).close()
     except OSError:
         return False
     return True

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 import psutil
 
+from asyncpar.core.addresses import LOOPBACK_ADVICE, is_loopback, is_ours, loopback, open_listener, try_connection
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import AsyncparError, UsageError
@@ -24,7 +25,6 @@ from asyncpar.launch.doctor.findings import Finding, fail, warn, well
 from asyncpar.net.arena.limits import available_memory, core_quota, count_cores
 from asyncpar.net.membership.credentials import read_secret
 from asyncpar.net.membership.host import host_name
-from asyncpar.net.transport.rpc import LOOPBACK_ADVICE, try_connection
 
 LEAST_FILES: Final = 1024
 LEAST_MTU: Final = 1280
@@ -101,7 +101,7 @@ def check_name(*, with_hosts: bool) -> Finding:
         advice = f"add it to /etc/hosts (<address> {name}), or give --local-addr and --rdzv-endpoint as numbers"
         return fail("name", found, advice) if with_hosts else warn("name", found, advice)
     addresses = sorted({str(entry[4][0]) for entry in entries})
-    if with_hosts and all(address.startswith("127.") or address == "::1" for address in addresses):
+    if with_hosts and all(map(is_loopback, addresses)):
         return warn(
             "name",
             f"{name} is {', '.join(addresses)}: others who ask for this host by that address get to themselves",
@@ -123,12 +123,13 @@ async def ask_name_server(look_up: Callable[[], T]) -> T:
 
 
 def check_loopback() -> Finding:
-    """Can processes of this host talk over 127.0.0.1?"""
+    """Can processes of this host talk over 127.0.0.1, or over ::1 where that is all there is?"""
+    address = loopback()
     try:
-        try_connection("127.0.0.1")
+        try_connection(address)
     except OSError as error:
-        return fail("loopback", f"no connection over 127.0.0.1 ({os_reason(error)})", LOOPBACK_ADVICE)
-    return well("loopback", "127.0.0.1 connects")
+        return fail("loopback", f"no connection over {address} ({os_reason(error)})", LOOPBACK_ADVICE)
+    return well("loopback", f"{address} connects")
 
 
 def check_links(*, with_hosts: bool) -> Finding:
@@ -184,12 +185,11 @@ def check_ports() -> Finding:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
+    """Is ``port`` free at all addresses of this host, IPv6 included?"""
+    try:
+        open_listener("::" if is_ours("::") else "0.0.0.0", port).close()
+    except OSError:
+        return False
     return True
 
 

@@ -11,18 +11,18 @@ from typing import Final
 
 import psutil
 
+from asyncpar.core.addresses import ANY_PORT, family_of, resolve, route_to, split_address
 from asyncpar.core.system_errors import os_reason
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
 from asyncpar.launch.doctor.host_checks import LEAST_MTU, ask_name_server
 from asyncpar.launch.doctor.peer_service import BULK_BYTES, DOCTOR_PORT, PeerReport, meet
-from asyncpar.net.membership.host import resolve, route_to
-from asyncpar.net.transport.rpc import split_address
 
 CLOCK_SECONDS: Final = 1.0
 """Clocks that differ by more confuse people who compare logs, and certificates that were just made."""
 
 _MEET_SECONDS: Final = 2.0
 _IP_MTU: Final = 14
+_IPV6_MTU: Final = 24
 _SLOW_BYTES_PER_SECOND: Final = 1e6
 
 
@@ -33,7 +33,7 @@ async def examine_hosts(names: Iterable[str], secret: bytes) -> list[Finding]:
 
 
 async def _examine(name: str, secret: bytes) -> list[Finding]:
-    host, port = _split(name)
+    host, port = split_address(name, name="--hosts", default_port=DOCTOR_PORT)
     try:
         address = await ask_name_server(partial(resolve, host))
     except OSError as error:
@@ -114,7 +114,7 @@ def _check_mtu(host: str, address: str, own: str) -> Finding:
         (
             name
             for name, entries in psutil.net_if_addrs().items()
-            if any(entry.address.partition("%")[0] == own for entry in entries)
+            if any(entry.address.partition("%")[0] == own.partition("%")[0] for entry in entries)
         ),
         "",
     )
@@ -127,17 +127,10 @@ def _check_mtu(host: str, address: str, own: str) -> Finding:
 
 
 def _path_mtu(address: str) -> int | None:
-    if ":" in address:
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if ":" in address else (socket.IPPROTO_IP, _IP_MTU)
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, 9))
-            return probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+            probe.connect((address, ANY_PORT))
+            return probe.getsockopt(level, option)
         except OSError:
             return None
-
-
-def _split(name: str) -> tuple[str, int]:
-    if name.count(":") == 1 or name.startswith("["):
-        return split_address(name)
-    return name, DOCTOR_PORT

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.concurrency.doorkeeper import serve_streams
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.system_errors import os_reason
@@ -63,7 +64,9 @@ async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server
     try:
         return await serve_streams(serve, host=address or None, port=port, longest_line=_LONGEST_LINE)
     except OSError as error:
-        raise LaunchError(f"--listen: {address or '*'}:{port} cannot be had ({os_reason(error)})") from error
+        raise LaunchError(
+            f"--listen: {join_address(address or '*', port)} cannot be had ({os_reason(error)})"
+        ) from error
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:

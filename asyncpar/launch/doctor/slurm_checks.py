@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from asyncpar.core.addresses import resolve
 from asyncpar.core.config.hostlist import expand_hosts
 from asyncpar.core.config.rank_place import explain_batch_script, find_rank_place
 from asyncpar.errors import UsageError
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
-from asyncpar.net.membership.host import resolve
 
 _PROGRAMS: Final = ("sbatch", "scontrol", "sinfo", "srun")
 _SECONDS: Final = 10.0

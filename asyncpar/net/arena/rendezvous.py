@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from asyncpar.core.addresses import split_address
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
 from asyncpar.net.arena.formation_machine import (
@@ -34,7 +35,6 @@ from asyncpar.net.arena.formation_machine import (
     describe,
 )
 from asyncpar.net.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
-from asyncpar.net.transport.rpc import split_address
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 
 _log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import msgspec
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.addresses import is_loopback, loopback
 from asyncpar.core.config.secret import SECRET_BYTES
 from asyncpar.core.config.world import Member, World
 from asyncpar.core.observe.rank_observer import RankObserver
@@ -29,7 +30,7 @@ from asyncpar.errors import (
 )
 from asyncpar.net.membership.credentials import load_certificates, read_secret
 from asyncpar.net.security.identity import COORDINATOR, Role, rank_role
-from asyncpar.net.transport.rpc import Credentials, RpcServer, is_loopback, open_channel
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.net.transport.serving import Serving
 from asyncpar.net.transport.tls_probe import check_tls
 
@@ -186,7 +187,6 @@ def _error(refusal: pb.JoinRefusal, request: JoinRequest) -> AsyncparError:
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"
 _CERTS = "ASYNCPAR_CERTS"
-_LOOPBACK = "127.0.0.1"
 
 
 async def serve_alone(
@@ -204,7 +204,7 @@ async def serve_alone(
     """
     if not serving.is_wanted:
         return None
-    bind, port = serving.place(bind=_LOOPBACK)
+    bind, port = serving.place(bind=loopback())
     server = serving.open_server(_find_credentials(environment, bind), bind=bind, port=port)
     register(server)
     serving.register(server)
@@ -221,6 +221,6 @@ def _find_credentials(environment: Mapping[str, str], bind: str) -> Credentials:
     if not is_loopback(bind):
         raise UsageError(
             f"serve: {bind} is not loopback, and its clients need a secret, or anyone could "
-            f"pass for one of them; name a file with one in {_SECRET_FILE}, or serve on {_LOOPBACK}"
+            f"pass for one of them; name a file with one in {_SECRET_FILE}, or serve on {loopback()}"
         )
     return Credentials(secrets.token_bytes(SECRET_BYTES), certificates)

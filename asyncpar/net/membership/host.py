@@ -1,4 +1,4 @@
-"""The identity of this host and of this process: names, unique ids, the address that others see."""
+"""The identity of this host and of this process: names and unique ids."""
 
 from __future__ import annotations
 
@@ -23,27 +23,6 @@ def host_id(name: str) -> str:
     except OSError:  # not Linux: the name has to do
         parts.append(str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", ""))
     return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
-
-
-def resolve(name: str) -> str:
-    """Return the address of the host ``name``, IPv4 if it has one.  Blocks; raises ``OSError`` if it has none."""
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a label is empty or too long: nothing has such a name
-        raise socket.gaierror(socket.EAI_NONAME, f"no name of a host: {error}") from error
-    addresses = [str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
-    return addresses[0]
-
-
-def route_to(address: str, port: int) -> str:
-    """Return the address of this host that packets to ``address`` carry.  Sends nothing.
-
-    Raises ``OSError`` when there is no way there.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))
-        return str(probe.getsockname()[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

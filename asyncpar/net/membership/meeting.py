@@ -21,6 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.addresses import (
+    check_reaches_itself,
+    join_address,
+    loopback,
+    resolve,
+    route_out,
+    route_to,
+    spell_host,
+    split_address,
+)
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.rank_place import ForeignPlace
@@ -28,13 +38,12 @@ from asyncpar.core.config.secret import SECRET_BYTES, Secret
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.net.membership.credentials import read_secret, write_secret
-from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.membership.private_directory import make_private, private_directory
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.transport.rpc import Credentials, RpcServer, check_reaches_itself, join_address, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 _log = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
 _DEFAULT_PORT = "29400"
 _DEFAULT_TIMEOUT = "300"
 _DIRECTORY = "ASYNCPAR_MEETING_DIR"
@@ -73,7 +82,7 @@ async def meet(
     if environment.get("ASYNCPAR_CERTS"):
         raise UsageError(f"ASYNCPAR_CERTS: certificates need `asyncpar launch`; {place.launcher} has started this rank")
     if place.local_world_size > 1 and not environment.get(_BIND):
-        check_reaches_itself(_LOOPBACK, what=f"rank {place.rank}")
+        check_reaches_itself(loopback(), what=f"rank {place.rank}")
     timeout = _seconds(environment.get("ASYNCPAR_RENDEZVOUS_TIMEOUT") or _DEFAULT_TIMEOUT)
     job = f"{environment.get('ASYNCPAR_JOB') or place.job or _mark_of_parents(place)}-{serial}"
     path, address = environment.get("ASYNCPAR_SECRET_FILE"), environment.get("MASTER_ADDR")
@@ -218,13 +227,15 @@ async def _find_bind(place: ForeignPlace, environment: Mapping[str, str], *, tow
     """
     chosen = environment.get(_BIND)
     if chosen:
-        return chosen
+        return spell_host(chosen)
     if place.local_world_size == place.world_size:
-        return _LOOPBACK
+        return loopback()
     known = [split_address(towards)[0]] if towards else [name for name in place.hosts if name != place.host]
-    for name in (*known[:_TRIED_HOSTS], _NO_ROUTE):
+    for name in known[:_TRIED_HOSTS]:
         with contextlib.suppress(OSError):
-            return route_to(await asyncio.to_thread(resolve, name), _ANY_PORT)
+            return route_to(await asyncio.to_thread(resolve, name))
+    with contextlib.suppress(OSError):
+        return route_out()
     raise UsageError(
         f"{_BIND}: rank {place.rank} finds no way to the other hosts ({', '.join(known[:_TRIED_HOSTS]) or 'unknown'}); "
         "set it to the address by which they reach this one"

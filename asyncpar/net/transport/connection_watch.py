@@ -16,7 +16,6 @@ descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, an
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import random
@@ -29,6 +28,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from asyncpar.core.addresses import place_of_peer, spell_host
 from asyncpar.core.descriptors import SpareDescriptor, descriptor_limit, is_exhausted
 from asyncpar.core.heap import give_back_free_memory
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
@@ -336,19 +336,13 @@ def _bytes_received(sock: socket.socket) -> int:
 
 def parse_peer(peer: str) -> Peer | None:
     """Return the place that gRPC calls ``peer``, None if it is no internet address."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return None
-    host, _, port = rest.rpartition(":")
-    return _place((host.replace("%5B", "").replace("%5D", "").strip("[]").replace("%25", "%"), int(port)))
+    place = place_of_peer(peer)
+    return None if place is None else _place(place)
 
 
 def _place(name: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
     """Return address and port in one form, however the system spells them."""
-    address = ipaddress.ip_address(name[0].partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return str(address), name[1]
+    return spell_host(name[0].partition("%")[0]), name[1]
 
 
 WATCH = ConnectionWatch(random.SystemRandom())

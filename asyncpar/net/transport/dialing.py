@@ -15,6 +15,7 @@ from dataclasses import replace
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import PeerLost
@@ -24,7 +25,7 @@ from asyncpar.net.transport.grpc_lane import GrpcLane
 from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.lane_kind import LaneDial, LaneKind
 from asyncpar.net.transport.lane_kinds import lane_kind
-from asyncpar.net.transport.rpc import Credentials, split_address
+from asyncpar.net.transport.rpc import Credentials
 from asyncpar.net.transport.striped import StripedLane
 from asyncpar.net.wire.handshake import LinkTerms
 

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import os
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.config.registry import Registry
 from asyncpar.core.config.transport import LaneCosts, split_lane_reference
 from asyncpar.errors import PeerLost, UsageError
@@ -26,7 +27,7 @@ from asyncpar.net.transport.grpc_stream import StreamEnded, call_frames, shake_h
 from asyncpar.net.transport.handshaking import PEER_SECONDS, Medium, Porter
 from asyncpar.net.transport.lane_kind import LaneDial, LaneGate, LaneKind
 from asyncpar.net.transport.protection import Protection
-from asyncpar.net.transport.rpc import join_address, open_channel
+from asyncpar.net.transport.rpc import open_channel
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.core.addresses import loopback, split_address
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.config.world import World
@@ -32,7 +33,7 @@ from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.lane_kinds import lane_kind, parse_transport, usable_lanes
 from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.transport.machine import Negotiator, Proposal
-from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
 from asyncpar.net.wire.handshake import TOKEN_BYTES, LinkTerms
 
@@ -71,7 +72,7 @@ class GrpcConnector(Connector):
         *,
         credentials: Credentials | None,
         transport: str | None = None,
-        bind: str = "127.0.0.1",
+        bind: str | None = None,
         processors: float = 0.0,
         connections: int = 1,
         checks_payloads: bool = True,
@@ -90,7 +91,7 @@ class GrpcConnector(Connector):
         self._metadata = () if credentials is None else credentials.metadata()
         self._acceptor = Acceptor(
             secret=self._secret,
-            bind=bind,
+            bind=loopback() if bind is None else bind,
             lanes=self._lanes,
             busy_poll=self._busy_poll,
             is_encrypted=self._is_encrypted,

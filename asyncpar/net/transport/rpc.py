@@ -10,8 +10,6 @@ import asyncio
 import hashlib
 import hmac
 import inspect
-import ipaddress
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
@@ -21,10 +19,10 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
+from asyncpar.core.addresses import check_bindable, is_loopback, join_address, loopback
 from asyncpar.core.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.descriptors import descriptor_limit
-from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import PeerIdentity, Role, certified_role
@@ -202,16 +200,6 @@ def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Is ``host`` an address, or the name, of this machine's loopback interface?"""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 GRACE_SECONDS: Final = 0.5
 """How long calls may go on when a server stops."""
 
@@ -222,23 +210,24 @@ BROKEN_GRACE_SECONDS: Final = 0.02
 class RpcServer:
     """A gRPC server with token check and health service.  Add servicers to ``server``, then ``start``.
 
-    ``credentials`` None serves anyone, which is only allowed on loopback.  Calls of the services that ``public`` names
-    need no token.
+    ``credentials`` None serves anyone, which is only allowed on loopback, the default of ``bind``.  Calls of the
+    services that ``public`` names need no token.
     """
 
     def __init__(
         self,
         credentials: Credentials | None,
         *,
-        bind: str = "127.0.0.1",
+        bind: str | None = None,
         port: int = 0,
         public: Collection[str] = (),
         link_timeout: float = LINK_SECONDS,
     ) -> None:
+        bind = loopback() if bind is None else bind
         if credentials is None and not is_loopback(bind):
             raise UsageError(
                 f"bind: {bind} is not loopback, and without a job secret anyone on the network could join; "
-                "give a secret (asyncpar launch makes one) or bind to 127.0.0.1"
+                f"give a secret (asyncpar launch makes one) or bind to {loopback()}"
             )
         self.credentials = credentials
         interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept, self.refused)]
@@ -327,65 +316,6 @@ def open_channel(
     return grpc.aio.secure_channel(
         address, channel_credentials(certificates), options=options, interceptors=interceptors
     )
-
-
-def check_bindable(bind: str, port: int, *, what: str = "") -> None:
-    """Raise ``UsageError`` that says why ``bind:port`` cannot be bound: in use, or not an address of this host.
-
-    It begins with ``what``, such as the option that says so.
-    """
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((bind, port))
-        except OSError as error:
-            where = join_address(bind, port)
-            raise UsageError(
-                f"{what and f'{what}: '}{where} cannot be bound: {os_reason(error)}; choose another port or address"
-            ) from error
-
-
-LOOPBACK_ADVICE: Final = "bring the interface lo up (ip link set lo up), and let a firewall pass 127.0.0.0/8"
-"""What to do on a host that does not reach itself; its other addresses go by that interface, too."""
-
-_SELF_SECONDS: Final = 1.0
-
-
-def try_connection(address: str) -> None:
-    """Connect to a socket of this process at ``address``, one of this host.  Raises ``OSError`` where that fails."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as listening, socket.socket(family) as calling:
-        listening.bind((address, 0))
-        listening.listen()
-        calling.settimeout(_SELF_SECONDS)
-        calling.connect(listening.getsockname()[:2])
-
-
-def check_reaches_itself(address: str, *, what: str = "") -> None:
-    """Raise ``UsageError``, which begins with ``what``, where processes of this host have no connection at ``address``.
-
-    That is one of this host.  Without the check they would wait for each other until their time is up.
-    """
-    try:
-        try_connection(address)
-    except OSError as error:
-        told = f"this host does not reach itself at {address} ({os_reason(error)}); {LOOPBACK_ADVICE}"
-        raise UsageError(f"{what and f'{what}: '}{told}") from error
-
-
-def join_address(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[v6]:port``.  Raises ``UsageError`` for anything else."""
-    name, colon, port = address.rpartition(":")
-    host = name.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"address: expected host:port, got {address!r}")
-    return host, int(port)
 
 
 class _AddToken:

@@ -12,9 +12,10 @@ from typing import Any, Final, NoReturn
 import grpc
 import grpc.aio
 
+from asyncpar.core.addresses import loopback, split_address
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
-from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 Register = Callable[[grpc.aio.Server], object]
 """Adds a servicer to the server it is given: ``lambda server: add_GreeterServicer_to_server(Greeter(), server)``."""
@@ -52,7 +53,10 @@ class Serving:
 
     def place(self, *, bind: str) -> tuple[str, int]:
         """Return the host and the port to bind; without a wish ``bind``, and any port."""
-        return (bind, 0) if self.address is None else self._split(self.address)
+        if self.address is None:
+            return bind, 0
+        host, port = self._split(self.address)
+        return loopback() if host == "localhost" else host, port
 
     def open_server(
         self, credentials: Credentials, *, bind: str, port: int = 0, link_timeout: float = LINK_SECONDS
@@ -77,10 +81,7 @@ class Serving:
 
     @staticmethod
     def _split(address: str) -> tuple[str, int]:
-        try:
-            return split_address(str(address))
-        except UsageError as error:
-            raise UsageError(f"serve: expected host:port, such as 127.0.0.1:0, got {address!r}") from error
+        return split_address(str(address), name="serve", expected="host:port, such as 127.0.0.1:0")
 
 
 class Registrar(grpc.aio.Server):

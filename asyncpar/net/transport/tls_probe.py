@@ -10,11 +10,12 @@ import asyncio
 import ssl
 from typing import Any
 
+from asyncpar.core.addresses import split_address
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import AuthenticationError
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import PeerIdentity, Role
-from asyncpar.net.transport.rpc import Credentials, split_address
+from asyncpar.net.transport.rpc import Credentials
 
 PROBE_SECONDS = 3.0
 """How long one look may take; then it has found nothing."""

@@ -28,13 +28,14 @@ from asyncpar.bootstrap import (
     read_pin,
     serve_links,
 )
+from asyncpar.core.addresses import loopback, resolve, route_to, spell_host
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
-from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.torch.rendezvous.credentials import read_rank_credentials
 from asyncpar.torch.rendezvous.messages import Participants, RankHello, found_world
@@ -50,10 +51,6 @@ _BIND = "ASYNCPAR_BIND"
 _TRANSPORT = "ASYNCPAR_TRANSPORT"
 _ATTEMPTS = ("TORCHELASTIC_RESTART_COUNT", "ASYNCPAR_RESTART_COUNT")
 _STORE_THREAD = "asyncpar store"
-_LOOPBACK = "127.0.0.1"
-_ANY_PORT = 9
-"""A port to ask for a route to; nothing is sent there."""
-
 _STORE_MARGIN = 10.0
 """Seconds that a store may take to answer beyond the time of the rendezvous."""
 
@@ -271,9 +268,9 @@ def choose_bind(participants: Participants, environment: Mapping[str, str], stor
     """
     chosen = environment.get(_BIND)
     if chosen:
-        return chosen
+        return spell_host(chosen)
     if participants.is_one_host:
-        return _LOOPBACK
+        return loopback()
     known = _store_host(store) or environment.get("MASTER_ADDR")
     own = participants.hellos[rank]
     if not known:
@@ -283,7 +280,7 @@ def choose_bind(participants: Participants, environment: Mapping[str, str], stor
             f"rank {other.rank} on {other.host}, and neither the store nor MASTER_ADDR tells"
         )
     try:
-        return route_to(resolve(known), _ANY_PORT)
+        return route_to(resolve(known))
     except OSError as error:
         raise UsageError(
             f"{_BIND}: rank {rank} on {own.host} finds no way to {known}, where ranks of other hosts are "

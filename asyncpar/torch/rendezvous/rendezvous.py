@@ -33,9 +33,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from asyncpar.core.addresses import is_loopback, split_address
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.net.membership.host import process_mark
-from asyncpar.net.transport.rpc import is_loopback, split_address
 from asyncpar.torch.rendezvous.messages import (
     Participants,
     RankClaim,

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from asyncpar.core.addresses import is_ours, resolve
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.host import resolve
-from asyncpar.net.transport.rpc import check_bindable
 from asyncpar.torch.rendezvous.messages import Participants, RankClaim, RendezvousResult, decode, encode
 
 T = TypeVar("T")
@@ -155,7 +154,8 @@ def share_server(store: Any, environment: Mapping[str, str]) -> Any:
     if not isinstance(store, dist.TCPStore) or environment.get(_AGENT_STORE) == "True":
         return None
     try:
-        check_bindable(resolve(store.host), 0)
+        if not is_ours(resolve(store.host)):
+            return None
         return dist.TCPStore(
             store.host, store.port, is_master=True, multi_tenant=True, wait_for_workers=False, timeout=_TIMEOUT
         )

@@ -17,9 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 
+from asyncpar.core.addresses import join_address
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerTimeout, UsageError
-from asyncpar.net.transport.rpc import join_address
 from asyncpar.torch.errors import as_torch
 
 _RETRY_SECONDS = 0.05

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from asyncpar.net.membership.host import ProcessMark, process_mark, resolve
+from asyncpar.core.addresses import resolve
+from asyncpar.net.membership.host import ProcessMark, process_mark
 
 
 class Child:

@@ -18,6 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from asyncpar.core.addresses import join_address
 from asyncpar.net.transport import connection_watch, rpc, stranger_limits
 from asyncpar.net.transport.connection_watch import WATCH, ConnectionWatch, ServerConnections, parse_peer
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
@@ -170,7 +171,7 @@ async def test_only_a_connection_without_an_accepted_call_is_closed(bind: str, m
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
     async with (
         serving(bind) as (server, connections),
-        open_channel(rpc.join_address(host, server.port), CREDENTIALS) as channel,
+        open_channel(join_address(host, server.port), CREDENTIALS) as channel,
     ):
         await check(channel)
         (peer,) = connections._accepted  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.core.addresses import split_address
 from asyncpar.core.config.world import Member
 from asyncpar.errors import AuthenticationError, PeerLost, StaleGeneration, UsageError
 from asyncpar.net.transport import acceptor, lane_kinds, negotiation
@@ -25,7 +26,7 @@ from asyncpar.net.transport.handshaking import Medium
 from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.negotiation import GrpcConnector
-from asyncpar.net.transport.rpc import Credentials, open_channel, split_address
+from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.transport.striped import StripedLane
 from asyncpar.net.wire.frame import HEADER_BYTES, Key

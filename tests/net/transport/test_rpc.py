@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from asyncpar.errors import UsageError
-from asyncpar.net.transport.rpc import Credentials, RpcServer, is_loopback, join_address, open_channel, split_address
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
 
 
 @pytest.fixture
@@ -99,22 +99,3 @@ def test_credentials_do_not_show_the_secret(credentials: Credentials) -> None:
 def test_the_secret_itself_is_not_sent(credentials: Credentials) -> None:
     sent = "".join(key + value for key, value in credentials.metadata())
     assert credentials.secret.hex() not in sent
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("example.org", False)],
-)
-def test_loopback_is_recognised(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
-
-
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 80), ("::1", 8080), ("node-3", 1)])
-def test_addresses_survive_joining_and_splitting(host: str, port: int) -> None:
-    assert split_address(join_address(host, port)) == (host, port)
-
-
-@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:port", "host:99999"])
-def test_bad_addresses_are_named(address: str) -> None:
-    with pytest.raises(UsageError, match="expected host:port"):
-        split_address(address)
