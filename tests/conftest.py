@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from tests.leftovers import pytest_configure, pytest_unconfigure
 from tests.quick import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -21,10 +22,12 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection",
     "pytest_collection_modifyitems",
+    "pytest_configure",
     "pytest_runtest_makereport",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
     "pytest_testnodedown",
+    "pytest_unconfigure",
 ]
 
 settings.register_profile("asyncpar", deadline=None)  # speed is measured in scripts/bench, never in a timed test
