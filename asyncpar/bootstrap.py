@@ -20,7 +20,7 @@ from asyncpar.core.config.transport import LaneCosts, parse_checksums, parse_con
 from asyncpar.core.config.world import Member, World, world_of_one
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.rank_observer import WAIT_WARNING, RankObserver, parse_wait_warning
-from asyncpar.core.observe.reporting import Reporter
+from asyncpar.core.observe.reporting import Reporter, record_failures
 from asyncpar.core.observe.stack_dump import open_stack_dump
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
@@ -209,6 +209,8 @@ def open_agent_line(stack: AsyncExitStack, environment: LaunchEnvironment) -> Ag
     """
     answer_agent(os.environ)
     reporter = Reporter.from_environment(os.environ)
+    if environment.notice_descriptor is not None:
+        record_failures(reporter)  # a program may end by itself, without ``asyncpar.run``
     line = AgentLine(reporter, _notice_descriptor(environment), generation=environment.generation)
     line.open()
     stack.callback(line.close)

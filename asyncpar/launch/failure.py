@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import msgspec
 
 from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.stack_dump import signal_name
 from asyncpar.core.observe.waits import WaitNotice, spell_ranks
 from asyncpar.observe.stack_views import crash_line
 
@@ -95,12 +95,7 @@ def exit_code_of(returncode: int) -> int:
 
 def describe_ending(returncode: int) -> str:
     """Return "exited with code 3" or "was killed by SIGKILL"."""
-    if returncode >= 0:
-        return f"exited with code {returncode}"
-    try:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was killed by signal {-returncode}"
+    return f"exited with code {returncode}" if returncode >= 0 else f"was killed by {signal_name(-returncode)}"
 
 
 _NEEDED = "while other ranks still needed it"

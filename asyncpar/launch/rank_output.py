@@ -29,7 +29,7 @@ from asyncpar.launch.failure import (
 )
 from asyncpar.launch.options import StreamChoice, Streams
 from asyncpar.launch.post_mortem import TailFile
-from asyncpar.launch.tracebacks import HOLD_SECONDS, TracebackHold
+from asyncpar.launch.tracebacks import HOLD_SECONDS, REPORTED_HOLD_SECONDS, TracebackHold
 from asyncpar.launch.vitals import Vitals
 from asyncpar.launch.wait_board import RankTold
 from asyncpar.observe.summary import pack
@@ -302,8 +302,10 @@ class RankOutput:
         await self._show_lines(lines)
 
     async def _release(self) -> None:
-        """Show a traceback whose process goes on."""
+        """Show a traceback whose process goes on; one that it has reported as its end waits longer for that."""
         await asyncio.sleep(HOLD_SECONDS)
+        if self.failure is not None:
+            await asyncio.sleep(REPORTED_HOLD_SECONDS - HOLD_SECONDS)
         self._releasing = None
         if self._hold is not None and not self._is_abandoned:
             try:

@@ -50,6 +50,8 @@ class StackFile:
         stacks = [main] if (main := await self._ask_thread(pid, pid, until)) else []
         for thread in _threads_of(pid) if main else ():
             limit = min(until, time.monotonic() + _THREAD_PATIENCE)
+            if not is_ready(self.descriptor, pid):
+                break
             if thread != pid and time.monotonic() < limit and (text := await self._ask_thread(pid, thread, limit)):
                 stacks.insert(0, text)
         return "\n\n".join(stacks)

@@ -19,6 +19,9 @@ from typing import Final, NamedTuple
 HOLD_SECONDS: Final = 1.0
 """Seconds that lines from a traceback on may wait for the end of their process."""
 
+REPORTED_HOLD_SECONDS: Final = 30.0
+"""The same, of a process that has reported the exception which ends it: on a busy host its last steps take seconds."""
+
 _HELD_BYTES: Final = 1 << 16
 _REMEMBERED_LINES: Final = 512
 _USER_FRAMES: Final = 3

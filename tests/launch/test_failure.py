@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
+from asyncpar.core.observe.stack_dump import STACK_SIGNAL
 from asyncpar.launch.failure import (
     FailureReport,
     RankEnd,
@@ -104,7 +106,11 @@ def test_many_failures_are_counted_not_listed() -> None:
 def test_ends_read_and_exit_as_in_a_shell() -> None:
     assert [exit_code_of(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
     assert describe_ending(-11) == "was killed by SIGSEGV"
-    assert describe_ending(-40) == "was killed by signal 40"
+    assert describe_ending(-40) == f"was killed by SIGRTMIN+{40 - signal.SIGRTMIN}"
+    assert describe_ending(-signal.SIGRTMIN) == "was killed by SIGRTMIN"
+    assert describe_ending(-33) == "was killed by signal 33"
+    ours = f"was killed by SIGRTMAX-3 ({STACK_SIGNAL}), by which asyncpar asks for stacks"
+    assert describe_ending(-STACK_SIGNAL) == ours
 
 
 def test_a_crash_is_named_with_its_place_once() -> None:

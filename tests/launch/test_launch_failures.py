@@ -50,6 +50,23 @@ def test_an_exception_is_told_in_ten_lines_with_the_programs_frames(launcher: La
     assert done.stderr.count("bad batch 7") == 2  # what it is, and the line that raised it
 
 
+def test_victims_that_are_ended_while_they_end_are_one_line(launcher: Launcher) -> None:
+    """Without ``asyncpar.run``, and so slow to exit that SIGTERM comes first: their tracebacks were all shown."""
+    text = STEPS.format(failure="raise ValueError('bad batch 7')").replace("ap.run(main)", "asyncio.run(main())")
+    slow = """
+    import atexit
+    if rank != 1:
+        atexit.register(time.sleep, 60)
+    """
+    done = launcher.run("--nproc-per-node", "3", launcher.script(slow + text))
+    lines = summary_of(done.stderr)
+    assert lines[0] == "asyncpar launch: rank 1 failed first: ValueError: bad batch 7"
+    told = " ".join(line for line in lines if line.startswith("  then "))
+    assert re.findall(r"then ranks? ([\d, ]+) on", told) in (["0, 2"], ["0", "2"], ["2", "0"])
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 11
+
+
 def test_all_frames_are_shown_on_demand(launcher: Launcher) -> None:
     script = launcher.script(STEPS.format(failure="raise ValueError('bad batch 7')"))
     done = launcher.run("--full-traceback", "--nproc-per-node", "2", script)

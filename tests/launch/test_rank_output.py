@@ -7,7 +7,12 @@ import os
 
 import pytest
 
-from asyncpar.launch.rank_output import Relay
+from asyncpar.launch.display import Display
+from asyncpar.launch.options import StreamChoice, Streams
+from asyncpar.launch.rank_output import RankLogs, RankOutput, Relay
+from asyncpar.launch.tracebacks import HOLD_SECONDS, REPORTED_HOLD_SECONDS
+from asyncpar.testing.loop import run_virtual
+from tests.core.config.test_environment import PLACE
 
 
 class Taken:
@@ -73,3 +78,56 @@ async def test_one_that_is_closed_before_it_runs_reads_nothing() -> None:
     await relay.run()
     assert taken.chunks == []
     os.close(write_end)
+
+
+class Shown(Display):
+    """Keeps what is shown of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(every=1.0)
+        self.text = b""
+
+    async def lines(self, text: bytes, *, is_output: bool = False) -> None:
+        assert is_output
+        self.text += text
+
+    async def raw(self, chunk: bytes) -> None:
+        self.text += chunk
+
+    async def show(self, prefix: str, record: object) -> None:
+        raise AssertionError("no rank has reported progress")
+
+
+FAILURE = b'{"kind": "failure", "type": "ValueError", "message": "no more data", "traceback": "..."}\n'
+PREFIX = f"[{PLACE.host}:{PLACE.rank}] "
+TRACEBACK = b"Traceback (most recent call last):\nValueError: no more data\n"
+
+
+@pytest.mark.parametrize(("reported", "seconds"), [(FAILURE, REPORTED_HOLD_SECONDS), (b"", HOLD_SECONDS)])
+def test_a_traceback_that_a_rank_has_reported_waits_for_its_end_on_a_busy_host(reported: bytes, seconds: float) -> None:
+    async def look() -> None:
+        pipes = [os.pipe() for _ in range(3)]
+        shown = Shown()
+        output = RankOutput(
+            PLACE,
+            [read_end for read_end, _ in pipes],
+            {},
+            display=shown,
+            logs=RankLogs(None, redirects=StreamChoice(), tee=StreamChoice()),
+            on_broken=lambda _: None,
+            on_phase=lambda: None,
+            holds_tracebacks=True,
+        )
+        await output._take_reports(reported)  # noqa: SLF001 - what its pipes bring, without the pipes
+        await output._take(Streams.STDERR, b"at work\n" + TRACEBACK)  # noqa: SLF001
+        assert shown.text == f"{PREFIX}at work\n".encode()
+        await asyncio.sleep(seconds - 0.1)
+        assert shown.text == f"{PREFIX}at work\n".encode()
+        await asyncio.sleep(0.2)
+        assert shown.text.count(PREFIX.encode()) == 3, "it goes on, and its traceback is shown"
+        await output.end(has_failed=True)
+        for descriptors in pipes:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    run_virtual(look())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.core.observe.stack_dump import STACKS_FD
+from asyncpar.core.observe.stack_dump import STACK_SIGNAL, STACKS_FD, is_ready
 from asyncpar.launch.stack_files import StackFile
 from asyncpar.observe.stack_views import ThreadView, parse_dump
 
@@ -128,6 +128,40 @@ def test_a_process_that_the_signal_ends_has_written_its_stack_before_the_file_is
     assert "in stay_in_c" in text
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(own)
+
+
+AT_ITS_END = """
+import ctypes, os, sys
+from asyncpar.core.observe.stack_dump import open_stack_dump
+open_stack_dump(os.environ)
+library = ctypes.CDLL(None)
+# C runs this when the interpreter has ended, and with it the handler.
+library["__cxa_atexit"](ctypes.cast(library.getchar, ctypes.c_void_p), None, None)
+print("ready", flush=True)
+"""
+
+
+def test_a_process_that_is_asked_while_it_ends_is_not_killed(descriptor: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", AT_ITS_END],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, STACKS_FD: str(descriptor)},
+        pass_fds=[descriptor],
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            until = time.monotonic() + 30.0
+            while is_ready(descriptor, process.pid):
+                assert time.monotonic() < until
+                time.sleep(0.005)
+            assert process.poll() is None
+            process.send_signal(STACK_SIGNAL)
+            process.communicate(b"\n", timeout=30)
+            assert process.returncode == 0
+        finally:
+            process.kill()
 
 
 def test_a_process_that_never_said_that_it_is_ready_is_left_alone(descriptor: int) -> None:

@@ -295,15 +295,29 @@ def _find_peer_error(error: BaseException, seen: tuple[BaseException, ...]) -> P
 
 
 def record_failures(reporter: Reporter) -> None:
-    """Make the exception that ends the main thread known to ``reporter``, then let the hook that was there show it."""
-    previous = sys.excepthook
+    """Make the exception that ends the main thread known to ``reporter``, then let the hook that was there show it.
 
-    def record(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    A hook of ours that is there already goes on.
+    """
+    if not isinstance(sys.excepthook, _FailureHook):
+        sys.excepthook = _FailureHook(reporter, sys.excepthook)
+
+
+class _FailureHook:
+    """A ``sys.excepthook`` that reports an exception before the ``previous`` one shows it."""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        previous: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    ) -> None:
+        self._reporter = reporter
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            reporter.failure(error)
-        previous(kind, error, where)
-
-    sys.excepthook = record
+            self._reporter.failure(error)
+        self._previous(kind, error, where)
 
 
 _BEAT = b'{"kind": "beat"}\n'

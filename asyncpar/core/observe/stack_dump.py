@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -45,10 +46,26 @@ def open_stack_dump(environment: Mapping[str, str]) -> None:
         os.write(descriptor, _READY)
     except OSError:
         return
+    # What ``faulthandler`` puts back when the interpreter ends: a rank that is asked then goes on to its end.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
     # Each thread writes its own: to walk the frames of one that runs meanwhile crashes this Python now and then.
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=False)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=descriptor)
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGTERM`` or ``SIGRTMIN+3``; the signal of ours with what it is for."""
+    if number == STACK_SIGNAL:
+        return f"SIGRTMAX-{signal.SIGRTMAX - number} ({number}), by which asyncpar asks for stacks"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        pass
+    least = getattr(signal, "SIGRTMIN", 0)
+    is_real_time = least and least < number < signal.SIGRTMAX
+    return f"SIGRTMIN+{number - least}" if is_real_time else f"signal {number}"
 
 
 def read_stack_dump(descriptor: int, start: int = 0) -> str:

@@ -112,6 +112,31 @@ async def test_streams_are_served_and_cut_off_in_time() -> None:
         await close_stream(writer)
 
 
+def test_a_program_that_ends_while_it_serves_is_silent() -> None:
+    """``asyncio.start_server`` of Python 3.11 complains of a ``CancelledError`` in a ``StreamReaderProtocol``."""
+    said = list[object]()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        begun = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            begun.set()
+            try:
+                await reader.read()
+            finally:
+                writer.close()
+
+        server = await serve_streams(serve, host="127.0.0.1")
+        _, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        await begun.wait()
+        writer.close()
+        server.close()
+
+    asyncio.run(main())
+    assert said == []
+
+
 def test_a_flood_from_one_address_pushes_out_nobody_of_another() -> None:
     pending = PendingConnections[str](random.Random(1))
     for number in range(3):
