@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncpar.checkpoint import latest
+from asyncpar.checkpoint.plain import first_difference
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.hybrid import HybridConfig, StepResult, ThreeDParallelismCoordinator, TransformerModel
@@ -37,7 +38,8 @@ class HybridTrainer:
     """Trains over all ranks of a world; each replica has its rows of every batch, in micro-batches.
 
     With ``checkpoints`` it goes on from the latest in their folder, of a run with equal settings in any layout:
-    ``losses`` has those of the steps that are done.
+    ``losses`` has those of the steps that are done.  The run may be longer than that of the checkpoint; its steps have
+    the learning rates of the longer schedule from there on.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class HybridTrainer:
         mapping, replicas = coordinator.groups.mapping, coordinator.config.parallelism.dp_size
         self._rows = split_rows(batches.rows, rank=mapping.dp_rank, size=replicas)
         self.losses: list[float] = []
+        self.has_new_schedule = False
+        """Were the first steps, those of a checkpoint, made by another schedule?"""
         self.last: StepResult | None = None
 
     @classmethod
@@ -126,7 +130,8 @@ class HybridTrainer:
     async def _save(self) -> None:
         checkpoints, done = self._checkpoints, self._coordinator.steps
         if checkpoints is not None and (done % checkpoints.every == 0 or done == self._training.steps):
-            extra = {"losses": self.losses, "training": str(self._training)}
+            training = self._training
+            extra = {"losses": self.losses, "training": training.lasting(), "schedule": str(training.schedule)}
             await self._coordinator.save(checkpoints.folder, extra=extra, keep=checkpoints.keep)
 
     async def _resume(self) -> None:
@@ -143,12 +148,15 @@ class HybridTrainer:
                 f"{everyone.index(False)} finds no checkpoint in it and rank {everyone.index(True)} does"
             )
         extra: dict[str, Any] = await self._coordinator.load(self._checkpoints.folder)
-        if extra["training"] != str(self._training):
+        sides = "the checkpoint", "this run"
+        difference = first_difference(extra["training"], self._training.lasting(), "training", sides)
+        if difference is not None:
             raise UsageError(
-                f"checkpoint: expected one of a run with these settings in {self._checkpoints.folder}, "
-                f"{self._training}; got one of {extra['training']}"
+                f"checkpoint: {self._checkpoints.folder} is of a run with other settings: {difference}; set it as it "
+                "was, or choose another folder"
             )
         self.losses = [float(loss) for loss in extra["losses"]]
+        self.has_new_schedule = extra["schedule"] != str(self._training.schedule)
 
     def _digest(self) -> str:
         hasher = hashlib.sha256()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,18 @@ class TrainingConfig:
             raise UsageError(f"clip_norm: expected a positive number or None, got {self.clip_norm}")
         if self.steps < 1 or self.rows < 1:
             raise UsageError(f"steps, batch: expected 1 or more, got {self.steps}, {self.rows}")
+
+    def lasting(self) -> dict[str, Any]:
+        """Return the settings that all runs of one model share: all but the length of a run and of its schedule."""
+        rule, schedule = asdict(self.rule), asdict(self.schedule)
+        return {
+            "model": asdict(self.model),
+            "rule": {"name": type(self.rule).__name__, **rule},
+            "schedule": {name: value for name, value in schedule.items() if name not in ("steps", "warmup")},
+            "rows": self.rows,
+            "clip_norm": self.clip_norm,
+            "tuning": None if self.tuning is None else str(self.tuning),
+        }
 
     @property
     def tokens(self) -> int:

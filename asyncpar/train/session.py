@@ -24,6 +24,9 @@ class Session(ABC):
     losses: Sequence[float] = ()
     """The losses of the steps that an earlier run has done."""
 
+    has_new_schedule: bool = False
+    """Did that run have another schedule of learning rates, because it was shorter for instance?"""
+
     @abstractmethod
     def run(self) -> AsyncGenerator[StepReport, None]:
         """Yield a report after each step."""
@@ -111,6 +114,7 @@ class HybridSession(Session):
         self._trainer = trainer
         self.layout = layout
         self.losses = tuple(trainer.losses)
+        self.has_new_schedule = trainer.has_new_schedule
 
     def run(self) -> AsyncGenerator[StepReport, None]:
         return self._trainer.run()

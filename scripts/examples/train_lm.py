@@ -101,6 +101,10 @@ async def train(options: argparse.Namespace, config: TrainingConfig, texts: Text
         communicator = node.world
         await check_same_text(communicator, texts.training)
         session = await make_session(options, config, texts, node)
+        if options.check and session.has_new_schedule:
+            await session.close()
+            done = len(session.losses)
+            raise UsageError(f"--check: the first {done} steps had another schedule, of other --steps; leave it out")
         await communicator.barrier()
         losses = list(session.losses)
         sent, start = node.bytes_sent, time.perf_counter()

@@ -206,7 +206,14 @@ def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path:
     assert latest_step(tmp_path / "saved") == 8
     other = run(*options, "--lr", 0.1, "--zero", 1, "--out", tmp_path, ranks=2)
     assert other.returncode != 0
-    assert "checkpoint: expected one of a run with these settings" in other.stderr
+    assert "other settings: training.schedule.peak is" in other.stderr
+    assert "for the checkpoint, and 0.1 for this run; set it as it was, or choose another folder" in other.stderr
+    longer = run(*options, "--steps", 12, "--tp", 2, "--out", tmp_path, ranks=2)
+    assert longer.returncode == 0, longer.stderr
+    assert (last_line(longer)["steps"], latest_step(tmp_path / "saved")) == (12, 12)
+    checked = run(*options, "--steps", 14, "--check", "--zero", 1, "--out", tmp_path, ranks=2)
+    assert checked.returncode != 0
+    assert "--check: the first 12 steps had another schedule, of other --steps; leave it out" in checked.stderr
 
 
 def latest_step(folder: Path) -> int:
