@@ -26,6 +26,17 @@ TERMINATING: Final = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM"
 """Signals by which users, batch systems and closed terminals ask a program to end."""
 
 
+def signal_name(number: int) -> str:
+    """Return ``SIGTERM``, or ``SIGRTMIN+3`` of those that have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        pass
+    least = getattr(signal, "SIGRTMIN", 0)
+    is_real_time = least and least < number < signal.SIGRTMAX
+    return f"SIGRTMIN+{number - least}" if is_real_time else f"signal {number}"
+
+
 class OwnHandler:
     """``handle``, for this process only: in children of forks ``before`` is in its place."""
 

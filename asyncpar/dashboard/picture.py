@@ -100,6 +100,8 @@ class Painter:
             row["ending"] = report.ending[:500]
         if state is RankActivity.STOPPED:
             row["seconds"] = report.seconds
+        if report.place:
+            row["site"] = report.place
         summary = report.summary
         if summary is None:
             return row
@@ -112,7 +114,7 @@ class Painter:
             "cpu": self._processor(summary, is_stale=report.is_stale),
             "gc": summary.gc,
             "stolen": summary.stolen,
-            "site": summary.user_site,
+            "site": report.place or summary.user_site,
             "done": sum(summary.operations_done.values()),
         }
         if summary.progress is not None:

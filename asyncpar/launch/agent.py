@@ -356,4 +356,5 @@ def _describe(state: RankState, limits: SilenceLimits) -> str:
     """Return the line that is printed when the condition of a rank has changed."""
     if state.condition is Condition.WELL:
         return f"rank {state.rank} runs again"
-    return f"rank {state.rank} {CONDITION_WORDS[state.condition]}; {limits.explain(state.condition)}"
+    at = f"; it is at {state.place}" if state.place else ""
+    return f"rank {state.rank} {CONDITION_WORDS[state.condition]}; {limits.explain(state.condition)}{at}"

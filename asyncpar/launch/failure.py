@@ -9,8 +9,8 @@ import msgspec
 
 from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.core.observe.stack_dump import signal_name
 from asyncpar.core.observe.waits import WaitNotice, spell_ranks
+from asyncpar.core.signals import signal_name
 from asyncpar.observe.stack_views import crash_line
 
 _MOST_OTHERS = 8

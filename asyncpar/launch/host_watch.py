@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.launch.rank_channel import RankChannel
-from asyncpar.launch.stack_files import StackFile
+from asyncpar.launch.stack_files import StackFile, state_of
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.observe.service import ObserverReply
-from asyncpar.observe.stack_views import ProcessStacks, parse_dump
+from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.summary import (
     MOST_PAST,
     HostSummary,
@@ -40,7 +40,7 @@ _ANSWER_SECONDS: Final = 0.4
 _COLLECT_SECONDS: Final = 0.7
 """How long a rank may take to tell its stacks or its events."""
 
-_HELD: Final = "something holds its interpreter lock; this is what a signal handler could see"
+_FROM_MEMORY: Final = "it does not answer; this was read from its memory"
 ENDED: Final = "ended"
 NOTHING: Final = "there is none"
 """Why a rank that was asked has nothing to tell."""
@@ -62,6 +62,13 @@ class _WatchedRank(msgspec.Struct):
     ended_at: float = 0.0
     failure: str = ""
     blames: int | None = None
+    seen_at: str = ""
+    """Where its program is, as far as it could be read while the rank did not answer."""
+
+    def find_place(self) -> str:
+        """Return where the program of the main thread is now, read from its memory; "" if that is not known."""
+        threads = () if self.stacks is None or self.ending else self.stacks.read()
+        return threads[0].place if threads and threads[0].is_main else ""
 
     @property
     def rank(self) -> int:
@@ -140,12 +147,18 @@ class HostWatch:
             await self.look()
             self.on_look(self.summary())
 
+    def find_place(self, place: LaunchEnvironment) -> str:
+        """Return where the program of a rank that does not answer is now; "" if that cannot be read."""
+        known = self._ranks.get(place.local_rank)
+        return "" if known is None else known.find_place()
+
     async def look(self) -> None:
         """Ask all ranks for their summaries now."""
         await asyncio.gather(*(self._look_at(known) for known in self._living()))
 
     async def _look_at(self, known: _WatchedRank) -> None:
         reply = await known.channel.ask("summary", within=_ANSWER_SECONDS)
+        known.seen_at = known.find_place() if reply is None else ""
         if reply is not None and reply.content:
             with suppress(msgspec.DecodeError):
                 known.summary, known.heard_at = unpack(reply.content, RankSummary), time.monotonic()
@@ -174,18 +187,18 @@ class HostWatch:
         if kind in known.told:
             content = known.told[kind]()
             return RankAnswer(rank=known.rank, host=self.host, content=content) if content else failed(NOTHING)
-        if _is_stopped(known.pid):
-            return failed("it is stopped (SIGSTOP, or a debugger)")
-        reply: ObserverReply | None = await known.channel.ask(kind, within=_COLLECT_SECONDS)
+        is_stopped = _is_stopped(known.pid)
+        reply: ObserverReply | None = None if is_stopped else await known.channel.ask(kind, within=_COLLECT_SECONDS)
         if reply is None:
             if known.ending:
                 return failed(f"it {known.ending}")
-            if _is_stopped(known.pid):
-                return failed("it does not answer: it is stopped")
-            if kind == "stacks" and known.stacks is not None and (text := await known.stacks.ask(known.pid)):
-                _, threads = parse_dump(text)
-                stacks = ProcessStacks(pid=known.pid, rank=known.rank, time=time.time(), threads=threads, text=_HELD)
+            is_stopped = is_stopped or _is_stopped(known.pid)
+            if kind == "stacks" and known.stacks is not None and (threads := known.stacks.read()):
+                text = f"it {CONDITION_WORDS['stopped']}; {_FROM_MEMORY}" if is_stopped else _FROM_MEMORY
+                stacks = ProcessStacks(pid=known.pid, rank=known.rank, time=time.time(), threads=threads, text=text)
                 return RankAnswer(rank=known.rank, host=self.host, content=pack(stacks))
+            if is_stopped:
+                return failed(f"it {CONDITION_WORDS['stopped']}")
             return failed(_why_silent(known))
         if reply.error:
             return failed(reply.error)
@@ -234,15 +247,12 @@ def _report(known: _WatchedRank) -> RankReport:
         summary=known.summary,
         ending=known.ending,
         blames=known.blames,
+        place=known.seen_at,
     )
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in _STOPPED_STATES
+    return state_of(pid) in _STOPPED_STATES
 
 
 def _why_silent(known: _WatchedRank) -> str:

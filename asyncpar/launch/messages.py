@@ -81,8 +81,9 @@ _CONDITIONS = {
 
 
 def encode_state(state: RankState) -> pb.AgentEvent:
-    numbers = {"phase": _PHASES[state.phase], "condition": _CONDITIONS[state.condition]}
-    return pb.AgentEvent(state=pb.RankState(**asdict(state) | numbers))
+    fields = asdict(state) | {"phase": _PHASES[state.phase], "condition": _CONDITIONS[state.condition]}
+    del fields["place"]
+    return pb.AgentEvent(state=pb.RankState(**fields))
 
 
 def decode_state(message: pb.RankState) -> RankState:

@@ -1,99 +1,67 @@
-"""Ask a rank that does not answer for its stacks by signals: the agent's end of ``core/observe/stack_dump.py``."""
+"""Read the stacks of a rank that does not answer from its memory: the agent's end of ``core/observe/stack_dump.py``.
+
+Nothing is sent to the process, and nothing in it stops: it may be stopped already, or in a C call.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import os
-import time
+from pathlib import Path
 from typing import Final
 
-from asyncpar.core.observe.stack_dump import STACK_SIGNAL, is_ready, read_stack_dump
+from asyncpar.core.observe.stack_dump import read_stack_layout
+from asyncpar.core.observe.stack_layout import read_stacks
+from asyncpar.observe.stack_views import FrameView, ThreadView, is_of_user
 
-_PATIENCE: Final = 0.3
-"""Seconds that all threads have to write in."""
-
-_THREAD_PATIENCE: Final = 0.03
-"""Seconds that a thread has which is not the main one; threads of C libraries write nothing."""
-
-_POLL_SECONDS: Final = 0.005
-_SETTLED_SECONDS: Final = 0.02
-"""Seconds without a change after which a thread has written all."""
-
-_HEAD: Final = "Stack (most recent call first):"
+_UNINTERRUPTIBLE: Final = "D"
 
 
 class StackFile:
-    """The file into which one rank writes its stacks.  Owns ``descriptor``."""
+    """The file that says how the stacks of one rank are read.  Owns ``descriptor``."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._asking = 0
-        self._is_closed = False
 
-    async def ask(self, pid: int) -> str:
-        """Have the threads of process ``pid`` write their stacks, the main one first; return them, it last; "" if not.
+    def read(self) -> tuple[ThreadView, ...]:
+        """Return the threads of the process, the main one first, as they are at one moment.
 
-        The text is as ``faulthandler`` writes the stacks of all threads.  The file is kept until this has ended: the
-        signal may be what ends a call in C, and then the process.
+        Nothing if they go on meanwhile, if they cannot be read (it has not said how, or this process may not), or if
+        the kernel might let the reader wait.
         """
-        self._asking += 1
+        found = read_stack_layout(self.descriptor)
+        if found is None:
+            return ()
+        pid, layout = found
+        if state_of(pid) in ("", _UNINTERRUPTIBLE):
+            return ()
         try:
-            return await self._ask(pid) if is_ready(self.descriptor, pid) else ""
+            memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+        except OSError:  # it has ended, or the system forbids it
+            return ()
+        try:
+            stacks = read_stacks(lambda address, count: os.pread(memory, count, address), layout)
         finally:
-            self._asking -= 1
-            if self._is_closed:
-                self.close()
-
-    async def _ask(self, pid: int) -> str:
-        until = time.monotonic() + _PATIENCE
-        stacks = [main] if (main := await self._ask_thread(pid, pid, until)) else []
-        for thread in _threads_of(pid) if main else ():
-            limit = min(until, time.monotonic() + _THREAD_PATIENCE)
-            if not is_ready(self.descriptor, pid):
-                break
-            if thread != pid and time.monotonic() < limit and (text := await self._ask_thread(pid, thread, limit)):
-                stacks.insert(0, text)
-        return "\n\n".join(stacks)
-
-    async def _ask_thread(self, pid: int, thread: int, until: float) -> str:
-        before = size = os.fstat(self.descriptor).st_size
-        if not _signal_thread(pid, thread):
-            return ""
-        changed = time.monotonic()
-        while time.monotonic() < until:
-            await asyncio.sleep(_POLL_SECONDS)
-            last, size = size, os.fstat(self.descriptor).st_size
-            if size != last:
-                changed = time.monotonic()
-            elif size > before and time.monotonic() - changed >= _SETTLED_SECONDS:
-                break
-        text = read_stack_dump(self.descriptor, before)
-        return text.replace(_HEAD, f"Thread {thread:#x} (most recent call first):", 1) if text.startswith(_HEAD) else ""
+            os.close(memory)
+        return tuple(
+            ThreadView(
+                name="MainThread" if native == pid else f"thread {native}",
+                frames=tuple(
+                    FrameView(file=each.file, line=each.line, function=each.function, is_user=is_of_user(each.file))
+                    for each in frames
+                ),
+                is_main=native == pid,
+            )
+            for native, frames in sorted(stacks, key=lambda stack: stack[0] != pid)
+        )
 
     def close(self) -> None:
-        """Close the file, which stays where it has a name, once nobody asks."""
-        self._is_closed = True
-        if not self._asking:
-            os.close(self.descriptor)
+        """Close the file, which stays where it has a name."""
+        os.close(self.descriptor)
 
 
-def _threads_of(pid: int) -> list[int]:
+def state_of(pid: int) -> str:
+    """Return the letter for the state of a process, "" if there is none."""
     try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-    except FileNotFoundError:
-        return []
-
-
-def _signal_thread(pid: int, thread: int) -> bool:
-    """Send the signal to one thread of a process; return whether it is there, and can be reached alone."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "tgkill"):
-        return int(library.tgkill(pid, thread, STACK_SIGNAL)) == 0
-    if thread != pid:  # glibc before 2.30
-        return False
-    try:
-        os.kill(pid, STACK_SIGNAL)  # the main thread takes it
-    except ProcessLookupError:
-        return False
-    return True
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -48,7 +48,8 @@ class ProcessLook:
 class RankState:
     """The state of a rank as its agent sees it; it has been in ``condition`` for ``seconds``.
 
-    ``phase`` None: none was reported; programs that do not use asyncpar report none.
+    ``phase`` None: none was reported; programs that do not use asyncpar report none.  ``place`` is where the program of
+    a rank is that is not well, "" if its memory does not say that; it stays on its host.
     """
 
     generation: int
@@ -56,6 +57,7 @@ class RankState:
     phase: Phase | None = None
     condition: Condition = Condition.WELL
     seconds: float = 0.0
+    place: str = ""
 
 
 class Vitals:

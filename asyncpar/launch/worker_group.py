@@ -33,7 +33,7 @@ from asyncpar.launch.rank_output import RankLogs, RankOutput
 from asyncpar.launch.rank_process import ChildStreams, RankProcess, find_room
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.tracebacks import find_traceback, shorten
-from asyncpar.launch.vitals import LOOK_SECONDS, RankState
+from asyncpar.launch.vitals import LOOK_SECONDS, Condition, RankState
 from asyncpar.launch.wait_board import RankTold
 from asyncpar.observe.service import OBSERVE_FD
 from asyncpar.observe.stack_views import ProcessStacks, crash_line
@@ -338,6 +338,7 @@ class WorkerGroup:
             phase=vitals.phase,
             condition=vitals.condition,
             seconds=vitals.seconds,
+            place="" if vitals.condition is Condition.WELL else self._tools.watch.find_place(place),
         )
         self._tools.watch.take_state(place, state)
         self._tools.on_state(state)

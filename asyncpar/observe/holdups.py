@@ -171,6 +171,8 @@ def describe_rank(report: RankReport) -> str:
     summary = report.summary
     site = "" if summary is None else summary.user_site
     if trouble := find_trouble(report):
+        if report.place:
+            return f"{trouble}, at {report.place}"
         return f"{trouble}, last seen at {site}" if site and CONDITION_WORDS.get(report.condition) else trouble
     if report.condition == "ended":
         return report.ending or "has ended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from itertools import takewhile
@@ -15,6 +16,7 @@ _DUMPED_FRAME: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')
 _COLLECTING: Final = "Garbage-collecting"
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _LIBRARY: Final = str(Path(threading.__file__).parent)
+_LOOP: Final = (f"{_LIBRARY}{os.sep}asyncio{os.sep}", f"{_LIBRARY}{os.sep}selectors.py")
 
 
 class FrameView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +72,16 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frames: tuple[FrameView, ...]
     is_main: bool = False
 
+    @property
+    def place(self) -> str:
+        """Where the program is that runs in it, as ``train.py:57``; "" if only an event loop does, or a library."""
+        for frame in reversed(self.frames):
+            if frame.is_user:
+                return frame.site
+            if frame.file.startswith(_LOOP):
+                return ""
+        return ""
+
 
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stacks of a process at one moment; ``more_tasks`` are not among ``tasks``."""
@@ -97,7 +109,7 @@ def parse_dump(dump: str) -> tuple[str, tuple[ThreadView, ...]]:
         lines = dump[begin.end() : until].strip("\n").splitlines()
         found = [match for match in takewhile(bool, map(_DUMPED_FRAME.match, lines)) if match is not None]
         frames = tuple(
-            FrameView(file=match[1], line=int(match[2]), function=match[3], is_user=_is_of_user(match[1]))
+            FrameView(file=match[1], line=int(match[2]), function=match[3], is_user=is_of_user(match[1]))
             for match in reversed(found)
         )
         is_main = number == len(begins) - 1  # it goes from the newest to the oldest
@@ -118,5 +130,6 @@ def crash_line(dump: str) -> str:
     return fatal if frame is None else f"{fatal}, in {frame[3]} at {frame[1]}:{frame[2]}"
 
 
-def _is_of_user(file: str) -> bool:
+def is_of_user(file: str) -> bool:
+    """Is ``file`` of the program, as far as its name says?  What is installed is not."""
     return not file.startswith((_PACKAGE, _LIBRARY, "<frozen")) and "/site-packages/" not in file

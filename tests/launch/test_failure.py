@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from asyncpar.core.observe.stack_dump import STACK_SIGNAL
 from asyncpar.launch.failure import (
     FailureReport,
     RankEnd,
@@ -109,8 +108,6 @@ def test_ends_read_and_exit_as_in_a_shell() -> None:
     assert describe_ending(-40) == f"was killed by SIGRTMIN+{40 - signal.SIGRTMIN}"
     assert describe_ending(-signal.SIGRTMIN) == "was killed by SIGRTMIN"
     assert describe_ending(-33) == "was killed by signal 33"
-    ours = f"was killed by SIGRTMAX-3 ({STACK_SIGNAL}), by which asyncpar asks for stacks"
-    assert describe_ending(-STACK_SIGNAL) == ours
 
 
 def test_a_crash_is_named_with_its_place_once() -> None:

@@ -1,29 +1,31 @@
-"""Stacks that a process writes when it is asked by signals."""
+"""Stacks that are read from the memory of a process: right, of one moment, and without any effect on it."""
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from asyncpar.core.observe.stack_dump import STACK_SIGNAL, STACKS_FD, is_ready
-from asyncpar.launch.stack_files import StackFile
-from asyncpar.observe.stack_views import ThreadView, parse_dump
+from asyncpar.core.observe.stack_dump import STACKS_FD, read_stack_dump
+from asyncpar.launch.stack_files import StackFile, state_of
+from asyncpar.observe.stack_views import ThreadView
 
 pytestmark = pytest.mark.process
 
-BUSY = """
-import os, threading
+HEAD = """
+import ctypes, errno, os, sys, threading
 from asyncpar.core.observe.stack_dump import open_stack_dump
 open_stack_dump(os.environ)
+"""
 
+BUSY = """
 def go_down(depth):
     return sum(range(3)) if depth == 0 else go_down(depth - 1)
 
@@ -31,28 +33,27 @@ def stay_busy():
     while True:
         go_down(20)
 
-def main_work():
-    print("ready", flush=True)
-    while True:
-        go_down(20)
-
-for _ in range(2):
-    threading.Thread(target=stay_busy, daemon=True).start()
-main_work()
+threading.Thread(target=stay_busy, daemon=True).start()
+print("ready", flush=True)
+stay_busy()
 """
-
 
 IN_C = """
-import ctypes, os
-from asyncpar.core.observe.stack_dump import open_stack_dump
-open_stack_dump(os.environ)
+class Descriptor(ctypes.Structure):
+    _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
 
-def stay_in_c():
+def gräßlich_Ж():
+    library = ctypes.PyDLL(None, use_errno=True)  # which keeps the interpreter lock
+    waiting = Descriptor(0, 1, 0)
     print("ready", flush=True)
-    ctypes.PyDLL(None).sleep(3)  # or less: the signal ends it
+    result = library.poll(
+        ctypes.byref(waiting), 1, 60000)  # the call
+    print(result, errno.errorcode.get(ctypes.get_errno(), "well"), flush=True)
 
-stay_in_c()
+gräßlich_Ж()
 """
+
+LIMIT = 60.0
 
 
 @pytest.fixture
@@ -62,88 +63,15 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
     os.close(number)
 
 
-class _OldLibrary:
-    """A C library without a way to signal one thread."""
-
-
-@pytest.mark.parametrize("has_tgkill", [True, False])
-def test_threads_that_run_python_code_write_their_own_stacks_and_go_on(
-    descriptor: int, monkeypatch: pytest.MonkeyPatch, *, has_tgkill: bool
-) -> None:
-    """One that writes the stacks of others while these run crashes now and then."""
-    if not has_tgkill:
-        monkeypatch.setattr(ctypes, "CDLL", lambda _: _OldLibrary())
+@contextmanager
+def started(
+    tmp_path: Path, program: str, descriptor: int, name: str = "program.py"
+) -> Iterator[subprocess.Popen[bytes]]:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(HEAD + program)
     with subprocess.Popen(
-        [sys.executable, "-c", BUSY],
-        stdout=subprocess.PIPE,
-        env={**os.environ, STACKS_FD: str(descriptor)},
-        pass_fds=[descriptor],
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            stacks = StackFile(descriptor)
-            answers: list[tuple[ThreadView, ...]] = []
-            others: set[str] = set()
-            until = time.monotonic() + 40.0  # a busy machine may leave a thread no time to write in
-            while len(answers) < 12 or (has_tgkill and "stay_busy" not in others and time.monotonic() < until):
-                if threads := parse_dump(asyncio.run(stacks.ask(process.pid)))[1]:
-                    answers.append(threads)
-                    others |= {frame.function for thread in threads[1:] for frame in thread.frames}
-                assert answers or time.monotonic() < until
-            assert process.poll() is None
-        finally:
-            process.kill()
-    for main, *_ in answers:
-        assert main.is_main
-        assert main.frames[0].function == "<module>"
-        assert "main_work" in [frame.function for frame in main.frames]
-    assert ("stay_busy" in others) is has_tgkill
-
-
-def test_a_process_that_the_signal_ends_has_written_its_stack_before_the_file_is_closed(descriptor: int) -> None:
-    """As a launcher closes it when a rank has ended: a call of C may end by the signal, and the program with it."""
-    own = os.dup(descriptor)
-
-    async def ask(pid: int) -> str:
-        stacks = StackFile(own)
-        asking = asyncio.ensure_future(stacks.ask(pid))
-        await asyncio.sleep(0)
-        stacks.close()
-        return await asking
-
-    with subprocess.Popen(
-        [sys.executable, "-c", IN_C],
-        stdout=subprocess.PIPE,
-        env={**os.environ, STACKS_FD: str(descriptor)},
-        pass_fds=[descriptor],
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            text = asyncio.run(ask(process.pid))
-            assert process.wait(timeout=30) == 0
-        finally:
-            process.kill()
-    assert "in stay_in_c" in text
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(own)
-
-
-AT_ITS_END = """
-import ctypes, os, sys
-from asyncpar.core.observe.stack_dump import open_stack_dump
-open_stack_dump(os.environ)
-library = ctypes.CDLL(None)
-# C runs this when the interpreter has ended, and with it the handler.
-library["__cxa_atexit"](ctypes.cast(library.getchar, ctypes.c_void_p), None, None)
-print("ready", flush=True)
-"""
-
-
-def test_a_process_that_is_asked_while_it_ends_is_not_killed(descriptor: int) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", AT_ITS_END],
+        [sys.executable, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, STACKS_FD: str(descriptor)},
@@ -152,21 +80,81 @@ def test_a_process_that_is_asked_while_it_ends_is_not_killed(descriptor: int) ->
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            until = time.monotonic() + 30.0
-            while is_ready(descriptor, process.pid):
-                assert time.monotonic() < until
-                time.sleep(0.005)
-            assert process.poll() is None
-            process.send_signal(STACK_SIGNAL)
-            process.communicate(b"\n", timeout=30)
-            assert process.returncode == 0
+            yield process
         finally:
             process.kill()
 
 
-def test_a_process_that_never_said_that_it_is_ready_is_left_alone(descriptor: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert asyncio.run(StackFile(descriptor).ask(process.pid)) == ""
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def line_of(mark: str) -> int:
+    return next(n for n, line in enumerate((HEAD + IN_C).splitlines(), 1) if line.endswith(mark)) - 1
+
+
+@pytest.mark.parametrize("name", ["plain.py", "prögram.py", "Ж/ü.py", "😀.py"])
+def test_a_call_of_c_with_the_interpreter_lock_is_found_and_not_interrupted(
+    tmp_path: Path, descriptor: int, name: str
+) -> None:
+    """A signal would end ``poll`` with ``EINTR``, also where its handler restarts what can be restarted."""
+    file = StackFile(descriptor)
+    with started(tmp_path, IN_C, descriptor, name) as process:
+        seen: list[tuple[ThreadView, ...]] = []
+
+        def is_in_c() -> bool:
+            seen.append(file.read())
+            return bool(seen[-1]) and seen[-1][0].place == f"{Path(name).name}:{line_of('# the call')}"
+
+        until(is_in_c)
+        assert [file.read() == seen[-1] for _ in range(20)] == [True] * 20
+        (main, *_) = seen[-1]
+        assert [frame.function for frame in main.frames] == ["<module>", "gräßlich_Ж"]
+        assert main.frames[0].line == len((HEAD + IN_C).splitlines())
+        assert all(frame.is_user for frame in main.frames)
         assert process.stdin is not None
-        process.stdin.close()
-    assert process.returncode == 1
+        assert process.stdout is not None
+        process.stdin.write(b"go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"1 well\n"
+        assert process.wait(LIMIT) == 0
+    assert file.read() == ()
+    assert read_stack_dump(descriptor) == ""
+
+
+def test_threads_that_run_are_read_as_they_were_together_or_not_at_all(tmp_path: Path, descriptor: int) -> None:
+    file = StackFile(descriptor)
+    with started(tmp_path, BUSY, descriptor) as process:
+        for _ in range(300):
+            for thread in file.read():
+                functions = [frame.function for frame in thread.frames if frame.is_user]
+                assert functions in ([], *(["<module>", "stay_busy", *["go_down"] * depth] for depth in range(22))) or (
+                    functions == ["stay_busy", *["go_down"] * (len(functions) - 1)]
+                )
+        assert process.poll() is None
+
+
+def test_a_process_that_is_stopped_is_read_and_stays_stopped(tmp_path: Path, descriptor: int) -> None:
+    file = StackFile(descriptor)
+    with started(tmp_path, BUSY, descriptor) as process:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: state_of(process.pid) == "T")
+        first = file.read()
+        main, other = (thread for thread in first if any(frame.is_user for frame in thread.frames))
+        assert main.is_main
+        assert [frame.function for frame in main.frames][:2] == ["<module>", "stay_busy"]
+        assert "stay_busy" in [frame.function for frame in other.frames]
+        assert file.read() == first
+        assert state_of(process.pid) == "T"
+
+
+def test_a_process_that_never_said_how_it_is_read_is_left_alone(descriptor: int) -> None:
+    file = StackFile(descriptor)
+    assert file.read() == ()
+    for content in (b"ready\n", b"ready [1,null]\n", b"ready [1,{}]\n", b'ready {"thread": 1}\n', b"\xff\xfe\n"):
+        os.truncate(descriptor, 0)
+        os.write(descriptor, content)
+        assert file.read() == ()

@@ -1,86 +1,73 @@
-"""Stacks of a rank whose interpreter does not come to answer: written by a signal handler in C (``faulthandler``).
+"""The file of a rank for its agent: how its stacks are read from outside, and where it was as it crashed.
 
-The agent hands down a file (``ASYNCPAR_STACKS_FD``).  The rank says in it that the handler is there; then the agent may
-send ``STACK_SIGNAL`` to one thread after another, each of which writes its own stack, and reads what was written.  It
-needs neither the interpreter lock nor a debugger.  A crash
-(SIGSEGV, SIGABRT and the like) leaves its stack there, too.
+The agent hands down the file (``ASYNCPAR_STACKS_FD``).  The rank writes in its first line where its interpreter keeps
+its stacks (``stack_layout.py``), so that the agent can read them when it does not come to answer: no signal is sent, as
+one would end system calls that wait.  A crash (SIGSEGV, SIGABRT and the like) leaves its stack behind that line, by
+``faulthandler``.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import signal
-import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
+
+import msgspec
+
+from asyncpar.core.observe.stack_layout import StackLayout, find_layout
 
 STACKS_FD: Final = "ASYNCPAR_STACKS_FD"
 """The variable with the number of the inherited descriptor of the file for stacks."""
 
-STACK_SIGNAL: Final[int] = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else 0
-"""A signal that no program uses: SIGUSR2, the usual one, is passed on from batch systems to programs.
-
-0 where the system has no such signals: then nobody is asked for stacks in this way.
-"""
-
-_READY: Final = b"ready\n"
+_READY: Final = b"ready "
+_LONGEST_LINE: Final = 4096
 _MOST_BYTES: Final = 256 << 10
 
 
 def open_stack_dump(environment: Mapping[str, str]) -> None:
     """Let the agent that has started this process have its stacks, if it has given a file for that."""
     text = environment.get(STACKS_FD, "")
-    if (
-        not STACK_SIGNAL
-        or not (text.isascii() and text.isdecimal())
-        or signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL
-    ):
+    if not (text.isascii() and text.isdecimal()):
         return
     descriptor = int(text)
     try:
         os.set_inheritable(descriptor, False)
         if os.fstat(descriptor).st_size:  # a program that a rank has started has its variables
             return
-        os.write(descriptor, _READY)
+        os.write(descriptor, _READY + msgspec.json.encode((os.getpid(), _own_layout())) + b"\n")
     except OSError:
         return
-    # What ``faulthandler`` puts back when the interpreter ends: a rank that is asked then goes on to its end.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
-    # Each thread writes its own: to walk the frames of one that runs meanwhile crashes this Python now and then.
-    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=False)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=descriptor)
 
 
-def signal_name(number: int) -> str:
-    """Return ``SIGTERM`` or ``SIGRTMIN+3``; the signal of ours with what it is for."""
-    if number == STACK_SIGNAL:
-        return f"SIGRTMAX-{signal.SIGRTMAX - number} ({number}), by which asyncpar asks for stacks"
+def _own_layout() -> StackLayout | None:
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        pass
-    least = getattr(signal, "SIGRTMIN", 0)
-    is_real_time = least and least < number < signal.SIGRTMAX
-    return f"SIGRTMIN+{number - least}" if is_real_time else f"signal {number}"
-
-
-def read_stack_dump(descriptor: int, start: int = 0) -> str:
-    """Return what was written into the file from byte ``start`` on, without what says that it is there."""
-    content = os.pread(descriptor, _MOST_BYTES, start)
-    return content.removeprefix(_READY).decode("utf-8", "replace").strip("\n")
-
-
-def is_ready(descriptor: int, pid: int) -> bool:
-    """Would the process write its stacks now, instead of ending by the signal?"""
-    if os.pread(descriptor, len(_READY), 0) != _READY:
-        return False
+        memory = os.open("/proc/self/mem", os.O_RDONLY)
+    except OSError:  # not Linux
+        return None
     try:
-        status = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace")
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (STACK_SIGNAL - 1) & 1)
+        return find_layout(lambda address, count: os.pread(memory, count, address))
+    finally:
+        os.close(memory)
+
+
+def read_stack_dump(descriptor: int) -> str:
+    """Return what was written as the process crashed, "" if it has not."""
+    content = os.pread(descriptor, _MOST_BYTES, 0)
+    if content.startswith(_READY):
+        content = content.partition(b"\n")[2]
+    return content.decode("utf-8", "replace").strip("\n")
+
+
+def read_stack_layout(descriptor: int) -> tuple[int, StackLayout] | None:
+    """Return the process that has written into the file, and its layout; None if there is none."""
+    line, _, _ = os.pread(descriptor, _LONGEST_LINE, 0).partition(b"\n")
+    if not line.startswith(_READY):
+        return None
+    try:
+        pid, layout = msgspec.json.decode(line.removeprefix(_READY), type=tuple[int, StackLayout | None])
+    except msgspec.DecodeError:
+        return None
+    return None if layout is None else (pid, layout)

@@ -261,6 +261,7 @@ class SlotProcesses:
             running.silent.cancel()
             running.silent = None
         how, limits = CONDITION_WORDS[state.condition], self._record.silence
+        at = f"; it is at {state.place}" if state.place else ""
         if state.condition is Condition.WELL:
             self._feed(RankResumed(slot))
             self._feed(ConditionChanged(slot, "runs again"))
@@ -268,9 +269,9 @@ class SlotProcesses:
         limit = limits.of(state.condition)
         if state.condition is Condition.STOPPED and self._record.mode is ElasticMode.RANKS:
             limit = STOPPED_PATIENCE if limit is None else min(STOPPED_PATIENCE, limit)
-            self._feed(ConditionChanged(slot, how))
+            self._feed(ConditionChanged(slot, f"{how}{at}"))
         else:
-            self._feed(ConditionChanged(slot, f"{how}; {limits.explain(state.condition, 'it')}"))
+            self._feed(ConditionChanged(slot, f"{how}; {limits.explain(state.condition, 'it')}{at}"))
         if limit is not None:
             loop = asyncio.get_running_loop()
             running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))

@@ -23,8 +23,9 @@ def show_job(job: JobSummary, *, width: int | None = None) -> str:
     job = harmless_values(job)
     rows = [TITLES, *(row_of(report) for report in job.ranks[:MOST_LINES])]
     missing = count_missing_rounds(job)
-    unknown = [f"who is slow is not known yet (steps still to be seen: {missing})"] if missing else []
-    troubles = [*_bounded(describe_holdups(job)), *job.alarms, *unknown]
+    holdups = _bounded(describe_holdups(job))
+    unknown = [f"who is slow is not known yet (steps still to be seen: {missing})"] if missing and not holdups else []
+    troubles = [*holdups, *job.alarms, *unknown]
     lines = [headline(job), *troubles, *describe_past(job), "", *format_rows(rows)]
     if len(job.ranks) > MOST_LINES:
         lines.append(f"... and {len(job.ranks) - MOST_LINES} more ranks (--json has all)")
@@ -73,7 +74,7 @@ def _bounded(sentences: Sequence[str]) -> list[str]:
 def row_of(report: RankReport) -> tuple[str, ...]:
     """Return the cells of one rank."""
     summary = report.summary
-    what, site = "", "" if summary is None else summary.user_site
+    what, site = "", report.place or ("" if summary is None else summary.user_site)
     seconds = 0.0 if report.condition == "well" else report.seconds
     state = report.condition if report.condition != "well" else report.phase or "running"
     if summary is not None and summary.longest is not None:
@@ -82,13 +83,13 @@ def row_of(report: RankReport) -> tuple[str, ...]:
         if longest.waits_for:
             more = ", ..." if len(longest.waits_for) > 3 else ""
             what += f" <- {', '.join(map(str, longest.waits_for[:3]))}{more}"
-        site = longest.site or site
+        site = report.place or longest.site or site
         if state == "member":
             state, seconds = ("waiting", longest.seconds) if longest.seconds >= WAITING_SECONDS else ("running", 0.0)
     elif summary is not None and summary.asks:
         ask = summary.asks[0]
         what = f"{ask.endpoint} of {ask.actor} <- {ask.rank}"
-        site = ask.site or site
+        site = report.place or ask.site or site
         if state == "member" and is_waiting(ask, report.age):
             state, seconds = "waiting", ask.seconds
     if summary is not None and summary.blocked is not None and report.condition == "well":
@@ -96,7 +97,7 @@ def row_of(report: RankReport) -> tuple[str, ...]:
         what = what or summary.blocked.what
     if report.ending:
         what = report.ending
-    if not what and summary is not None and site:
+    if not what and summary is not None and site and not report.place:
         what = summary.doing.removesuffix(f" at {site}")
     state = "running" if state == "member" else state
     if summary is not None and report.is_stale and report.condition != "ended":
