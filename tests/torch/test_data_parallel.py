@@ -295,7 +295,9 @@ def test_nothing_is_kept_when_a_model_is_gone() -> None:
     model = DistributedDataParallel(make("plain"))
     train(model)
     module, reducer = model.module, weakref.ref(model._reducer)  # noqa: SLF001  # whether it is freed shows nowhere else
-    bucket = weakref.ref(model._reducer._buckets[0].array)  # noqa: SLF001
+    found: Any = reducer()
+    bucket = weakref.ref(found._buckets[0].array)  # noqa: SLF001
+    del found
     del model
     gc.collect()
     assert reducer() is None

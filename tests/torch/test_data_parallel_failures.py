@@ -106,10 +106,6 @@ def _assign(model: nn.Module) -> None:
     model.module.head.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
 
 
-def _freeze(model: nn.Module) -> None:
-    model.module.head.weight.requires_grad_(False)
-
-
 def _add(model: nn.Module) -> None:
     model.module.more = nn.Linear(2, 2)
 
@@ -175,7 +171,7 @@ def test_a_gradient_on_another_device_ends_the_step_on_all_ranks_and_the_next_on
         assert_same_everywhere([each.grad for each in model.parameters()])
 
 
-CHANGES = {"replace": _replace, "assign": _assign, "freeze": _freeze, "add": _add, "reshape": _reshape, "cast": _cast}
+CHANGES = {"replace": _replace, "assign": _assign, "add": _add, "reshape": _reshape, "cast": _cast}
 
 
 @on_ranks(2)

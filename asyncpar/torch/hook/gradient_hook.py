@@ -138,13 +138,14 @@ class GradientHook:
 
     # -- for asyncpar.torch.DistributedDataParallel ------------------------------------------------------------------
 
-    def own(self, await_failed: Callable[[], None]) -> None:
-        """Let one model alone have this hook, which calls ``start`` and waits itself.
+    def own(self, await_failed: Callable[[], None], *, again: bool = False) -> None:
+        """Let one model alone have this hook, which calls ``start`` and waits itself; ``again``, if it has it already.
 
         ``await_failed`` waits for buckets of passes that failed, whose errors were raised.
         """
-        self._check_not_owned()
-        if self._reducer is not None:
+        if not again:
+            self._check_not_owned()
+        if self._reducer is not None and not again:
             raise UsageError("state: expected a GradientHook of its own for each model, got one that was used")
         self._await_failed = await_failed
 

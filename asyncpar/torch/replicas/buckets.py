@@ -53,8 +53,6 @@ class Replicated:
         now = self.owner._parameters.get(self.attribute)
         if now is not self.parameter:
             raise self._changed("another object" if now is not None else "none")
-        if not now.requires_grad:
-            raise self._changed("one that does not require gradients")
         if not now.is_cpu:
             raise self._changed(f"one on {now.device}")
         if now.shape != self.spec.shape or now.dtype != self.dtype:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from asyncpar.errors import UsageError
 from asyncpar.torch.process_group import ProcessGroup
 
 _SMALL_BYTES = 1 << 18
@@ -32,10 +33,16 @@ def copy_from(source: int, tensors: Sequence[torch.Tensor], group: ProcessGroup)
             _split(each, packet)
 
 
-def refuse_copies(tensors: Sequence[torch.Tensor], group: ProcessGroup, error: BaseException) -> None:
-    """End ``copy_from`` on the other ranks."""
+def refuse_copies(tensors: Sequence[torch.Tensor], group: ProcessGroup, error: BaseException, *, taken: int = 0) -> int:
+    """End ``copy_from`` on the other ranks, except its first ``taken`` operations; return how many it has too few."""
+    if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
+        error = UsageError(str(error))
     for _ in _packets(tensors):
-        group.refuse(_OPERATION, error, lambda: group.communicator.refuse(_OPERATION, error))
+        if taken:
+            taken -= 1
+        else:
+            group.refuse(_OPERATION, error, lambda: group.communicator.refuse(_OPERATION, error))
+    return taken
 
 
 def _packets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

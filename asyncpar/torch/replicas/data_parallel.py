@@ -5,8 +5,8 @@ model = asyncpar.torch.DistributedDataParallel(module)      # in place of torch.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,28 +15,27 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
 from torch.utils._pytree import tree_leaves
 
-from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.agreement.exchanges import ALL, find_difference
 from asyncpar.codecs import AnyCodec
-from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
+from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.instrumentation import not_traced, stepped_over
 from asyncpar.torch.process_group import ProcessGroup, own_group
-from asyncpar.torch.replicas.buckets import Replicated
+from asyncpar.torch.replicas.agreement import NAME, ReducerOffer, find_bucket_bytes
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.joining import ForwardTurn, ReplicaJoinHook, agree_on_turn, find_last
 from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
+from asyncpar.torch.replicas.replicated_module import ReplicatedModule
+from asyncpar.torch.replicas.tuning import ReplicaTuning
 
-_NAME = "DistributedDataParallel"
-_ERROR = "error"
-_MIB = 1 << 20
-_BUCKET_MIB = 25
-_CROWDED_BUCKET_MIB = 256
-"""Of ranks that share memory and leave no core idle: what is reduced during backward takes the core from it."""
+_TorchReplicas = torch.nn.parallel.DistributedDataParallel
+
+_OWN = frozenset({"process_group", "_reducer", "_replicas"})
+"""Attributes that copies do not share."""
+
+_CHANGED = "as other parameters require gradients now"
 
 
 class DistributedDataParallel(torch.nn.Module, Joinable):
@@ -67,7 +66,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     then differ in their last bits from step to step and from run to run, though never between ranks.
 
     ``process_group`` is the default one if it is None; with ``init_sync`` all ranks begin with the parameters of the
-    first one.
+    first one, and with its buffers unless ``broadcast_buffers`` is False.
+
+    Parameters may begin or cease to require gradients between steps, on all ranks alike; while none does, nothing is
+    reduced.  Parameters and buffers that ``_set_params_and_buffers_to_ignore_for_model`` names are each rank's own.
+    Copies, also from ``torch.save``, train on the same ranks; a codec begins anew in them.  Only models of the default
+    group can be saved.
 
     Other arguments of torch's class are taken by their names and places.  ``forward_sync_buffers`` is its new name of
     ``broadcast_buffers``.  The rest have one value, and ``UsageError`` says what to do instead of another: None for
@@ -107,30 +111,43 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         Joinable.__init__(self)
         if forward_sync_buffers is not None:
             broadcast_buffers = forward_sync_buffers
-        group = own_group(process_group, _NAME)
+        group = own_group(process_group, NAME)
         self.module = module
         self.process_group = group
         self.require_backward_grad_sync = True
         self._copies_buffers = broadcast_buffers is not False
         self._is_copy_due = True
         """Do the next forward's buffers come from rank 0?"""
+        self._turn = 0, 1.0
+        """The rank whose order of gradients counts, and what means over all ranks are multiplied by."""
         self._divides_by_initial = True
         """Are gradients divided by the number of all ranks, also when some are through?"""
 
-        def settings() -> ReducerSettings:
+        self._reducer: GradientReducer | None = None
+        """There is none in a copy that has not trained."""
+        self._codec = codec
+
+        def make() -> tuple[GradientReducer, list[str]]:
             check_only_values(given)
-            return ReducerSettings(
-                bucket_bytes=_bucket_bytes(bucket_cap_mb, group, tuning),
+            self._settings = ReducerSettings(
+                bucket_bytes=find_bucket_bytes(bucket_cap_mb, group, tuning),
                 finds_unused=find_unused_parameters,
                 is_static=static_graph,
                 tuning=_checked_tuning(tuning),
             )
+            self._replicas = ReplicatedModule(module)
+            return self._make_reducer()
 
-        reducer = _agreed_reducer(module, group, settings, codec)
-        self._reducer = reducer
-        self._replicated = reducer.replicated
+        offer = ReducerOffer(make)
+        offer.exchange(group)
+        self._reducer = offer.take()
         if init_sync:
-            copy_from(0, [*module.parameters(), *module.buffers()], group)
+            self._copy_all(0)
+
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(
+        _TorchReplicas._set_params_and_buffers_to_ignore_for_model
+    )
+    _get_data_parallel_params = staticmethod(_TorchReplicas._get_data_parallel_params)
 
     @stepped_over
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -192,36 +209,112 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         ``hook`` is ``gradient_hook``, for the call that torch's class of this name has; no other can be used.
         """
         try:
-            _register(self._reducer, state, hook)
+            if self._reducer is None:
+                self._renew(ForwardTurn(reduces=True, copies=False), ())
+            _register(self._current, state, hook)
         except AsyncparError as error:
             raise as_torch(error, "register_comm_hook") from None
 
     @property
     def gradient_hook(self) -> GradientHook | None:
         """What compresses gradients: its ``statistics``, and the ``state_dict`` of error feedback on this rank."""
-        return self._reducer.hook
+        return None if self._reducer is None else self._reducer.hook
 
     def tuning_outcome(self) -> TuningOutcome | None:
         """Return the best choice so far, as a pin for ``tuning``, and what finding it has cost; None without tuning."""
-        return None if self._reducer.tuning is None else self._reducer.tuning.outcome
+        return None if self._tuning is None else self._tuning.outcome
 
     def tuning_table(self) -> str:
         """Return what was tried, what steps with it waited for, and what that cost; empty without ``tuning``."""
-        return "" if self._reducer.tuning is None else self._reducer.tuning.table()
+        return "" if self._tuning is None else self._tuning.table()
 
     @property
     def bucket_sizes(self) -> list[int]:
         """Bytes of the buckets, in the order in which they are reduced."""
-        return self._reducer.bucket_sizes
+        return [] if self._reducer is None else self._reducer.bucket_sizes
 
-    def __reduce_ex__(self, _: Any) -> Any:
-        raise UsageError("DistributedDataParallel: it cannot be copied or pickled; use its module, or state_dict()")
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not dist.group.WORLD:
+            raise UsageError(
+                f"{NAME}: expected the default process group in a model that is saved, as no other has a name for who "
+                "loads it; save its module, or its state_dict()"
+            )
+        return self._kept()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._restore(state, own_group(None, NAME))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        found = type(self).__new__(type(self))
+        memo[id(self)] = found
+        found._restore(copy.deepcopy(self._kept(), memo), self.process_group)
+        return found
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the attributes that copies have, too."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+
+    def _restore(self, state: dict[str, Any], group: ProcessGroup) -> None:
+        super().__setstate__(state)
+        self.process_group = group
+        self._reducer = None
+        self._replicas = ReplicatedModule(self.module)
+
+    @property
+    def _current(self) -> GradientReducer:
+        assert self._reducer is not None, "made before what uses it"
+        return self._reducer
+
+    @property
+    def _tuning(self) -> ReplicaTuning | None:
+        return None if self._reducer is None else self._reducer.tuning
+
+    def _copy_all(self, source: int) -> None:
+        """Copy from ``source`` what all ranks hold alike."""
+        buffers = self._replicas.buffers() if self._copies_buffers else []
+        copy_from(source, [*self._replicas.parameters(), *buffers], self.process_group)
+
+    def _make_reducer(self) -> tuple[GradientReducer, list[str]]:
+        """Return a reducer for the parameters that require gradients now, and what must be equal on all ranks."""
+        reducer = GradientReducer(self.process_group, self._replicas.members(), self._settings)
+        try:
+            hook = self.gradient_hook
+            if hook is not None:
+                reducer.use(hook, is_own=True)
+            else:
+                hook = GradientHook(
+                    codec=self._codec, group=self.process_group, parameters=self.module.named_parameters()
+                )
+                if not hook.is_lossless:
+                    _register(reducer, hook, gradient_hook)
+        except BaseException:
+            reducer.release()
+            raise
+        return reducer, [f"{self._settings}", f"{hook}", *self._replicas.lines(has_buffers=self._copies_buffers)]
+
+    def _renew(self, turn: ForwardTurn, owed: Sequence[torch.Tensor]) -> None:
+        """Make a reducer for the parameters that require gradients now, together with all ranks."""
+        before = self._reducer
+        offer = ReducerOffer(self._make_reducer)
+        try:
+            try:
+                offer.exchange(self.process_group, _CHANGED)
+            except BaseException as error:  # others have not come, but have begun the turn
+                self._break_off(turn, error, owed, taken=1)
+                raise
+            self._reducer = offer.take()
+        except BaseException:
+            if before is not None and before.hook is not None:
+                before.use(before.hook, is_own=True)
+            raise
+        if before is not None:
+            before.release()
 
     def _agree(self, own: ForwardTurn | None) -> ForwardTurn:
         """Return what the ranks do that are not through, under ``Join``."""
         turn = agree_on_turn(self.process_group, own)
         divisor = self.process_group.size() if self._divides_by_initial else turn.active
-        self._reducer.set_turn(source=turn.source, factor=self.process_group.size() / divisor)
+        self._turn = turn.source, self.process_group.size() / divisor
         return turn
 
     @not_traced
@@ -230,70 +323,86 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         notice = Join.notify_join_context(self)
         if notice is not None:
             notice.wait()
+        trainable = self._replicas.trainable()
         turn = ForwardTurn(
-            reduces=torch.is_grad_enabled() and self.require_backward_grad_sync,
+            reduces=torch.is_grad_enabled() and self.require_backward_grad_sync and bool(trainable),
             copies=self._copies_buffers and self._is_copy_due,
         )
         if self._join_config.enable:
             turn = self._agree(turn)
-        self._prepare(turn)
+        self._prepare(turn, trainable)
         return turn
 
     @not_traced
     def _end_forward(self, turn: ForwardTurn, outputs: Any) -> None:
         if turn.reduces:
-            self._reducer.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+            self._current.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
 
-    def _prepare(self, turn: ForwardTurn) -> None:
+    def _prepare(self, turn: ForwardTurn, trainable: Sequence[torch.nn.Parameter]) -> None:
         """Do what all ranks do before a forward; an error in it ends the turn on the others, too."""
-        reducer = self._reducer
-        buffers = [*self.module.buffers()] if turn.copies else []
+        buffers = self._replicas.buffers() if turn.copies else []
         owed = buffers
-        reducer.is_on = turn.reduces
         try:
-            self._check_parameters()
+            is_same = self._check_parameters(trainable)
+        except BaseException as error:
+            self._break_off(turn, error, owed)
+            raise
+        if turn.reduces and not is_same:
+            self._renew(turn, owed)
+        if self._reducer is not None:
+            self._reducer.is_on = turn.reduces
+        try:
             owed = []
             copy_from(turn.source, buffers, self.process_group)
             self._is_copy_due = turn.reduces
             if turn.reduces:
-                reducer.adopt_plan()
+                source, factor = self._turn
+                self._current.set_turn(source=source, factor=factor)
+                self._current.adopt_plan()
         except BaseException as error:
             self._break_off(turn, error, owed)
             raise
 
     @not_traced
-    def _break_off(self, turn: ForwardTurn, error: BaseException, owed: Sequence[torch.Tensor]) -> None:
-        """End on the other ranks what this one has not done of the turn: copies of the buffers ``owed``, the step."""
-        refuse_copies(owed, self.process_group, error)
-        if turn.reduces:
-            self._reducer.fail(error)
+    def _break_off(
+        self, turn: ForwardTurn, error: BaseException, owed: Sequence[torch.Tensor], *, taken: int = 0
+    ) -> None:
+        """End on the other ranks what this one has not done of the turn: copies of the buffers ``owed``, the step.
+
+        ``taken`` operations of the turn have met others of this rank.
+        """
+        taken = refuse_copies(owed, self.process_group, error, taken=taken)
+        if turn.reduces and self._reducer is not None:
+            self._reducer.fail(error, taken=taken)
+        elif turn.reduces and not taken:  # the others make theirs
+            self.process_group.refuse(NAME, error, lambda: self.process_group.communicator.refuse(NAME, error))
 
     def _shadow(self) -> None:
         """Repeat the collectives of a forward and backward of other ranks, with gradients of zero."""
         turn = self._agree(None)
-        self._prepare(turn)
+        self._prepare(turn, self._replicas.trainable())
         if turn.reduces:
-            self._reducer.shadow()
+            self._current.shadow()
 
     def _end_join(self, is_last: bool) -> None:
         """Make all ranks alike, when all are through."""
-        source = find_last(self.process_group, is_last=is_last)
-        buffers = [*self.module.buffers()] if self._copies_buffers else []
-        copy_from(source, [*self.module.parameters(), *buffers], self.process_group)
-        self._reducer.set_turn(source=0, factor=1.0)
+        self._copy_all(find_last(self.process_group, is_last=is_last))
+        self._turn = 0, 1.0
         self._join_config = _JoinConfig.construct_disabled_join_config()
 
-    def _check_parameters(self) -> None:
-        """Raise ``UsageError`` if the module has other parameters than when it was wrapped."""
-        for each in self._replicated:
-            each.check()
-        now = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        if [*map(id, now)] != [id(each.parameter) for each in self._replicated]:
-            raise UsageError(
-                f"parameters: expected the {len(self._replicated)} that require gradients, as when the module was "
-                f"wrapped, got {len(now)}, not all of them the same; change parameters before "
-                "DistributedDataParallel(module), or wrap it again"
-            )
+    def _check_parameters(self, trainable: Sequence[torch.nn.Parameter]) -> bool:
+        """Report whether gradients are reduced of ``trainable``, which require them now, and of no others.
+
+        Raises ``UsageError`` if the module has other parameters than when it was wrapped.
+        """
+        reducer = self._reducer
+        if reducer is not None:
+            for each in reducer.replicated:
+                each.check()
+            if reducer.reduces(trainable):
+                return True
+        self._replicas.check_known(trainable)
+        return False
 
 
 def _run(module: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Any:
@@ -316,95 +425,7 @@ def _register(reducer: GradientReducer, state: object, hook: object) -> None:
     reducer.use(state)
 
 
-def _agreed_reducer(
-    module: torch.nn.Module, group: ProcessGroup, make_settings: Callable[[], ReducerSettings], codec: str | AnyCodec
-) -> GradientReducer:
-    """Return the reducer of ``module``, once all ranks have said that they have an equal one.
-
-    Raises ``SettingsDiffer`` on all ranks, which names the first difference, and on the others what one rank refuses.
-    """
-    reducer, failure = None, None
-    told: dict[str, list[str]] = {ALL: [], _ERROR: []}
-    try:
-        settings = make_settings()
-        reducer = GradientReducer(group, _replicated(module), settings)
-        hook = GradientHook(codec=codec, group=group, parameters=module.named_parameters())
-        if not hook.is_lossless:
-            _register(reducer, hook, gradient_hook)
-        told[ALL] = [f"{settings}", f"{hook}", *_lines(module)]
-    except Exception as error:  # noqa: BLE001  # raised below, when the others know
-        failure, told[_ERROR] = error, [f"{type(error).__name__}: {error}"]
-    everyone = _exchange(group, told)
-    if failure is not None:
-        raise as_torch(failure, _NAME)
-    assert reducer is not None, "there is one, or an error"
-    ranks = group.communicator.ranks
-    for rank, other in zip(ranks, everyone, strict=True):
-        if other[_ERROR]:
-            raise as_torch(PeerCancelled(f"{_NAME}: rank {rank} cannot take part: {other[_ERROR][0]}", rank=rank))
-    difference = find_difference(everyone, {ALL: (range(len(ranks)),)}, ranks)
-    if difference is not None:
-        raise as_torch(SettingsDiffer(str(difference)))
-    return reducer
-
-
-def _bucket_bytes(bucket_cap_mb: float | None, group: ProcessGroup, tuning: TuningConfig | None) -> int:
-    size = bucket_cap_mb
-    if size is None:
-        is_crowded = tuning is None and _are_crowded(group)
-        size = _CROWDED_BUCKET_MIB if is_crowded else _BUCKET_MIB
-    if not size * _MIB >= 1:
-        raise UsageError(f"bucket_cap_mb: expected a positive number of MiB, got {bucket_cap_mb}")
-    return int(size * _MIB)
-
-
-def _are_crowded(group: ProcessGroup) -> bool:
-    """Do the ranks share memory, with less than two cores for each?  Ranks of one host find the same."""
-    communicator = group.communicator
-    shares_memory = len(communicator.hosts) == 1 < communicator.size and ARENA in communicator.algorithms("all_reduce")
-    return shares_memory and (os.cpu_count() or 1) < 2 * communicator.size
-
-
 def _checked_tuning(tuning: object) -> TuningConfig | None:
     if tuning is not None and not isinstance(tuning, TuningConfig):
         raise UsageError(f"tuning: expected a TuningConfig or None, got {type(tuning).__name__}")
     return tuning
-
-
-def _exchange(group: ProcessGroup, told: dict[str, list[str]]) -> Sequence[dict[str, list[str]]]:
-    communicator = group.communicator
-    found: list[dict[str, list[str]]] = []
-
-    async def exchange() -> None:
-        found.extend(await communicator.all_gather_object(told, wanted=dict[str, list[str]]))
-
-    try:
-        group.call(exchange, _NAME)
-    except AsyncparError as error:
-        raise as_torch(error, _NAME) from None
-    return found
-
-
-def _replicated(module: torch.nn.Module) -> list[Replicated]:
-    """Describe the parameters of ``module`` that require gradients, each once."""
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
-    names = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    places: dict[torch.nn.Parameter, tuple[torch.nn.Module, str]] = {}
-    for owner in module.modules():
-        for attribute, parameter in owner._parameters.items():
-            if parameter is not None:
-                places.setdefault(parameter, (owner, attribute))
-    if not names:
-        raise UsageError("module: expected parameters that require gradients, got none; it needs no wrapper")
-    return [
-        Replicated.of(index, name, parameter, *places[parameter])
-        for index, (parameter, name) in enumerate(names.items())
-    ]
-
-
-def _lines(module: torch.nn.Module) -> Iterator[str]:
-    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        for name, tensor in tensors:
-            grad = "" if kind == "buffer" or tensor.requires_grad else ", frozen"
-            yield f"{kind} {name} {tensor.dtype}{list(tensor.shape)}{grad}"

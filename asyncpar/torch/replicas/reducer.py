@@ -129,19 +129,35 @@ class GradientReducer:
             each.parameter.register_post_accumulate_grad_hook(lambda _, index=index: take(index))
             for index, each in enumerate(self.replicated)
         ]
-        for handle in handles:
-            weakref.finalize(self, handle.remove).atexit = False
+        self._finalizers = [weakref.finalize(self, handle.remove) for handle in handles]
+        for finalizer in self._finalizers:
+            finalizer.atexit = False
+
+    def reduces(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Report whether these are the parameters whose gradients are reduced."""
+        return len(parameters) == len(self.replicated) and all(
+            one is each.parameter for one, each in zip(parameters, self.replicated, strict=True)
+        )
+
+    def release(self) -> None:
+        """Leave the parameters, of which another reducer takes care or none."""
+        self.await_failed()
+        for finalizer in self._finalizers:
+            finalizer()
 
     @property
     def bucket_sizes(self) -> list[int]:
         """Bytes of the buckets, in the order in which they are reduced."""
         return [bucket.array.nbytes for bucket in self._buckets]
 
-    def use(self, hook: GradientHook) -> None:
-        """Reduce the buckets through ``hook`` from now on.  Raises ``UsageError`` where buckets are tuned."""
+    def use(self, hook: GradientHook, *, is_own: bool = False) -> None:
+        """Reduce the buckets through ``hook`` from now on; ``is_own`` says that another reducer of the model has it.
+
+        Raises ``UsageError`` where buckets are tuned.
+        """
         if self.tuning is not None:
             raise UsageError("tuning: expected no codec and no communication hook with it; leave one of them out")
-        hook.own(weakly(self.await_failed))
+        hook.own(weakly(self.await_failed), again=is_own)
         self.hook = hook
 
     def watch(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -174,8 +190,11 @@ class GradientReducer:
             bucket.missing = 0
         self._complete(now, range(len(self.replicated)))
 
-    def fail(self, error: BaseException) -> None:
-        """End what this rank has not begun of the step on all ranks, with the reason ``error``."""
+    def fail(self, error: BaseException, *, taken: int = 0) -> None:
+        """End what this rank has not begun of the step on all ranks, with the reason ``error``.
+
+        ``taken`` places of operations that reduce buckets or exchange words were taken by others.
+        """
         done, self._pass = self._pass, None
         self._end = None
         self._passes += done is None  # the others have one
@@ -194,10 +213,11 @@ class GradientReducer:
             owed = len(self._plan.buckets) - begun + self._exchanges_words + tells
         else:
             owed = int(self._exchanges_words)
-            self._refuse_buckets(self.hook, begun, error)
+            self._refuse_buckets(self.hook, begun + taken, error)
+            taken = 0
         if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
             error = UsageError(str(error))
-        for _ in range(owed):
+        for _ in range(owed - taken):
             self.group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
         self._forget_tuning()
 

@@ -1,0 +1,264 @@
+"""Features of torch's DistributedDataParallel beside training, which asyncpar's has, to the same bits.
+
+Each feature is a function of the class of replicas; what it returns is compared between the two classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchReplicas
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from asyncpar.errors import OperationMismatch, UsageError
+from asyncpar.torch import DistributedDataParallel
+from tests.torch.models import WIDTH, Block, assert_same_everywhere
+from tests.torch.worlds import on_ranks
+
+Wrap = Callable[..., Any]
+
+
+class Parts(nn.Module):
+    """Two blocks, a parameter of its own, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = Block(), nn.BatchNorm1d(WIDTH), Block()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(self.first(x))) * self.scale
+
+
+def make(*, seed: int = 3) -> Parts:
+    torch.manual_seed(seed)
+    return Parts()
+
+
+def step(model: nn.Module, number: int = 0, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Make a step of plain SGD, or of ``optimizer``, on rows of this rank."""
+    generator = torch.Generator().manual_seed(10 * number + dist.get_rank())
+    model.zero_grad()
+    model(torch.randn(4, WIDTH, generator=generator)).square().mean().backward()
+    if optimizer is not None:
+        optimizer.step()
+        return
+    with torch.no_grad():
+        for each in model.parameters():
+            if each.grad is not None:
+                each -= 0.1 * each.grad
+
+
+def values(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def state(model: nn.Module) -> list[torch.Tensor]:
+    return values(model.state_dict().values())
+
+
+def _ignored(wrap: Wrap, names: list[str]) -> list[torch.Tensor]:
+    module = make(seed=dist.get_rank())
+    TorchReplicas._set_params_and_buffers_to_ignore_for_model(module, names)  # noqa: SLF001  # torch: trainers call it
+    model = wrap(module)
+    for number in range(3):
+        step(model, number)
+    return state(model)
+
+
+def ignored(wrap: Wrap) -> list[torch.Tensor]:
+    """Names as ``named_parameters`` has them; torch's reducer has a dot before those of the module itself."""
+    return _ignored(wrap, ["first.first.weight", "norm.running_mean", "scale", ".scale"])
+
+
+def buffers_of_each_rank(wrap: Wrap) -> list[torch.Tensor]:
+    module = make(seed=dist.get_rank())
+    module.norm.running_mean.fill_(dist.get_rank())
+    model = wrap(module, broadcast_buffers=False)
+    step(model)
+    return state(model)
+
+
+def copied(wrap: Wrap) -> list[torch.Tensor]:
+    model = wrap(make())
+    step(model)
+    other = copy.deepcopy(model)
+    before = state(model)
+    for number in range(1, 3):
+        step(other, number)
+    torch.testing.assert_close(state(model), before, rtol=0, atol=0)
+    step(model, 5)
+    return [*state(model), *state(other)]
+
+
+def pickled(wrap: Wrap) -> list[torch.Tensor]:
+    model = wrap(make(), find_unused_parameters=True)
+    step(model)
+    other = pickle.loads(pickle.dumps(model))
+    step(other, 1)
+    return state(other)
+
+
+def saved(wrap: Wrap) -> list[torch.Tensor]:
+    model = wrap(make())
+    step(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    step(other, 1)
+    return state(other)
+
+
+def averaged(wrap: Wrap) -> list[torch.Tensor]:
+    model = wrap(make())
+    averages = [AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)]
+    for number in range(3):
+        step(model, number)
+        for each in averages:
+            each.update_parameters(model)
+    with torch.no_grad():
+        outputs = [each.eval()(torch.ones(2, WIDTH)) for each in averages]
+    return [*outputs, *state(averages[0]), *state(averages[1])]
+
+
+FEATURES = [ignored, buffers_of_each_rank, copied, pickled, saved, averaged]
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", [feature.__name__ for feature in FEATURES])
+def test_a_feature_of_torch_gives_the_same_bits(name: str) -> None:
+    feature: Callable[[Wrap], list[torch.Tensor]] = globals()[name]
+    ours, theirs = feature(DistributedDataParallel), feature(TorchReplicas)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@on_ranks(2)
+def test_what_is_ignored_may_differ_between_ranks_and_lie_elsewhere() -> None:
+    module = make()
+    module.register_buffer("own", torch.zeros(dist.get_rank() + 1))
+    module.far = nn.Parameter(torch.zeros(3, device="meta"))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["own", "far"])  # noqa: SLF001
+    model = DistributedDataParallel(module)
+    step(model)
+    assert_same_everywhere([each.grad for each in model.parameters() if each.grad is not None])
+
+
+@on_ranks(3)
+def test_a_copy_keeps_its_group_and_only_models_of_the_default_group_are_saved() -> None:
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 2:
+        return
+    model = DistributedDataParallel(make(), process_group=group, codec="int8")
+    other = copy.deepcopy(model)
+    step(other)
+    assert other.process_group is group
+    assert other.gradient_hook is not None
+    assert other.gradient_hook is not model.gradient_hook
+    assert_same = [torch.empty_like(other.module.scale) for _ in range(2)]
+    dist.all_gather(assert_same, other.module.scale.detach(), group=group)
+    assert torch.equal(*assert_same)
+    with pytest.raises(UsageError, match="default process group"):
+        pickle.dumps(model)
+
+
+@on_ranks(2)
+def test_a_copy_that_does_not_train_makes_no_buckets() -> None:
+    model = DistributedDataParallel(make())
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other(torch.ones(2, WIDTH))
+    assert model.bucket_sizes
+    assert not other.bucket_sizes
+
+
+PHASES: dict[str, list[tuple[str, ...]]] = {
+    "thaw": [("second",), ("second", "first"), ("second", "first", "scale", "norm")],
+    "freeze": [("second", "first", "scale", "norm"), ("second",)],
+    "alternate": [("first",), ("second",), ("first",), ("second",)],
+    "nothing between": [("first", "second"), (), ("first", "second")],
+}
+"""The parts that are trained, one phase after the other."""
+
+
+def _require(module: nn.Module, parts: tuple[str, ...]) -> None:
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.split(".")[0] in parts)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", list(PHASES))
+@pytest.mark.parametrize("settings", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_what_requires_gradients_may_change_between_steps(name: str, settings: dict[str, Any]) -> None:
+    """The reference is wrapped anew in each phase."""
+    ours, reference = make(), make()
+    _require(ours, PHASES[name][0])
+    model = DistributedDataParallel(ours, bucket_cap_mb=0.0005, **settings)
+    for phase, parts in enumerate(PHASES[name]):
+        _require(ours, parts)
+        _require(reference, parts)
+        wrapped = TorchReplicas(reference, bucket_cap_mb=0.0005, **settings) if parts else reference
+        for number in range(2):
+            for each in (model, wrapped):
+                if parts:
+                    step(each, 2 * phase + number)
+                else:
+                    each(torch.ones(4, WIDTH))
+        if parts:  # else ours has the buffers of rank 0, and the reference none of another rank
+            torch.testing.assert_close(state(ours), state(reference), rtol=0, atol=0)
+    assert_same_everywhere(state(ours)[:1])
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_a_rank_that_alone_changes_what_requires_gradients_is_named_and_taken_back_all_go_on(codec: str) -> None:
+    module = make()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.0005, codec=codec)
+    step(model)
+    if dist.get_rank() == 1:
+        module.first.requires_grad_(False)
+    with pytest.raises(OperationMismatch, match="other parameters require gradients now"):
+        step(model, 1)
+    module.first.requires_grad_(True)
+    for number in range(2, 4):
+        step(model, number)
+        assert_same_everywhere([each.grad for each in model.parameters() if each.grad is not None])
+
+
+@on_ranks(2)
+def test_a_discriminator_that_is_frozen_every_second_step_trains_as_in_torch() -> None:
+    def train(wrap: Wrap) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        generator, critic = (wrap(nn.Sequential(nn.Linear(WIDTH, WIDTH), Block())) for _ in range(2))
+        rows = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(3):
+            for loses, wins in ((generator, critic), (critic, generator)):
+                wins.requires_grad_(False)
+                loses.requires_grad_(True)
+                made = generator(torch.randn(4, WIDTH, generator=rows))
+                loses.zero_grad()
+                critic(made).square().mean().backward()
+                with torch.no_grad():
+                    for each in loses.parameters():
+                        each -= 0.1 * each.grad
+        return [*state(generator), *state(critic)]
+
+    torch.testing.assert_close(train(DistributedDataParallel), train(TorchReplicas), rtol=0, atol=0)
+
+
+@on_ranks(2)
+def test_lazy_modules_are_refused_with_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"run module\(example\) once"):
+        DistributedDataParallel(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)))
+    lazy = nn.LazyLinear(3)
+    torch.manual_seed(1)
+    lazy(torch.ones(2, WIDTH))
+    step(DistributedDataParallel(lazy))
