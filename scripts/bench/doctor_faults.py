@@ -87,6 +87,15 @@ FAULTS = (
     ),
     Fault("no way to the host", "way", LINK + "ip route add blackhole 10.9.0.2/32", HOSTS, PEER),
     Fault("link of the other host down", "way", LINK + "ip link set here down", HOSTS, PEER),
+    Fault(
+        "firewall that passes the doctor alone",
+        "rank ports",
+        LINK
+        + "nsenter --net=/proc/$THERE/ns/net sh -c 'ip rule add pref 100 lookup local; ip rule add pref 10 iif far "
+        "ipproto tcp sport 32768-60999 dport 32768-60999 blackhole; ip rule del pref 0'",
+        HOSTS,
+        f"{PEER} --secret-file $WORK/secret",
+    ),
     Fault("clock 5 s ahead", "clock", LINK, HOSTS, f"env PYTHONPATH=$WORK/shifted {PEER} --secret-file $WORK/secret"),
     Fault("other secret", "secret", LINK, HOSTS, f"{PEER} --secret-file $WORK/other"),
     Fault("other version", "versions", LINK, HOSTS, f"env PYTHONPATH=$WORK/older {PEER} --secret-file $WORK/secret"),

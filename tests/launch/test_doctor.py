@@ -22,7 +22,7 @@ import pytest
 from asyncpar.core.concurrency import streams
 from asyncpar.launch.doctor import host_checks, peer_checks, peer_service
 from asyncpar.launch.doctor.findings import Examination, Finding, Verdict, fail, show_findings, warn, well
-from asyncpar.launch.doctor.peer_service import PeerReport, meet, serve_doctor
+from asyncpar.launch.doctor.peer_service import PeerReport, PortWays, meet, serve_doctor
 
 
 def test_findings_are_shown_with_what_to_do() -> None:
@@ -160,7 +160,8 @@ def port() -> int:
 async def test_two_doctors_that_agree(port: int) -> None:
     findings = await examine(port)
     assert wrong(findings) == []
-    assert set(findings) == {"MTU", "way", "clock", "secret", "versions"}
+    assert set(findings) == {"MTU", "way", "clock", "secret", "versions", "rank ports"}
+    assert findings["rank ports"].verdict is Verdict.OK
     assert findings["secret"].found == "the same"
 
 
@@ -179,6 +180,102 @@ async def test_other_secret_version_and_clock(port: int, monkeypatch: pytest.Mon
     found = {finding.check: finding for finding in peer_checks.compare("b", report)}
     assert sorted(wrong(found)) == ["MTU", "clock", "versions"]
     assert found["clock"].found == "its clock is 5.0 s behind ours"
+
+
+FORTH, BACK = "from here to", "from there to"
+
+
+@pytest.mark.parametrize(
+    ("is_open", "said", "unsaid"),
+    [((False, True), [FORTH], [BACK]), ((True, False), [BACK], [FORTH]), ((False, False), [FORTH, BACK], [])],
+)
+async def test_a_firewall_that_passes_the_doctor_and_no_ranks_in_one_direction(
+    port: int, monkeypatch: pytest.MonkeyPatch, is_open: tuple[bool, bool], said: list[str], unsaid: list[str]
+) -> None:
+    """The one that asks connects first, then the other one does; what is blocked is closed here, at once."""
+    connect, passes = asyncio.open_connection, iter([is_open[0]] * 3 + [is_open[1]] * 3)
+
+    async def open_connection(
+        address: str, number: int, **options: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if number != port and not next(passes):
+            raise TimeoutError
+        return await connect(address, number, **options)
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+    found = (await examine(port))["rank ports"]
+    assert verdict_of(found) == (Verdict.FAIL, True)
+    assert all(text in found.found for text in said)
+    assert not any(text in found.found for text in unsaid)
+
+
+async def test_an_older_doctor_and_one_that_lies_about_its_ports(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peer_checks.check_ports("b", PortWays(forth=None, back=None)).verdict is Verdict.WARN
+    other = await serve_doctor("127.0.0.1", 0, b"")
+    taken = other.sockets[0].getsockname()[1]
+
+    async def ask(*_: object, **request: object) -> dict[str, object]:
+        return {"ports": [taken]} if request["ask"] == "ports" else {"missed": {"7": "closed"}}
+
+    monkeypatch.setattr(peer_service, "_ask", ask)
+    async with other:
+        ways = await peer_service.try_ports("127.0.0.1", taken, "127.0.0.1", within=0.5)
+    assert ways.forth is not None
+    assert ways.forth.keys() == {taken}
+    assert ways.back == {7: "closed"}
+
+
+async def test_a_doctor_connects_to_no_port_of_the_system_and_to_few(port: int) -> None:
+    server = await serve_doctor("127.0.0.1", port, b"")
+    async with server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            json.dumps({"ask": "reach", "ports": [22, 80, 443, 5000], "token": "", "within": 5}).encode() + b"\n"
+        )
+        writer.write_eof()
+        answer = json.loads(await reader.readline())
+        writer.close()
+    assert answer == {"missed": {}}
+
+
+@pytest.mark.process
+def test_a_firewall_between_two_hosts(namespaces: tuple[str, str], tmp_path: Path) -> None:
+    """It drops TCP between ports that the system chooses, and passes the doctor's: policy rules can do that."""
+    left, right = namespaces
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()
+    rules = (
+        "rule add pref 100 lookup local",
+        f"rule add pref 10 iif {right} ipproto tcp sport {first}-{last} dport {first}-{last} blackhole",
+        "rule del pref 0",
+    )
+    for rule in rules:
+        made = subprocess.run(["ip", "-n", right, *rule.split()], capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            pytest.skip(f"rules for packets cannot be made here: {made.stderr.strip()}")
+    doctor, env = (sys.executable, "-m", "asyncpar", "doctor"), os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    there = subprocess.Popen(
+        ["ip", "netns", "exec", right, *doctor, "--listen", ":29399"], stdout=subprocess.PIPE, text=True, env=env
+    )
+    try:
+        assert there.stdout is not None
+        assert "answers at" in there.stdout.readline()
+        done = subprocess.run(
+            ["ip", "netns", "exec", left, *doctor, "--json", "--hosts", "10.213.7.2"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=env,
+        )
+    finally:
+        there.kill()
+        there.communicate()
+    assert done.returncode == 1, done.stderr
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["way"]["verdict"] == "ok"
+    assert findings["rank ports"]["verdict"] == "fail"
+    assert "from here to" in findings["rank ports"]["found"]
+    assert "from there to" in findings["rank ports"]["found"]
 
 
 async def test_nobody_and_nonsense_at_the_port(port: int) -> None:

@@ -15,7 +15,7 @@ from asyncpar.core.addresses import ANY_PORT, family_of, resolve, route_to, spli
 from asyncpar.core.system_errors import os_reason
 from asyncpar.launch.doctor.findings import Finding, fail, warn, well
 from asyncpar.launch.doctor.host_checks import LEAST_MTU, ask_name_server
-from asyncpar.launch.doctor.peer_service import BULK_BYTES, DOCTOR_PORT, PeerReport, meet
+from asyncpar.launch.doctor.peer_service import BULK_BYTES, DOCTOR_PORT, PeerReport, PortWays, meet, try_ports
 
 CLOCK_SECONDS: Final = 1.0
 """Clocks that differ by more confuse people who compare logs, and certificates that were just made."""
@@ -47,6 +47,7 @@ async def _examine(name: str, secret: bytes) -> list[Finding]:
     findings = [_check_mtu(host, address, own)]
     try:
         report = await meet(address, port, secret, within=_MEET_SECONDS)
+        ways = await try_ports(address, port, own, within=_MEET_SECONDS)
     except ConnectionRefusedError:
         advice = f"run `asyncpar doctor --listen :{port}` there, to compare clocks, secrets and versions, too"
         return [*findings, warn("port", f"{address} is there, but no doctor at port {port}", advice, host=host)]
@@ -54,7 +55,7 @@ async def _examine(name: str, secret: bytes) -> list[Finding]:
         advice = f"let a firewall pass TCP between all hosts of the job, and see whether {host} runs (ping {address})"
         why = f"within {_MEET_SECONDS:g} s" if isinstance(error, TimeoutError) else f"({error})"
         return [*findings, fail("way", f"nothing answers at {address}, port {port} {why}", advice, host=host)]
-    return findings + compare(host, report)
+    return [*findings, *compare(host, report), check_ports(host, ways)]
 
 
 def compare(host: str, report: PeerReport) -> list[Finding]:
@@ -65,6 +66,26 @@ def compare(host: str, report: PeerReport) -> list[Finding]:
         _check_secret(host, report),
         _check_version(host, report),
     ]
+
+
+def check_ports(host: str, ways: PortWays) -> Finding:
+    """Return whether ranks reach each other where they listen: at ports that the system chooses."""
+    if ways.forth is None or ways.back is None:
+        return warn("rank ports", "that doctor is of an older asyncpar, and cannot try them", "update it", host=host)
+    blocked = [
+        f"from {source} to {', '.join(map(str, missed))} {target} ({next(iter(missed.values()))})"
+        for missed, source, target in ((ways.forth, "here", "there"), (ways.back, "there", "here"))
+        if missed
+    ]
+    if not blocked:
+        return well("rank ports", "TCP passes both ways between ports such as ranks listen at", host=host)
+    both = len(blocked) > 1
+    at = "both hosts" if both else "that host" if ways.forth else "this host"
+    advice = (
+        f"ranks listen at ports that the system chooses (sysctl net.ipv4.ip_local_port_range): let the firewall of "
+        f"{at} pass TCP to them {'from each other' if both else 'from the other'}"
+    )
+    return fail("rank ports", f"TCP does not pass {' and '.join(blocked)}", advice, host=host)
 
 
 def _check_bulk(host: str, report: PeerReport) -> Finding:

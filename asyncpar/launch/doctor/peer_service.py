@@ -2,6 +2,10 @@
 
 Lines of JSON over one TCP connection.  Nobody has to prove anything to hear name, version and time; that both hold the
 same secret is shown by a keyed digest of a number that the other one has drawn, so that the secret does not travel.
+
+Ranks listen at ports that the system chooses, and a firewall may pass the doctor's port alone.  So each of both opens
+a few such ports for the length of the conversation, and the other one connects to them.  A doctor connects to nobody
+but to whom it talks.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import os
 import platform
 import secrets
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +36,10 @@ BULK_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 4096
 _SERVE_SECONDS: Final = 10.0
 _PINGS: Final = 5
+_PORTS: Final = 3
+"""Ports of each side that are tried."""
+
+_LEAST_PORT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,17 @@ class PeerReport:
     round_trip: float
     has_same_secret: bool | None
     bulk_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortWays:
+    """Which ports, such as ranks listen at, could not be reached, and why: ``forth`` those there, ``back`` those here.
+
+    None: the other doctor knows nothing of that.
+    """
+
+    forth: dict[int, str] | None
+    back: dict[int, str] | None
 
 
 async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server:
@@ -70,10 +90,28 @@ async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+    async with AsyncExitStack() as stack:
+        await _answer(reader, writer, secret, stack)
+
+
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, stack: AsyncExitStack
+) -> None:
+    """Answer all that is asked; ``stack`` has what is open meanwhile."""
+    ports: list[int] = []
     while line := await reader.readline():
         request = json.loads(line)
         answer: dict[str, Any] = {}
         match request.get("ask"):
+            case "ports":
+                own = writer.get_extra_info("sockname")[0]
+                ports = ports or await stack.enter_async_context(open_ports(own, str(request.get("token", ""))))
+                answer = {"ports": ports}
+            case "reach":
+                asked = [int(port) for port in request.get("ports", ())[:_PORTS] if int(port) >= _LEAST_PORT]
+                peer = writer.get_extra_info("peername")[0]
+                within = min(_SERVE_SECONDS / 2, float(request.get("within", 1.0)))
+                answer = {"missed": await reach_ports(peer, asked, str(request.get("token", "")), within)}
             case "who":
                 answer = {
                     "host": host_name(),
@@ -119,7 +157,61 @@ async def meet(address: str, port: int, secret: bytes, *, within: float) -> Peer
         await close_stream(writer)
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **request: str) -> dict[str, Any]:
+async def try_ports(address: str, port: int, own: str, *, within: float) -> PortWays:
+    """Connect to ports that the doctor at ``address`` opens, and have it connect to such ports at ``own``, ours.
+
+    Raises as ``meet`` does.
+    """
+    async with asyncio.timeout(within):
+        reader, writer = await asyncio.open_connection(address, port, limit=_LONGEST_LINE)
+    token = secrets.token_hex(16)
+    try:
+        async with open_ports(own, token) as here, asyncio.timeout(_SERVE_SECONDS):
+            there = (await _ask(reader, writer, ask="ports", token=token)).get("ports")
+            forth = None if there is None else await reach_ports(address, map(int, there), token, within)
+            missed = (await _ask(reader, writer, ask="reach", token=token, ports=here, within=within)).get("missed")
+            back = None if missed is None else {int(port): str(why)[:200] for port, why in missed.items()}
+            return PortWays(forth=forth, back=back)
+    finally:
+        await close_stream(writer)
+
+
+@asynccontextmanager
+async def open_ports(address: str, token: str) -> AsyncIterator[list[int]]:
+    """Listen at ports that the system chooses; say ``token`` to who connects."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(token.encode()[:_LONGEST_LINE] + b"\n")
+        await close_stream(writer)
+
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(await serve_streams(greet, host=address)) for _ in range(_PORTS)]
+        yield [server.sockets[0].getsockname()[1] for server in servers]
+
+
+async def reach_ports(address: str, ports: Iterable[int], token: str, within: float) -> dict[int, str]:
+    """Return why there is no connection to ``ports`` at which ``token`` is said, for those to which there is none."""
+    tried = list(ports)
+    found = await asyncio.gather(*(_reach(address, port, token, within) for port in tried))
+    return {port: why for port, why in zip(tried, found, strict=True) if why}
+
+
+async def _reach(address: str, port: int, token: str, within: float) -> str:
+    try:
+        async with asyncio.timeout(within):
+            reader, writer = await asyncio.open_connection(address, port, limit=_LONGEST_LINE)
+            try:
+                said = await reader.readline()
+            finally:
+                await close_stream(writer)
+    except TimeoutError:
+        return f"nothing within {within:g} s"
+    except (OSError, ValueError) as error:
+        return os_reason(error)
+    return "" if said == token.encode() + b"\n" else "something else answers"
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **request: object) -> dict[str, Any]:
     writer.write(json.dumps(request).encode() + b"\n")
     await writer.drain()
     try:
