@@ -155,6 +155,9 @@ class RoundEncoder(ABC):
     def commit(self) -> None:
         """Keep the state of the last step, for a warm start of the next one."""
 
+    def reserve_residual(self) -> None:  # noqa: B027
+        """Make at once what ``start`` makes when it is first given a residual, so that its memory is known."""
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays that the encoder holds."""

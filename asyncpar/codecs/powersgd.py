@@ -68,11 +68,15 @@ class PowerSgdEncoder(RoundEncoder):
         self._copy: Values | None = None
         self._is_finished = False
 
+    def reserve_residual(self) -> None:
+        if self._copy is None:
+            self._copy = np.empty(self.size, np.float32)
+
     def start(self, values: Values, *, residual: Values | None = None) -> None:
         check_vector("values", values, np.float32, self.size)
         if residual is not None:
             check_vector("residual", residual, np.float32, self.size)
-            self._copy = np.empty(self.size, np.float32) if self._copy is None else self._copy
+            self.reserve_residual()
         self._is_finished = False
         for x in Corrected(values, residual, None if residual is None else self._copy).pieces():
             _check_finite(x, "values")

@@ -6,6 +6,7 @@ what is found.
 """
 
 from asyncpar.estimate.activations import ActivationModel, kept_layers
+from asyncpar.estimate.buffers import BufferBytes
 from asyncpar.estimate.job import Job, Machine, ModelShape, Precision
 from asyncpar.estimate.layout import (
     Layout,
@@ -23,6 +24,7 @@ from asyncpar.estimate.search import Findings, Misfit, Search, find_layouts
 
 __all__ = [
     "ActivationModel",
+    "BufferBytes",
     "Findings",
     "Job",
     "Layout",

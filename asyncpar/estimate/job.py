@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from asyncpar.collectives.algorithms.catalog import DEVICE_ALGORITHMS, NCCL, STAGED
 from asyncpar.core.config.checks import check_choice, check_count, check_positive
@@ -33,6 +34,10 @@ class Precision(StrEnum):
         return 4 if self is Precision.FP32 else 2
 
 
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""The shapes of parameters, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder with learned positions, attention and a two-layer perceptron in each layer, and a last normalization.
@@ -55,6 +60,15 @@ class ModelShape:
             check_count(name, getattr(self, name))
         if self.hidden % self.heads:
             raise UsageError(f"heads: expected a divisor of hidden = {self.hidden}, got {self.heads}")
+
+    def layer_shapes(self, tp_size: int = 1) -> Shapes:
+        """Return the shapes of the parameters of one layer on one of ``tp_size`` ranks, the one with most."""
+        hidden, share = self.hidden, _largest_share(self.ffn_multiple * self.hidden, tp_size)
+        heads = _largest_share(self.heads, tp_size) * (hidden // self.heads)
+        query_bias: Shapes = ((3 * heads,),) if self.has_query_bias else ()
+        norm: Shapes = ((hidden,), (hidden,))
+        attention: Shapes = ((hidden, 3 * heads), *query_bias, (heads, hidden), (hidden,))
+        return (*norm, *attention, *norm, (hidden, share), (share,), (share, hidden), (hidden,))
 
     def layer_parameters(self, tp_size: int = 1) -> int:
         """Return the number of values of one layer on one of ``tp_size`` ranks, the one with most.
@@ -275,3 +289,20 @@ def rank_parameters(model: ModelShape, config: ThreeDParallelismConfig) -> tuple
             is_held = model.is_tied and len(config.end_stages) == 1
             counts[stage.rank] += model.norm_parameters + (0 if is_held else model.embedding_parameters(tp_size))
     return tuple(counts)
+
+
+def rank_shapes(model: ModelShape, config: ThreeDParallelismConfig) -> tuple[tuple[Shapes, ...], ...]:
+    """Return, for each pipeline rank, the parameters of each layer, as ``rank_parameters`` counts them."""
+    tp_size = config.tp_size
+    layer, table = model.layer_shapes(tp_size), (_largest_share(model.vocabulary, tp_size), model.hidden)
+    found: list[list[Shapes]] = [[] for _ in range(config.pp_size)]
+    for stage in virtual_stages(config):
+        mine = found[stage.rank]
+        if stage.is_first:
+            mine.append((table, (model.sequence, model.hidden)))
+        mine += [layer] * stage.layers
+        if stage.is_last:
+            mine.append(((model.hidden,), (model.hidden,)))
+            if not (model.is_tied and len(config.end_stages) == 1):
+                mine.append((table,))
+    return tuple(map(tuple, found))

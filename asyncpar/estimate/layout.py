@@ -191,7 +191,6 @@ class _Estimate:
             job.model,
             self._config,
             self._activations,
-            micro_batches=self._micro_batches,
             stage=stage,
             precision=job.precision,
             optimizer_states=job.optimizer_states,

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncpar.core.config.checks import check_choice, check_count
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, MemoryRequirements, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel, kept_layers
-from asyncpar.estimate.job import ADAM_STATES, ModelShape, Precision, VirtualStage, rank_parameters, virtual_stages
+from asyncpar.estimate.buffers import BufferBytes, reduced_buffers, sharded_buffers
+from asyncpar.estimate.job import (
+    ADAM_STATES,
+    ModelShape,
+    Precision,
+    VirtualStage,
+    rank_parameters,
+    rank_shapes,
+    virtual_stages,
+)
 from asyncpar.estimate.pipelining import peak_bytes
+from asyncpar.gradsync.config import GradientCompressionConfig
 from asyncpar.pipeline.registry import schedule_of
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 _SINGLE = 4
 """Bytes of a float32."""
@@ -72,6 +83,8 @@ def zero_stage_number(stage: ZeROStage | int) -> int:
 
 
 _MEBIBYTE = float(1 << 20)
+_WORKSPACE = 2
+"""Arrays like the largest parameter that are made and dropped: its gradient, before it is added, and the update's."""
 _ON_THEIR_WAY = 2
 """Pieces of activations that are in memory while others are on disk: the one in use and the next."""
 
@@ -80,17 +93,40 @@ _ON_THEIR_WAY = 2
 class RankMemory:
     """Bytes that one rank needs.
 
-    ``state`` is there to stay.  ``accumulating`` are the gradients of others that ZeRO stages 2 and 3 hold, too, while
-    several micro-batches add to them: they are reduced once, and shared out only then.
+    ``state`` is there to stay.  ``accumulating`` are the whole gradients of ZeRO stages 2 and 3: micro-batches add to
+    them, and they are shared out as they are reduced, which may be when the last of them is final.  ``buffers`` are
+    what travels, or is there to.  Memory of ``activations`` is kept from one step to the next.
+
+    ``workspace`` is what passes and updates make and drop: an array or two like the largest parameter, which the C
+    library does not give back.
     """
 
     state: StateBytes
     accumulating: float
     activations: float
+    buffers: BufferBytes = field(default_factory=BufferBytes)
+    workspace: float = 0.0
+
+    @property
+    def flow(self) -> float:
+        """The most that parameters, gradients, states and buckets take in a step."""
+        sent = self.buffers.buckets + self.buffers.gathered + self.buffers.residuals
+        return self.state.total + self.accumulating + sent
+
+    @property
+    def held(self) -> float:
+        """What parameters, gradients, states and buckets take between steps."""
+        return self.state.total + self.buffers.buckets + self.buffers.waiting + self.buffers.residuals
+
+    @property
+    def between_steps(self) -> float:
+        """What the process holds between steps, besides what Python and libraries take."""
+        return self.held + self.activations + self.workspace
 
     @property
     def total(self) -> float:
-        return self.state.total + self.accumulating + self.activations
+        """The most in a step."""
+        return self.flow + self.activations + self.workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,20 +179,35 @@ def rank_memories(
     config: ThreeDParallelismConfig,
     activations: Sequence[float],
     *,
-    micro_batches: int,
-    stage: ZeROStage | int,
+    stage: ZeROStage | int | ZeROConfig,
     precision: Precision,
     optimizer_states: int = ADAM_STATES,
+    compression: GradientCompressionConfig | None = None,
 ) -> tuple[RankMemory, ...]:
     """Return what each pipeline rank needs, on the tensor-parallel rank that needs most, besides its ``activations``.
 
-    That is its parameters times ``bytes_per_parameter``; what communication needs for buffers is not counted.
+    That is its parameters times ``bytes_per_parameter``, and its buffers.  ``stage`` may be all settings of ZeRO;
+    ``compression`` is that of stage 0.
     """
-    each = bytes_per_parameter(stage, config.dp_size, precision, optimizer_states=optimizer_states)
-    of_others = precision.value_bytes - each.gradients if micro_batches > 1 else 0.0
+    zero = stage if isinstance(stage, ZeROConfig) else ZeROConfig(stage=ZeROStage.of(zero_stage_number(stage)))
+    each = bytes_per_parameter(zero.stage, config.dp_size, precision, optimizer_states=optimizer_states)
+    of_others = 0.0
+    if zero.stage.shards_gradients:
+        of_others = precision.value_bytes - each.gradients + _SINGLE / config.dp_size  # sums are kept in float32
+    dtype = f"f{precision.value_bytes}"
     return tuple(
-        RankMemory(state=each.times(parameters), accumulating=of_others * parameters, activations=kept)
-        for parameters, kept in zip(rank_parameters(model, config), activations, strict=True)
+        RankMemory(
+            state=each.times(parameters),
+            accumulating=of_others * parameters,
+            activations=kept,
+            buffers=sharded_buffers(layers, config.dp_size, zero, dtype, runs=config.chunks_per_stage)
+            if zero.stage.shards_states
+            else reduced_buffers(layers, config.dp_size, compression or GradientCompressionConfig(), dtype),
+            workspace=_WORKSPACE * _SINGLE * max(math.prod(shape) for layer in layers for shape in layer),
+        )
+        for parameters, kept, layers in zip(
+            rank_parameters(model, config), activations, rank_shapes(model, config), strict=True
+        )
     )
 
 
@@ -166,18 +217,22 @@ def memory_requirements(
     *,
     rough: bool = False,
     micro_batches: int | None = None,
-    stage: ZeROStage | int = ZeROStage.NONE,
+    stage: ZeROStage | int | ZeROConfig = ZeROStage.NONE,
     optimizer_states: int = ADAM_STATES,
     sequence_parallel: bool = False,
+    compression: GradientCompressionConfig | None = None,
 ) -> MemoryRequirements:
-    """Return what the fullest rank needs, in MiB; values and gradients are ``model_memory_mb``.
+    """Return the most that the fullest rank needs in a step, in MiB.
+
+    Values and gradients are ``model_memory_mb``, buckets, residuals and gathered values ``communication_memory_mb``.
 
     ``rough``: the rule of thumb that needs no ``model``, ``config.memory_requirements()``.  ``micro_batches`` is how
     many each replica runs per step, by default twice as many as there are stages, from where on most schedules have no
     more of them in flight.  Precision, memory strategy and recomputation are those of ``config``.
 
-    ``stage`` is that of ZeRO, ``optimizer_states`` what the optimizer keeps of each parameter; with
-    ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.
+    ``stage`` is that of ZeRO, or all its settings, ``optimizer_states`` what the optimizer keeps of each parameter;
+    with ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.  ``compression`` is that of
+    gradients without ZeRO.
     """
     if rough:
         return config.memory_requirements(rough=True)
@@ -192,16 +247,18 @@ def memory_requirements(
         model,
         config,
         rank_activations(config, activations, policy, micro_batches=count),
-        micro_batches=count,
         stage=stage,
         precision=precision,
         optimizer_states=optimizer_states,
+        compression=compression,
     )
     fullest = max(memories, key=lambda memory: memory.total)
+    buffers = fullest.buffers
     return MemoryRequirements(
         model_memory_mb=(fullest.state.values + fullest.state.gradients + fullest.accumulating) / _MEBIBYTE,
-        activation_memory_mb=fullest.activations / _MEBIBYTE,
+        activation_memory_mb=(fullest.activations + fullest.workspace) / _MEBIBYTE,
         optimizer_memory_mb=fullest.state.optimizer / _MEBIBYTE,
+        communication_memory_mb=(buffers.buckets + buffers.gathered + buffers.residuals) / _MEBIBYTE,
     )
 
 

@@ -224,6 +224,7 @@ async def _make_flow(
         )
         return [one.joined() for one in layers], flow, None
     engine = ZeroEngine(parameters, config.rule, config.zero, groups.dp, bridge=bridge, name="hybrid/zero")
+    engine.runs = len(layers)
     stages = [one.joined(engine.shard) for one in layers]
     return stages, ShardedFlow(engine, _synchronizer_of_shards(config, groups)), engine
 

@@ -22,6 +22,7 @@ class NodeSums(RowSums):
 
     def __init__(self, groups: HostGroups, *, is_compressed: bool) -> None:
         self.is_lossy = is_compressed
+        self.loans = (2, 1)
         self._groups = groups
         leaders = groups.between
         self._between = None if leaders is None else ReplicaSums(leaders, is_compressed=is_compressed)
@@ -120,6 +121,7 @@ class TimedSums(RowSums):
 
     def __init__(self, inner: RowSums, intervals: Callable[[], Intervals], clock: Callable[[], float]) -> None:
         self.is_lossy = inner.is_lossy
+        self.loans = inner.loans
         self._inner = inner
         self._intervals = intervals
         self._clock = clock

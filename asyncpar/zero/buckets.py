@@ -285,7 +285,11 @@ def make_means(
         ],
         config=config,
         pool=BufferPool(
-            communicator.empty, reuses=config.pin_memory, bytes_held=bytes_held, usual=usual_widths(partition, config)
+            communicator.empty,
+            reuses=config.pin_memory,
+            bytes_held=bytes_held,
+            usual=usual_widths(partition, config),
+            loans=sums.loans,
         ),
         arrays=bytes_held.arrays,
         key=key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.schemes.scheme import Empty
 from asyncpar.zero.memory import TransientBytes
+from asyncpar.zero.partition import Widths, served_width
 
 
 class BufferPool:
     """Lends arrays of undefined content, and takes them back.
 
     Where it ``reuses`` memory, ``empty`` makes it, such that ranks of one host can read it, and what was given back is
-    lent again.  Rows of a dtype of at most its ``usual`` width have memory for that width, so that what one bucket took
-    fits the next one.
+    lent again.  Rows of ``usual`` widths have memory for the widest of them, so that what one bucket took fits the next
+    one.  ``loans`` are how many matrices of rows, and how many single rows, a bucket takes.
     """
 
     def __init__(
@@ -30,13 +31,16 @@ class BufferPool:
         *,
         reuses: bool,
         bytes_held: TransientBytes,
-        usual: Mapping[np.dtype[Any], int] = MappingProxyType({}),
+        usual: Widths = MappingProxyType({}),
+        loans: tuple[int, int] = (1, 1),
     ) -> None:
         self._empty = empty
         self._reuses = reuses
         self._bytes_held = bytes_held
         self._usual = usual
+        self._loans = loans
         self._usual_counts: set[tuple[np.dtype[Any], int]] = set()
+        self._narrow_counts: set[tuple[np.dtype[Any], int]] = set()
         self._free: dict[np.dtype[Any], list[NDArray[Any]]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Lent:
@@ -50,8 +54,7 @@ class BufferPool:
 
     def count_for(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         """Return how many values the memory has room for that is made for ``shape``."""
-        usual = self._usual.get(dtype, 0)
-        return math.prod(shape[:-1]) * usual if shape and shape[-1] <= usual else math.prod(shape)
+        return math.prod(shape[:-1]) * served_width(shape[-1], dtype, self._usual)
 
     def give_back(self, lent: Lent) -> None:
         """Take back what was lent and no rank reads any more; it may be lent again."""
@@ -65,15 +68,14 @@ class BufferPool:
         self._bytes_held.add(buffers=-lent.memory.nbytes)
 
     def trim(self, buckets: int) -> None:
-        """Free what waits beyond the needs of so many ``buckets``: of usual memory as many, of other twice as many."""
+        """Free what waits beyond the needs of so many ``buckets``, and what is narrower than usual."""
         for dtype, free in self._free.items():
             kept: list[NDArray[Any]] = []
-            left = Counter[int]()
+            counts = Counter[int]()
             for memory in sorted(free, key=len, reverse=True):
-                is_usual = (dtype, memory.size) in self._usual_counts
-                kind = memory.size if is_usual else 0
-                left[kind] += 1
-                if left[kind] <= (buckets if is_usual else 2 * buckets):
+                kind, most = self._kind(dtype, memory.size)
+                counts[kind] += 1
+                if counts[kind] <= most * buckets:
                     kept.append(memory)
             self._bytes_held.add(buffers=_nbytes(kept) - _nbytes(free))
             free[:] = kept
@@ -88,10 +90,12 @@ class BufferPool:
         """Return memory that waits, the smallest that fits; where none does, the largest gives way to what is made."""
         free = self._free.get(dtype, [])
         wanted = self.count_for(shape, dtype)
-        if shape and shape[-1] <= self._usual.get(dtype, 0):
+        if shape[-1] in self._usual.get(dtype, ()):
             self._usual_counts.add((dtype, wanted))
             place = next((index for index, memory in enumerate(free) if memory.size == wanted), None)
             return None if place is None else free.pop(place)
+        if shape[-1] < self._usual.get(dtype, range(0)).start:
+            self._narrow_counts.add((dtype, wanted))
         others = [index for index, memory in enumerate(free) if (dtype, memory.size) not in self._usual_counts]
         fitting = [index for index in others if free[index].size >= wanted]
         if fitting:
@@ -99,6 +103,15 @@ class BufferPool:
         if others:
             self._bytes_held.add(buffers=-free.pop(max(others, key=lambda index: free[index].size)).nbytes)
         return None
+
+    def _kind(self, dtype: np.dtype[Any], count: int) -> tuple[int, int]:
+        """Return what tells apart memory that serves different needs, and how much of it a bucket takes at most."""
+        if (dtype, count) in self._narrow_counts:
+            return -1, 0
+        if (dtype, count) not in self._usual_counts:
+            return 0, 2
+        rows, single = self._loans
+        return count, single if count == self._usual[dtype][-1] else rows
 
     def _make(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         if not self._reuses:

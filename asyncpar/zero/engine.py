@@ -78,6 +78,8 @@ class ZeroEngine:
         self.step_count = 0
         self.factor = 1.0
         """The factor of gradients in the next step."""
+        self.runs = 1
+        """How many runs of sharded layers are passed through one by one, as the pieces of a pipeline's rank are."""
         self._name = name
         self._names = Names(name)
         self._bridge = bridge
@@ -157,6 +159,7 @@ class ZeroEngine:
                 most=self._budget.rest,
                 bridge=self._bridge or LoopBridge(),
                 bytes_held=self._bytes_held,
+                runs=self.runs,
             )
             for share in self._means.shares:
                 share.part_with_value()
@@ -284,7 +287,7 @@ class ZeroEngine:
                 raise torn(self.step_count, error) from error
             raise
         finally:
-            self._means.pool.trim(self._budget.window)
+            self._means.pool.trim(min(self._budget.window, len(self.partition.buckets)))
             self._bytes_held.end_step()
 
     def _begin_update(self, learning_rate: float) -> OwnedUpdate:

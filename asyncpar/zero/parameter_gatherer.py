@@ -27,7 +27,7 @@ from asyncpar.zero.buckets import BucketGather, Means
 from asyncpar.zero.config import MIB
 from asyncpar.zero.errors import MemoryExceeded
 from asyncpar.zero.memory import TransientBytes
-from asyncpar.zero.partition import Partition, RowBucket, make_partition
+from asyncpar.zero.partition import Partition, gather_bytes, make_partition, most_gathered, usual_widths
 
 
 class ParameterUnit:
@@ -50,21 +50,14 @@ class ParameterUnit:
         self.pending: PendingResult[list[Array]] | None = None
         self.arrived = 0
         self.is_whole = False
+        self.nbytes = gather_bytes(self.partition, usual_widths(means.partition, means.config))
+        """Bytes of the whole values and of the largest bucket, which are held during a gather."""
         self._means = means
 
     @property
     def value_nbytes(self) -> int:
         """Bytes of the whole values."""
         return sum(spec.count * spec.dtype.itemsize for spec in self.partition.specs)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole values and of the largest bucket, which are held during a gather."""
-        return self.value_nbytes + max(map(self._buffer_nbytes, self.partition.buckets), default=0)
-
-    def _buffer_nbytes(self, bucket: RowBucket) -> int:
-        pool, size = self._means.pool, self.partition.size
-        return bucket.dtype.itemsize * sum(pool.count_for((rows, bucket.width), bucket.dtype) for rows in (1, size))
 
     @property
     def is_busy(self) -> bool:
@@ -96,13 +89,24 @@ FORWARD, BACKWARD = 1, -1
 
 
 class ParameterGatherer:
-    """Gathers ``units``, at most ``depth`` ahead, and at most as many as fit into ``most`` bytes."""
+    """Gathers ``units``, at most ``depth`` ahead, and at most as many as fit into ``most`` bytes.
+
+    They are passed through in ``runs``, one of which may begin before another one ends.
+    """
 
     def __init__(
-        self, units: Sequence[ParameterUnit], *, depth: int, most: int, bridge: LoopBridge, bytes_held: TransientBytes
+        self,
+        units: Sequence[ParameterUnit],
+        *,
+        depth: int,
+        most: int,
+        bridge: LoopBridge,
+        bytes_held: TransientBytes,
+        runs: int = 1,
     ) -> None:
         self._units = tuple(units)
         self._depth = depth
+        self._runs = runs
         self._most = most
         self._bridge = bridge
         self._bytes_held = bytes_held
@@ -120,7 +124,7 @@ class ParameterGatherer:
     @property
     def nbytes_needed(self) -> int:
         """The most bytes that gathered parameters take."""
-        return min(self._most, sum(unit.nbytes for unit in self._units))
+        return min(self._most, most_gathered([unit.nbytes for unit in self._units], self._depth, self._runs))
 
     # -- in the compute thread ---------------------------------------------------------------------------------------
 

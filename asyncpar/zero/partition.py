@@ -11,13 +11,15 @@ Parameters are taken in reverse order of registration, which is about the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.codecs.int8 import Int8
+from asyncpar.codecs.rows import RowFormat
 from asyncpar.core.config.slicing import ceil_chunk, ceil_div
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
@@ -239,7 +241,7 @@ def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraByte
     """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` when not even one bucket fits."""
     if partition.size == 1 or not partition.buckets:
         return Budget(window=_MOST_BUCKETS, buffers=0, rest=config.most_bytes)
-    widest = usual_widths(partition, config)
+    widths = usual_widths(partition, config)
     needs = [_buffer_bytes(partition, bucket, extra_bytes) for bucket in partition.buckets]
     largest = max(needs)
     if largest > config.most_bytes:
@@ -251,18 +253,48 @@ def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraByte
     if window == 1 and 2 * largest <= config.most_share:
         window = 2  # one is packed while the other one travels
     return Budget(
-        window=window, buffers=_held_bytes(partition, widest, needs, window), rest=config.most_bytes - window * largest
+        window=window, buffers=_held_bytes(partition, widths, needs, window), rest=config.most_bytes - window * largest
     )
 
 
-def usual_widths(partition: Partition, config: ZeROConfig) -> dict[np.dtype[Any], int]:
-    """Return the width, by dtype, of the widest bucket that is no larger than buckets are to be."""
+Widths = Mapping[np.dtype[Any], range]
+"""The widths, by dtype, of buckets that memory for the widest of them serves."""
+
+
+def usual_widths(partition: Partition, config: ZeROConfig) -> Widths:
+    """Return the widths of the buckets that are no larger than buckets are to be, and of others down to a quarter."""
     limit = config.bucket_bytes_of(partition.nbytes)
-    widths: dict[np.dtype[Any], int] = {}
+    widths: dict[np.dtype[Any], list[int]] = {}
     for bucket in partition.buckets:
         if partition.bucket_nbytes(bucket) <= limit:
-            widths[bucket.dtype] = max(bucket.width, widths.get(bucket.dtype, 0))
-    return widths
+            widths.setdefault(bucket.dtype, []).append(bucket.width)
+    return {dtype: range(min(*found, max(found) // 4), max(found) + 1) for dtype, found in widths.items()}
+
+
+def served_width(width: int, dtype: np.dtype[Any], widths: Widths) -> int:
+    """Return the width of the memory that serves a bucket of ``width``."""
+    usual = widths.get(dtype, range(0))
+    return usual[-1] if width in usual else width
+
+
+def gather_bytes(unit: Partition, widths: Widths) -> int:
+    """Return what a gather of ``unit`` takes: its values, and memory for its largest bucket, of usual ``widths``."""
+    rows = (served_width(bucket.width, bucket.dtype, widths) * bucket.dtype.itemsize for bucket in unit.buckets)
+    return unit.nbytes + ((unit.size + 1) * max(rows, default=0) if unit.size > 1 else 0)
+
+
+def most_gathered(units: Sequence[int], depth: int, runs: int) -> int:
+    """Return the most that is gathered at once of ``units`` of so many bytes, ``depth`` ahead of the one in use.
+
+    They are passed through, forward and backward, in ``runs``: where one ends and another begins, what was gathered
+    ahead waits for its turn, at either end.
+    """
+    return sum(sorted(units)[-(1 + depth * (2 * runs - 1)) :])
+
+
+def encoded_bytes(rows: int, width: int, dtype: np.dtype[Any]) -> int:  # noqa: ARG001  # it is an ``ExtraBytes``
+    """Return what rows that travel as 8-bit integers take, those that go and those that come, and their total."""
+    return 2 * rows * RowFormat(Int8(), width).nbytes + 4 * width
 
 
 def _buffer_bytes(partition: Partition, bucket: RowBucket, extra_bytes: ExtraBytes) -> int:
@@ -271,12 +303,12 @@ def _buffer_bytes(partition: Partition, bucket: RowBucket, extra_bytes: ExtraByt
     return rows + rows // partition.size + extra_bytes(partition.size, bucket.width, bucket.dtype)
 
 
-def _held_bytes(partition: Partition, widths: dict[np.dtype[Any], int], needs: Sequence[int], window: int) -> int:
+def _held_bytes(partition: Partition, widths: Widths, needs: Sequence[int], window: int) -> int:
     """Return what buffers come to: of each dtype those of usual width, and those of the largest parameters."""
     usual: dict[np.dtype[Any], list[int]] = {}
     others: list[int] = []
     for bucket, need in zip(partition.buckets, needs, strict=True):
-        if bucket.width <= widths.get(bucket.dtype, 0):
+        if bucket.width in widths.get(bucket.dtype, ()):
             usual.setdefault(bucket.dtype, []).append(need)
         else:
             others.append(need)

@@ -15,7 +15,7 @@ from asyncpar.codecs.rows import RowFormat, are_finite
 from asyncpar.collectives.arrays import reduction_for
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.zero.buffers import BufferPool, Loans
-from asyncpar.zero.partition import Partition, RowBucket, Rows, pack_rows, unpack_rows
+from asyncpar.zero.partition import Partition, RowBucket, Rows, encoded_bytes, pack_rows, unpack_rows
 
 _CODEC = Int8()
 
@@ -56,6 +56,8 @@ class RowSums(ABC):
     """Do sums only read ``rows``, so that these may be the gradient itself?"""
     is_lossy: bool
     """Do rows lose values that error feedback can send later?"""
+    loans: tuple[int, int] = (1, 1)
+    """How many matrices of all rows, and how many single rows, a bucket takes of the pool."""
 
     @property
     def codec_name(self) -> str:
@@ -157,7 +159,7 @@ class CompressedSum(RowSum):
     @staticmethod
     def extra_bytes(rows: int, width: int) -> int:
         """Return what the encoded rows, which go and come, and the total take."""
-        return 2 * rows * RowFormat(_CODEC, width).nbytes + 4 * width
+        return encoded_bytes(rows, width, np.dtype(np.float32))
 
 
 class ReplicaSums(RowSums):
@@ -166,6 +168,7 @@ class ReplicaSums(RowSums):
     def __init__(self, communicator: Communicator, *, is_compressed: bool, algorithm: str | None = None) -> None:
         self.is_lossy = is_compressed
         self.leaves_rows = not is_compressed
+        self.loans = (1, 2 if is_compressed else 1)
         self._communicator = communicator
         self._algorithm = algorithm
 

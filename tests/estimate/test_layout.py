@@ -91,7 +91,8 @@ def test_sharded_gradients_of_tied_embeddings_are_reduced_by_their_owners() -> N
 
 
 def test_stage_3_sends_and_waits_more_but_needs_less() -> None:
-    plain, sharded = layout(dp_size=2), layout(dp_size=2, zero=ZeROStage.STAGE3)
+    job = replace(JOB, model=replace(MODEL, hidden=512))
+    plain, sharded = layout(job, dp_size=4), layout(job, dp_size=4, zero=ZeROStage.STAGE3)
     assert sharded.traffic.data > plain.traffic.data
     assert sharded.step_seconds > plain.step_seconds
     assert sharded.memory.total < plain.memory.total
@@ -121,7 +122,7 @@ def test_memory_is_that_of_the_requirements() -> None:
     strategy = config(dp_size=2, pp_size=2, memory_strategy="basic")
     needed = memory_requirements(strategy, MODEL, micro_batches=8, stage=2)
     assert found.memory.total == pytest.approx(needed.total_memory_mb * (1 << 20))
-    assert found.memory.accumulating == 2 * max(rank_parameters(MODEL, strategy))
+    assert found.memory.accumulating == 4 * max(rank_parameters(MODEL, strategy))
     assert found.memory.state.total == pytest.approx(10 * max(rank_parameters(MODEL, strategy)))
 
 

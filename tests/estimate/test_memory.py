@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel
-from asyncpar.estimate.job import ModelShape, Precision, rank_parameters
+from asyncpar.estimate.job import ModelShape, Precision, rank_parameters, rank_shapes
 from asyncpar.estimate.memory import ActivationPolicy, memory_requirements, rank_activations, rank_memories
+from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 MODEL = ModelShape(layers=8, hidden=64, heads=4, vocabulary=101, sequence=32)
 UNTIED = ModelShape(layers=8, hidden=64, heads=4, vocabulary=101, sequence=32, is_tied=False)
@@ -89,16 +92,32 @@ def test_requirements_are_those_of_the_fullest_rank() -> None:
     assert needed.optimizer_memory_mb == pytest.approx(8 / 2 * parameters / MEBIBYTE)
 
 
-@pytest.mark.parametrize(("stage", "whole"), [(0, 0), (1, 0), (2, 4 - 1), (3, 4 - 1)])
-def test_gradients_are_whole_while_micro_batches_add_to_them(stage: int, whole: float) -> None:
-    spread = config(dp_size=4)
-    one, several = (
-        rank_memories(MODEL, spread, [0.0], micro_batches=count, stage=stage, precision=Precision.FP32)[0]
-        for count in (1, 2)
-    )
-    assert one.state == several.state
-    assert (one.accumulating, several.accumulating) == (0.0, whole * MODEL.parameters)
-    assert several.total - one.total == several.accumulating
+@pytest.mark.parametrize(("stage", "whole"), [(0, 0), (1, 0), (2, 4), (3, 4)])
+def test_gradients_are_whole_until_they_are_reduced(stage: int, whole: float) -> None:
+    (memory,) = rank_memories(MODEL, config(dp_size=4), [0.0], stage=stage, precision=Precision.FP32)
+    assert memory.accumulating == whole * MODEL.parameters
+    assert memory.flow - memory.held == memory.accumulating + memory.buffers.gathered - memory.buffers.waiting
+
+
+def test_buckets_count() -> None:
+    """Without ZeRO gradients are copied into buckets; with it only some are under way."""
+    parameters = 4 * MODEL.parameters / MEBIBYTE
+    several, one = (memory_requirements(config(dp_size=size), MODEL) for size in (4, 1))
+    assert several.communication_memory_mb == one.communication_memory_mb == pytest.approx(parameters)
+    sent = several.communication_memory_mb + several.activation_memory_mb
+    assert several.total_memory_mb == pytest.approx(several.model_memory_mb + several.optimizer_memory_mb + sent)
+    encoded = memory_requirements(config(dp_size=4), MODEL, compression=GradientCompressionConfig(codec="int8"))
+    assert encoded.communication_memory_mb > 3 * parameters, "a bucket, two residuals, and the encoded values"
+    zero = ZeROConfig(stage=ZeROStage.STAGE1, gradient_compression=True)
+    rounded, plain = (memory_requirements(config(dp_size=4), MODEL, stage=stage) for stage in (zero, 1))
+    assert rounded.communication_memory_mb > plain.communication_memory_mb + 2 * parameters
+
+
+def test_shapes_are_all_parameters() -> None:
+    for model, settings in ((MODEL, {}), (UNTIED, {"pp_size": 4}), (MODEL, {"pp_size": 2, "tp_size": 4})):
+        spread = config(**settings)
+        counts = [sum(math.prod(shape) for layer in layers for shape in layer) for layers in rank_shapes(model, spread)]
+        assert tuple(counts) == rank_parameters(model, spread)
 
 
 def test_mixed_precision_and_checkpointing_come_from_the_configuration() -> None:

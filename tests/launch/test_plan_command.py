@@ -81,7 +81,7 @@ def test_json_has_all_figures_in_bytes_and_seconds() -> None:
         assert layout["zero"] in ((1, 3) if layout["dp"] > 1 else (0,))
         assert layout["schedule"] in ("one_forward_one_backward", "zbv")
         assert sum(layout["layers"]) == 4
-        parts = ("values", "gradients", "optimizer", "accumulating", "activations")
+        parts = ("values", "gradients", "optimizer", "accumulating", "activations", "buffers", "gathered", "workspace")
         assert layout["memory"]["total"] == pytest.approx(sum(layout["memory"][part] for part in parts))
         kinds = ("data", "tensor", "pipeline", "embedding")
         assert layout["traffic"]["total"] == pytest.approx(sum(layout["traffic"][kind] for kind in kinds))
@@ -112,7 +112,7 @@ def test_nothing_fits_is_an_error_that_tells_the_least_memory() -> None:
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("asyncpar plan: no layout fits on 16 ranks: ")
-    assert "out of memory; the least memory needed is 0.9" in line
+    assert "out of memory; the least memory needed is 1.1" in line
     assert "GB per rank, 0.5 GB are there: dp " in line
 
 

@@ -156,7 +156,7 @@ def test_buffers_of_narrow_buckets_serve_wider_ones() -> None:
     """Rows, and the row of this rank, have memory of their own: neither takes that of the other."""
     held = TransientBytes()
     single = np.dtype(np.float32)
-    pool = BufferPool(np.empty, reuses=True, bytes_held=held, usual={single: 10})
+    pool = BufferPool(np.empty, reuses=True, bytes_held=held, usual={single: range(3, 11)})
     for width in (3, 10, 7):
         rows, row = pool.take((4, width), single), pool.take((width,), single)
         assert (rows.array.shape, row.array.shape) == ((4, width), (width,))

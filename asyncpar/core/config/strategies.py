@@ -41,15 +41,18 @@ _ACTIVATION_FACTOR: Mapping[MemoryOptimizationStrategy, float] = MappingProxyTyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements:
-    """Memory that one rank needs, in MiB."""
+    """Memory that one rank needs, in MiB; ``communication_memory_mb`` is that of buckets and gathered values."""
 
     model_memory_mb: float
     activation_memory_mb: float
     optimizer_memory_mb: float
+    communication_memory_mb: float = 0.0
 
     @property
     def total_memory_mb(self) -> float:
-        return self.model_memory_mb + self.activation_memory_mb + self.optimizer_memory_mb
+        """All of it."""
+        kept = self.model_memory_mb + self.optimizer_memory_mb
+        return kept + self.activation_memory_mb + self.communication_memory_mb
 
 
 def rough_requirements(layers: int, tp_size: int, strategy: MemoryOptimizationStrategy) -> MemoryRequirements:

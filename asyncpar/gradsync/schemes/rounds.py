@@ -36,6 +36,8 @@ class Rounds(Lossy):
         self._communicator = communicator
         self._algorithm = algorithm
         self._encoder = codec.encoder(bucket.shapes)
+        if has_feedback:
+            self._encoder.reserve_residual()
         self._has_state = False
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002

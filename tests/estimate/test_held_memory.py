@@ -1,0 +1,90 @@
+"""The memory that ranks hold between steps, and reserve for a step, is that of the estimate, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asyncpar.errors import UsageError
+from asyncpar.estimate import ModelShape, RankMemory
+from asyncpar.estimate.job import Precision
+from asyncpar.estimate.memory import rank_memories
+from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.hybrid import HybridConfig
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.hybrid.ranks import running
+from tests.hybrid.worlds import TINY, make_config
+
+MODEL = replace(TINY, layers=2, heads=4, features=64, vocabulary=128, length=8, dtype="float32")
+SHAPE = ModelShape(layers=2, hidden=64, heads=4, vocabulary=128, sequence=8, is_tied=False, has_query_bias=False)
+GIGABYTE = 1_000_000_000
+
+SIZES = [(2, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (1, 2, 2)]
+"""Replicas, tensor-parallel ranks and stages."""
+
+ZERO = [
+    ZeROConfig(stage=stage, gradient_compression=compresses)
+    for stage in list(ZeROStage)[1:]
+    for compresses in (False, True)
+]
+
+
+def config_of(sizes: tuple[int, int, int], **settings: Any) -> HybridConfig:
+    wanted = {"pipeline_schedule": "one_forward_one_backward", "memory_strategy": "basic", **settings}
+    return make_config(*sizes, layers=2, **wanted)
+
+
+def estimate(config: HybridConfig) -> tuple[RankMemory, ...]:
+    return rank_memories(
+        SHAPE,
+        config.parallelism,
+        [0.0] * config.parallelism.pp_size,
+        stage=config.zero,
+        precision=Precision.FP32,
+        compression=config.compression,
+    )
+
+
+async def measure(config: HybridConfig, *, steps: int = 2) -> list[tuple[float, float, float, RankMemory]]:
+    """Return, for each rank, what it reserves, what it holds after steps, the most that it held, and the estimate."""
+    async with running(MODEL, config) as ranks:
+        flows = [one._assembly.flow for one in ranks.all]  # noqa: SLF001  # what the gradient flow holds is not public
+        needed = [flow.nbytes_needed for flow in flows]
+        for _ in range(steps):
+            await ranks.take_step()
+        stages = [one.groups.mapping.pp_rank for one in ranks.all]
+        return [
+            (wanted, flow.memory().total, flow.nbytes, estimate(config)[stage])
+            for wanted, flow, stage in zip(needed, flows, stages, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("zero", [ZeROConfig(stage=ZeROStage.NONE), *ZERO], ids=lambda zero: str(zero.stage))
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_ranks_hold_what_is_estimated(sizes: tuple[int, int, int], zero: ZeROConfig, micro_batches: int) -> None:
+    shared = 1.0 if sizes[1:] == (1, 1) else 1.01  # parameters that several slices or stages have take a bucket more
+    for needed, held, most, expected in await measure(config_of(sizes, zero=zero, micro_batches=micro_batches)):
+        assert expected.held <= held <= shared * expected.held
+        assert expected.flow <= needed <= shared * expected.flow
+        assert most <= shared * expected.flow
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16", "topk:0.1", "powersgd:2"])
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (4, 1, 1), (2, 1, 2)])
+async def test_codecs_count(sizes: tuple[int, int, int], codec: str) -> None:
+    config = config_of(sizes, compression=GradientCompressionConfig(codec=codec))
+    for needed, held, _, expected in await measure(config):
+        assert held == pytest.approx(expected.held, rel=0.01)
+        assert needed == pytest.approx(expected.flow, rel=0.01)
+
+
+@pytest.mark.parametrize("zero", [ZeROConfig(stage=stage) for stage in ZeROStage], ids=lambda zero: str(zero.stage))
+async def test_what_is_estimated_is_enough_and_less_is_not(zero: ZeROConfig) -> None:
+    (expected,) = estimate(config_of((2, 1, 1), zero=zero))
+    enough = config_of((2, 1, 1), zero=zero, max_memory_per_device=1.02 * expected.flow / GIGABYTE)
+    assert await measure(enough)
+    with pytest.raises(UsageError, match="max_memory_per_device"):
+        await measure(config_of((2, 1, 1), zero=zero, max_memory_per_device=0.98 * expected.flow / GIGABYTE))
