@@ -71,6 +71,14 @@ def state_digest(arrays: Sequence[tuple[ArrayShape, Iterable[int]]], values: Map
     return hashing.digest()
 
 
+def describe_frozen(everyones: Sequence[Sequence[str]]) -> str:
+    """Return which parameters are frozen on which rank, to be added to a message; "" where all have the same."""
+    if all(names == everyones[0] for names in everyones):
+        return ""
+    found = (f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in enumerate(everyones))
+    return f"; they differ in what is frozen (requires_grad): {', '.join(found)}"
+
+
 def describe_divergence(lineages: Sequence[Lineage], hosts: Sequence[str]) -> str:
     """Name the ranks, on ``hosts``, whose lineage is not that of most; all where no lineage is that of most."""
     usual, count = Counter(lineages).most_common(1)[0]

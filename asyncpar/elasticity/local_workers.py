@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.transfer import PartKind
 from asyncpar.errors import NonFiniteValue, UsageError
@@ -53,7 +54,8 @@ class LocalWorkers:
     def kinds(self) -> list[PartKind]:
         """What each worker keeps."""
         states = [self._kind(f"{self._name}.{state}", self.size) for state in self.optimizer.rule.state_names]
-        return [*states, self._kind(f"{self._name}.{_STEPS}", 1)]
+        counts = 1 + len(self.optimizer.parameters)  # of steps, and of those that each parameter has skipped
+        return [*states, self._kind(f"{self._name}.{_STEPS}", counts)]
 
     def _kind(self, name: str, length: int) -> PartKind:
         return PartKind(
@@ -86,8 +88,10 @@ class LocalWorkers:
             raise UsageError(f"worker: that of portion {portion} has to wait until the one before has ended")
         begin, start = {parameter.name: common(parameter.name).copy() for parameter in optimizer.parameters}, 0
         values = {name: value.copy() for name, value in begin.items()}
-        optimizer.step_count, optimizer.factor = int(kept[f"{self._name}.{_STEPS}"][0]), 1.0
-        for flat in optimizer.ranges:
+        counts = kept[f"{self._name}.{_STEPS}"]
+        optimizer.step_count, optimizer.factor = int(counts[0]), 1.0
+        for flat, skipped in zip(optimizer.ranges, counts[1:], strict=True):
+            flat.skipped = int(skipped)
             stop = start + flat.parameter.size
             flat.states = {state: kept[f"{self._name}.{state}"][start:stop] for state in optimizer.rule.state_names}
             flat.fill = None
@@ -96,11 +100,11 @@ class LocalWorkers:
         self._is_at_work = True
         try:
             yield optimizer
-            kept[f"{self._name}.{_STEPS}"][0] = optimizer.step_count
+            counts[:] = [optimizer.step_count, *(flat.skipped for flat in optimizer.ranges)]
             done({**kept, DIFFERENCE: self._difference(begin)})
         finally:
             self._is_at_work = False
-            optimizer.step_count, optimizer.factor = 0, 1.0
+            optimizer.step_count, optimizer.factor, optimizer.skipped = 0, 1.0, {}
             for flat in optimizer.ranges:
                 flat.states = {}
                 flat.parameter.restore_value(common(flat.parameter.name))
@@ -131,6 +135,7 @@ class LocalWorkers:
     def advance(self, mean: Array, arrays: Callable[[str], tuple[Array, Array]]) -> None:
         """Move the common point by the ``mean`` difference: ``arrays(name)`` are its committed and its next values.
 
+        Frozen parameters stay where they are, and keep their momentum.
         Raises ``NonFiniteValue`` when that is NaN or infinite.
         """
         start = 0
@@ -138,11 +143,14 @@ class LocalWorkers:
             part = mean[start : start + parameter.size].reshape(parameter.shape)
             old, common = arrays(parameter.name)
             before, moved = arrays(momentum_name(parameter.name))
+            start += parameter.size
+            if is_frozen(parameter):
+                common[...], moved[...] = old, before
+                continue
             with np.errstate(over="ignore", invalid="ignore"):
                 outer_step(self.config, old, before, part, common=common, moved=moved)
             if not np.isfinite(common).all():
                 raise NonFiniteValue(f"outer step: expected finite parameters, got others in {parameter.name!r}")
-            start += parameter.size
 
 
 def momentum_name(name: str) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.transfer import PartKind
 from asyncpar.errors import NonFiniteValue, UsageError
@@ -156,6 +157,7 @@ class ShardedOptimizer:
         All ranks call it.  Raises ``NonFiniteValue`` on all of them, with nothing changed.
         """
         changed = parts.changed
+        self._forget_frozen(changed, gradient)
         factor = await self._factor(communicator, parts, gradient, clip_norm)
 
         def work() -> Array:
@@ -173,6 +175,9 @@ class ShardedOptimizer:
     def count_step(self) -> None:
         """Count a step, made here or by others."""
         self.optimizer.step_count += 1
+        for flat in self.optimizer.ranges:
+            if is_frozen(flat.parameter):
+                flat.skip()
         self.optimizer.factor = 1.0
         self.is_updated = True
 
@@ -186,6 +191,15 @@ class ShardedOptimizer:
         """Free the values of ``parameters``, which their owners keep."""
         for parameter in parameters:
             parameter.release_value()
+
+    def _forget_frozen(self, changed: Sequence[int], gradient: Array) -> None:
+        """Set the gradients of frozen parameters to zero, which no norm counts."""
+        first = self.bounds[changed[0]] if changed else 0
+        for part in changed:
+            start = self.bounds[part] - first
+            for piece in self._pieces[part]:
+                if is_frozen(piece.parameter):
+                    gradient[start + piece.place.start : start + piece.place.stop] = 0.0
 
     async def _factor(
         self, communicator: Communicator, parts: StateParts, gradient: Array, clip_norm: float | None
@@ -219,13 +233,16 @@ class ShardedOptimizer:
             else:
                 for piece in self._pieces[part]:
                     values[piece.place] = stored_value(piece.parameter).reshape(-1)[piece.start : piece.stop]
+        skipped = self.optimizer.skipped
         for piece in self._pieces[part]:
+            if is_frozen(piece.parameter):
+                continue
             apply(
                 self.optimizer.rule,
                 moved[piece.place],
                 gradient[piece.place],
                 {state: array[piece.place] for state, array in states.items()},
-                step=self.optimizer.step_count + 1,
+                step=self.optimizer.step_count + 1 - skipped.get(piece.parameter.name, 0),
                 learning_rate=learning_rate,
                 decays=len(piece.parameter.shape) >= 2,
                 factor=factor,

@@ -14,6 +14,7 @@ from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.elasticity.buffers import Array, Buffered, KeptArray, SwappedArray
 from asyncpar.elasticity.lineage import ArrayShape, checksums, state_digest
 from asyncpar.elasticity.local_workers import momentum_name
+from asyncpar.elasticity.plain import decode_plain
 from asyncpar.elasticity.settings import run_settings
 from asyncpar.elasticity.sharded import Sharded, Sharding
 from asyncpar.elasticity.state_inputs import Parameters, check_memory, checked_optimizer, named_parameters
@@ -23,6 +24,7 @@ from asyncpar.elasticity.values import (
     arguments_field,
     encode_all,
     extra_field,
+    frozen_field,
     optimizer_field,
     rng_field,
 )
@@ -31,6 +33,8 @@ from asyncpar.net.membership.lineage import Lineage, first_lineage
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers import MASTER, FlatRange, Optimizer
 from asyncpar.nn.parameter import Parameter
+
+_FROZEN = ", frozen"
 
 Sums: TypeAlias = Mapping[str, tuple[int, ...]]
 
@@ -75,6 +79,7 @@ class ElasticState:
             name = f"optimizer{number or ''}"
             if self.sharded is None or self.sharded.workers is None:  # else each worker has its own
                 self._fields[name] = optimizer_field(name, optimizer)
+            self._fields[f"{name}{_FROZEN}"] = frozen_field(f"{name}{_FROZEN}", optimizer)
             self._add_optimizer(name, optimizer)
         for name, parameter in self.parameters.items():
             if name not in self._arrays and not (self.sharded is not None and self.sharded.holds(parameter)):
@@ -152,6 +157,12 @@ class ElasticState:
         if name not in self._fields or name not in self._values:
             raise UsageError(f"state: expected the name of a value, one of {sorted(self._values)}, got {name!r}")
         self._values[name] = value
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of the parameters that are frozen in what is committed."""
+        fields = (f"optimizer{number or ''}{_FROZEN}" for number in range(len(self.optimizers)))
+        return [name for field in fields for name in decode_plain(self._committed[field])]
 
     @property
     def nbytes(self) -> int:

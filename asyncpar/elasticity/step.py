@@ -12,12 +12,13 @@ import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.observe.records import EventState
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.interruption import Interruption, program_errors
-from asyncpar.elasticity.lineage import describe_divergence
+from asyncpar.elasticity.lineage import describe_divergence, describe_frozen
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.reduction import Array, GradientLayout, Gradients, PortionSum
 from asyncpar.elasticity.samples import portion_rng
@@ -198,7 +199,7 @@ class ElasticStep:
 
         ``gradients`` are by name, or in the order of the optimizer's parameters; with ``clip_norm`` they are scaled so
         that their global norm is that at most.  Raises ``NonFiniteValue``, with nothing changed, for gradients that are
-        not finite.
+        not finite.  Frozen parameters stay where they are: their gradients do not count, and may be left out by name.
         """
         self._machine.check_update()
         if self._sharded is not None and self._sharded.takes(optimizer):
@@ -206,9 +207,13 @@ class ElasticStep:
             return
         given = by_parameter(optimizer, gradients)
         await self._job.current_state.open(optimizer)
-        own = [parameter.grad for parameter in optimizer.parameters]
+        trained = [
+            (parameter, gradient, parameter.grad)
+            for parameter, gradient in zip(optimizer.parameters, given, strict=True)
+            if not is_frozen(parameter)
+        ]
         try:
-            for parameter, gradient in zip(optimizer.parameters, given, strict=True):
+            for parameter, gradient, _ in trained:
                 parameter.grad = gradient
             nbytes = sum(gradient.nbytes for gradient in given)
             await off_loop(lambda: _clip_and_step(optimizer, clip_norm, learning_rate), nbytes=nbytes)
@@ -216,8 +221,8 @@ class ElasticStep:
             self._job.current_state.withdraw(optimizer)
             raise
         finally:
-            for parameter, gradient in zip(optimizer.parameters, own, strict=True):
-                parameter.grad = gradient
+            for parameter, _, own in trained:
+                parameter.grad = own
 
     async def gather(self, parameters: Iterable[Parameter] | None = None) -> None:
         """Let ``parameters`` (all, by default) of a state with ``zero=3`` have their latest values until ``release``.
@@ -340,9 +345,11 @@ class ElasticStep:
                 raise self._job.changed(error) from error
         vote = decode_vote(int(word[0]))
         if not vote.agrees:
-            everyones = await self._job.world.all_gather_object([lineage.step, lineage.digest])
-            found = [Lineage(step, digest) for step, digest in everyones]
-            raise DivergedState(f"step {self.number}: {describe_divergence(found, self._job.hosts)}")
+            own = [lineage.step, lineage.digest, self._job.current_state.frozen]
+            everyones = await self._job.world.all_gather_object(own)
+            found = [Lineage(step, digest) for step, digest, _ in everyones]
+            frozen = describe_frozen([names for _, _, names in everyones])
+            raise DivergedState(f"step {self.number}: {describe_divergence(found, self._job.hosts)}{frozen}")
         return vote
 
     async def _finish(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.core.config.placement import is_frozen
 from asyncpar.elasticity.plain import decode_plain, encode_plain
 from asyncpar.elasticity.sharded_optimizer import ShardedOptimizer
 from asyncpar.errors import UsageError
@@ -48,12 +49,29 @@ def rng_field(name: str, rng: object) -> PlainField:
 
 
 def optimizer_field(name: str, optimizer: Optimizer) -> PlainField:
-    """Return what an optimizer has besides arrays: the number of its steps, and the factor of the next one."""
+    """Return what an optimizer has besides arrays.
+
+    That is the number of its steps, the factor of the next one, and how many steps which parameters have skipped.
+    """
 
     def write(value: Any) -> None:
-        optimizer.step_count, optimizer.factor = value
+        optimizer.step_count, optimizer.factor, optimizer.skipped = value
 
-    return PlainField(name, lambda: [optimizer.step_count, optimizer.factor], write)
+    return PlainField(name, lambda: [optimizer.step_count, optimizer.factor, optimizer.skipped], write)
+
+
+def frozen_field(name: str, optimizer: Optimizer) -> PlainField:
+    """Return the names of the parameters of an optimizer that are frozen."""
+
+    def write(names: Any) -> None:
+        for parameter in optimizer.parameters:
+            is_trained = parameter.name not in names
+            if parameter.requires_grad is not is_trained:
+                parameter.requires_grad = is_trained
+
+    return PlainField(
+        name, lambda: [parameter.name for parameter in optimizer.parameters if is_frozen(parameter)], write
+    )
 
 
 def arguments_field(sharded: ShardedOptimizer) -> PlainField:

@@ -81,7 +81,10 @@ class FlatRange:
         """Take no part in a step of the owner, because the parameter is frozen."""
         self.skipped += 1
         if self.fill is not None:
-            self.fill(slice(0, len(self)))
+            self.fill(ALL)
+            if self.master is not None:
+                with np.errstate(over="ignore"):
+                    self.of(stored_value(self.parameter))[...] = self.master
 
     def arrays(self) -> Mapping[str, Array]:
         """Return the states, and the master if there is one, by name."""
