@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -11,15 +11,20 @@ IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
 """Set ``ASYNCPAR_TEST_ALL=1`` to run every case of everything that is sampled otherwise."""
 
 
-def sampled(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+def sampled(*axes: Sequence[Any], where: Callable[..., bool] | None = None) -> list[tuple[Any, ...]]:
     """Return the product of ``axes``, or few of its rows that hold every value, and every two values of two axes.
 
-    The rows are the same in every run, and in the order of the product: xdist's workers must collect the same tests.
+    ``where`` says of the values of a row whether there is such a case (None: all are).  The rows are the same in every
+    run, and in the order of the product: xdist's workers must collect the same tests.
     """
-    rows = list(product(*(range(len(axis)) for axis in axes)))
+
+    def values(row: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(axis[index] for axis, index in zip(axes, row, strict=True))
+
+    rows = [row for row in product(*(range(len(axis)) for axis in axes)) if where is None or where(*values(row))]
     if not IS_WHOLE and len(axes) > 2:
         rows = sorted(_covering(rows))
-    return [tuple(axis[index] for axis, index in zip(axes, row, strict=True)) for row in rows]
+    return [values(row) for row in rows]
 
 
 def _covering(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -289,7 +289,9 @@ class CoordinatorMachine:
             end = replace(end, lost=f"{self._give_up[rank]}, so the launcher killed it")
         if not has_failed and (self._phase == JobPhase.RUNNING or end.at <= (self._stopped_at or now)):
             self._done[rank] = end
-        commands: list[Command] = [AnnounceExit(end.generation, rank, end.ending)]
+        # after a signal for the job each rank gets its own: one that ends first is no failure of those that still join
+        is_asked_to = self._forced is not None
+        commands: list[Command] = [] if is_asked_to else [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:
             if has_failed and end.report is not None:
                 is_late = end.at > (self._stopped_at or now)

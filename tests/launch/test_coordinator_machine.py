@@ -284,6 +284,13 @@ def test_an_interrupt_stops_all_and_restarts_nothing() -> None:
     assert finishes(commands)[0] == JobOutcome(130, "the agent on host1 got SIGINT")
 
 
+def test_a_rank_that_ends_by_the_signal_of_the_job_does_not_fail_those_that_still_join() -> None:
+    coordinator = running()
+    coordinator.handle(JobInterrupted(0, signal.SIGTERM), now=1.0)
+    commands = coordinator.handle(ended(1, 0, 3, failure(3, code=143)), now=1.1)
+    assert not any(isinstance(command, AnnounceExit) for command in commands)
+
+
 def test_an_interrupt_before_all_are_there_ends_the_job() -> None:
     coordinator = machine()
     coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
