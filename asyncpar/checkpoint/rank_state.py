@@ -6,7 +6,8 @@ It is saved beside the pieces that any layout can load, and comes back only to a
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,9 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.slicing import TensorSlice
 
 _KIND: Final = "rank_state"
+_MOST_NAMES: Final = 8
+"""How many names of arrays a warning lists."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,20 +73,21 @@ async def load_rank_state(
     """Return this rank's state in a checkpoint that was ``loaded``; None where it has none for this ``layout``.
 
     ``described`` is what ``describe_state`` has returned on each rank that saved; all ranks call this.  State of
-    another layout is dropped, and rank 0 logs a warning that says so, calling it ``what``.
+    another layout is dropped, and rank 0 logs a warning that says so, calling it ``what``, and names its arrays.
     """
     saved = [one for one in described if one is not None]
     is_same = len(saved) == len(described) == communicator.size and all(one["layout"] == layout for one in saved)
     if not is_same:
         if communicator.rank == 0 and any(one["arrays"] for one in saved):
             _log.warning(
-                "%s: %s was saved by %d ranks (%s) and is dropped on %d ranks (%s)",
+                "%s: %s was saved by %d ranks (%s) and is dropped on %d ranks (%s): %s",
                 loaded.path,
                 what,
                 len(described),
                 saved[0]["layout"],
                 communicator.size,
                 layout,
+                _listed(dict.fromkeys(key for one in saved for key, _, _ in one["arrays"])),
             )
         return None
     if not any(one["arrays"] for one in saved):
@@ -92,6 +97,12 @@ async def load_rank_state(
     again = await load_checkpoint(loaded.path, wanted, model=model, communicator=communicator)
     keys = [key for key, _, _ in saved[rank]["arrays"]]
     return dict(zip(keys, again.arrays, strict=True))
+
+
+def _listed(keys: Collection[str]) -> str:
+    """Return the first of ``keys``, and how many there are."""
+    shown = ", ".join(islice(keys, _MOST_NAMES))
+    return shown if len(keys) <= _MOST_NAMES else f"{shown} and {len(keys) - _MOST_NAMES} more"
 
 
 def _name(rank: int, index: int) -> str:

@@ -86,3 +86,5 @@ async def test_another_layout_drops_residuals_and_says_so(
     (text,) = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
     assert "dp 3" in text
     assert "residuals" in text
+    assert "residual/embedding/tokens" in text or "residual/block" in text or "residual/norm" in text
+    assert text.endswith(" more")

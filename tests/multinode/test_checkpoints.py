@@ -144,6 +144,8 @@ async def test_another_layout_drops_residuals_and_says_so(tmp_path: Path, caplog
     (text,) = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
     assert "residuals" in text
     assert "devices_per_node 2" in text
+    assert "engine/embedding" in text
+    assert "engine/weight" in text
 
 
 @pytest.mark.parametrize(("before", "after"), [(NONE, STAGE2), (STAGE1, NONE)])
