@@ -84,6 +84,11 @@ class RankEnd:
         return self.lost or describe_ending(self.returncode) + (f" ({crash})" if crash else "")
 
     @property
+    def account(self) -> str:
+        """``ending``, and the exception that was the cause: ``exited with code 1: ValueError: no more data``."""
+        return self.ending if self.report is None else f"{self.ending}: {_reason(self)}"
+
+    @property
     def _was_overtaken(self) -> bool:
         return self.report is not None and self.returncode < 0
 

@@ -77,7 +77,7 @@ class _WatchedRank(msgspec.Struct):
 
 @dataclass
 class HostWatch:
-    """Watches the ranks of one host.  ``on_look`` gets what they are once a second."""
+    """Watches the ranks of one host.  ``on_look`` gets what they are once a second, and when one ends."""
 
     host: str
     on_look: Callable[[HostSummary], None] = lambda _: None
@@ -86,6 +86,7 @@ class HostWatch:
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
     _past: list[PastGeneration] = field(default_factory=list)
     _restarts: int = 0
+    _is_due: bool = False
 
     def add(
         self,
@@ -138,14 +139,25 @@ class HostWatch:
         if known is not None and not known.ending:
             known.ending, known.ended_at, known.failure = ending, time.monotonic() if at is None else at, failure
             known.blames = blames
+            self._tell_soon()
             self._close(known)
+
+    def _tell_soon(self) -> None:
+        """Report the end of ranks, those of a moment together: the job may end before the next look."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._is_due = False
+        self.on_look(self.summary())
 
     async def run(self) -> None:
         """Ask all ranks once a second, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
-            self.on_look(self.summary())
+            self._tell()
 
     def find_place(self, place: LaunchEnvironment) -> str:
         """Return where the program of a rank that does not answer is now; "" if that cannot be read."""

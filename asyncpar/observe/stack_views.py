@@ -119,15 +119,25 @@ def parse_dump(dump: str) -> tuple[str, tuple[ThreadView, ...]]:
 
 
 def crash_line(dump: str) -> str:
-    """Return in one line which error ``faulthandler`` wrote down as the process ended, and where; "" if none."""
+    """Return in one line which error ``faulthandler`` wrote down as the process ended, and where; "" if none.
+
+    Where that is in a library, the place in the program that has called it is named, too.
+    """
     lines = iter(dump.splitlines())
     fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
     during = next((line for line in lines if line.startswith("Current thread")), "")
     first = next(lines, "") if fatal and during else ""
     if first.strip() == _COLLECTING:
         fatal, first = f"{fatal}, while garbage is collected", next(lines, "")
-    frame = _DUMPED_FRAME.match(first)
-    return fatal if frame is None else f"{fatal}, in {frame[3]} at {frame[1]}:{frame[2]}"
+    inner = _DUMPED_FRAME.match(first)
+    if inner is None:
+        return fatal
+    text = f"{fatal}, in {inner[3]} at {inner[1]}:{inner[2]}"
+    frames = takewhile(bool, map(_DUMPED_FRAME.match, lines))
+    caller = next((frame for frame in frames if frame is not None and is_of_user(frame[1])), None)
+    return (
+        text if is_of_user(inner[1]) or caller is None else f"{text}, called in {caller[3]} at {caller[1]}:{caller[2]}"
+    )
 
 
 def is_of_user(file: str) -> bool:

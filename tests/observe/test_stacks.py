@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import linecache
 import threading
 
@@ -155,6 +156,22 @@ def test_a_cycle_is_called_one() -> None:
     }
     (chain,) = chains_of(stacks)
     assert chain.endswith("which waits for task 'a' of rank 0 again: a cycle")
+
+
+def test_a_crash_in_a_library_names_the_place_in_the_program_that_called_it() -> None:
+    library = f"{ctypes.__file__}"
+    dump = f"""Fatal Python error: Segmentation fault
+
+Current thread 0x00007f0000000000 (most recent call first):
+  File "{library}", line 519 in string_at
+  File "/home/u/train.py", line 9 in load
+  File "/home/u/train.py", line 30 in main
+
+Extension modules: numpy (total: 1)
+"""
+    assert crash_line(dump) == (
+        f"Fatal Python error: Segmentation fault, in string_at at {library}:519, called in load at /home/u/train.py:9"
+    )
 
 
 def test_a_rank_that_cannot_tell_is_named() -> None:

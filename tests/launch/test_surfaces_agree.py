@@ -1,0 +1,312 @@
+"""Faults are planted in launched jobs, and every surface that speaks of a job is read: all say the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from asyncpar.dashboard.picture import Painter
+from asyncpar.errors import AsyncparError
+from asyncpar.launch.commands.job_screen import fit_job
+from asyncpar.launch.commands.job_text import show_job
+from asyncpar.launch.control_socket import ControlReply, ControlRequest, ask_control
+from asyncpar.launch.flight_look import facts_of
+from asyncpar.launch.job_directory import list_jobs
+from asyncpar.launch.stack_answers import sort_answers
+from asyncpar.observe.chains import show_stacks
+from asyncpar.observe.dump_folder import describe_findings
+from asyncpar.observe.holdups import describe_holdups
+from asyncpar.observe.image import read_image
+from asyncpar.observe.summary import JobSummary
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+Launcher = Any  # the class lives in conftest.py
+
+CULPRIT = 1
+PATIENCE = 40.0
+WARNING = 3.0
+"""Seconds after which the launcher prints a wait; before that it knows of a loop that is blocked."""
+
+CAUSES = {
+    "blocked": r"blocks its event loop",
+    "sleeps": r"\bsleeps\b",
+    "held": r"something holds its interpreter lock",
+    "computes": r"a C call holds its interpreter lock, and computes",
+    "stopped": r"is stopped \(SIGSTOP, or a debugger\)",
+    "deadlock": r"(?i:deadlock)|wait for each other",
+}
+"""By cause: the words of all surfaces.  One that has those of another cause contradicts them."""
+
+
+class Hang(NamedTuple):
+    """What rank 1 does until it may go on, in the line that ends with ``# name``."""
+
+    cause: str
+    body: str
+
+
+HANGS = {
+    "python": Hang("blocked", "while not os.path.exists(gate): sum(range(1000))"),
+    "asleep": Hang("sleeps", "while not os.path.exists(gate): await asyncio.sleep(0.05)"),
+    "user_lock": Hang("blocked", "hold(gate).acquire()"),
+    "lock_held": Hang("held", "assert ctypes.PyDLL(None).poll(ctypes.byref(pipe(gate)), 1, -1) == 1"),
+    "stop": Hang("stopped", "os.kill(os.getpid(), signal.SIGSTOP)"),
+}
+"""One job has one after the other."""
+
+PROGRAM = """
+    import asyncio, ctypes, threading
+    import numpy as np
+    import asyncpar as ap
+
+    class Pipe(ctypes.Structure):
+        _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+
+    def pipe(gate):
+        return Pipe(os.open(gate + ".pipe", os.O_RDWR | os.O_NONBLOCK), 1, 0)
+
+    def hold(gate):
+        lock = threading.Lock()
+        lock.acquire()
+
+        def release():
+            while not os.path.exists(gate):
+                time.sleep(0.05)
+            lock.release()
+
+        threading.Thread(target=release, daemon=True).start()
+        return lock
+
+    class Asker(ap.Actor):
+        def __init__(self, other):
+            self._other = other
+
+        @ap.endpoint
+        async def ask(self):
+            await asyncio.sleep(0.1)
+            await self._other.ask()
+
+    FAULTS
+
+    async def main():
+        async with ap.init() as node:
+            await node.world.barrier()
+            for name in NAMES:
+                if rank == 1:
+                    await globals()[name](f"{os.getcwd()}/{name}")
+                await node.world.all_reduce(np.zeros(4, np.float32))
+            if rank < 2:
+                await node.spawn(Asker, node.ref("asker", 1 - rank), name="asker")
+            await node.world.barrier()
+            if rank < 2:
+                await node.ref("asker").ask()
+            await node.world.barrier()
+
+    ap.run(main)
+"""
+
+
+def program() -> str:
+    faults = "".join(f"    async def {name}(gate):\n        {hang.body}  # {name}\n" for name, hang in HANGS.items())
+    return PROGRAM.replace("    FAULTS\n", faults).replace("NAMES", repr(list(HANGS)))
+
+
+class Job:
+    """A launched job, whose launcher is asked as commands do."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.environment = {"XDG_RUNTIME_DIR": str(launcher.directory)}
+
+    def ask(self, kind: str) -> ControlReply:
+        (entry,) = list_jobs(self.environment)
+        return ask_control(entry.socket_path, ControlRequest(kind=kind), within=30.0)
+
+    def look(self) -> tuple[JobSummary, dict[str, str]]:
+        """Return the summary, and the text of each surface about what holds the job up."""
+        job = self.ask("status").job
+        assert job is not None
+        images = {answer.rank: read_image(answer.content) for answer in self.ask("image").ranks if answer.content}
+        painter = Painter()
+        painter.paint(job)
+        picture = painter.paint(job)
+        screen = fit_job(job, columns=500, lines=60)
+        known = [*describe_holdups(job), *job.alarms]
+        return job, {
+            "status": show_job(job).partition("\n\n")[0],
+            "top": "\n".join(screen.troubles),
+            "page": "\n".join([picture["sentence"], *picture["alarms"]]),
+            "explain": describe_findings(images, facts_of(job), (), known),
+        }
+
+    def stacks(self, rank: int) -> str:
+        told, silent = sort_answers(self.ask("stacks").ranks)
+        return show_stacks({each: stacks for each, stacks in told.items() if each == rank}, silent)
+
+
+def until(look: Callable[[], Any], seen: list[object]) -> Any:
+    """Return what ``look`` returns once it is not None; what it raises while the job forms is no answer.
+
+    What was ``seen`` last is in the error.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            if (found := look()) is not None:
+                return found
+        except (AsyncparError, ValueError) as error:
+            seen.append(error)
+        time.sleep(0.1)
+    raise AssertionError(f"it never became so: {seen[-1:]}")
+
+
+def causes_in(text: str) -> set[str]:
+    return {name for name, words in CAUSES.items() if re.search(words, text)}
+
+
+def line_of(script: str, name: str) -> str:
+    lines = Path(script).read_text().splitlines()
+    return f"job.py:{next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {name}'))}"
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """One job with all hangs: by fault the surfaces, once the status has its cause, and at the end what was printed."""
+    from tests.launch.conftest import Launcher as Real
+
+    launcher = Real(tmp_path_factory.mktemp("surfaces"))
+    try:
+        yield watch_hangs(launcher)
+    finally:
+        launcher.close()
+
+
+def watch_hangs(launcher: Launcher) -> dict[str, Any]:
+    script = launcher.script(program())
+    os.mkfifo(launcher.directory / "lock_held.pipe")
+    job = Job(launcher)
+    options = ("--nproc-per-node", "3", "--grace-period", "1")
+    process = launcher.start(*options, script, env=job.environment | {"ASYNCPAR_WAIT_WARNING": str(WARNING)})
+    found: dict[str, Any] = {"places": {name: line_of(script, name) for name in HANGS}}
+    rows, reports = found.setdefault("rows", {}), found.setdefault("reports", {})
+    last: list[object] = []
+    for name, hang in HANGS.items():
+        place = found["places"][name]
+
+        def look(cause: str = hang.cause, place: str = place) -> tuple[JobSummary, dict[str, str]] | None:
+            summary, surfaces = job.look()
+            texts = (surfaces["status"], surfaces["explain"])
+            last.append(surfaces)
+            is_there = all(causes_in(text) == {cause} and place in text for text in texts)
+            waits = (report.summary.longest for report in summary.ranks if report.summary is not None)
+            is_there &= max((wait.seconds for wait in waits if wait is not None), default=0.0) > WARNING + 1.5
+            return (summary, surfaces) if is_there else None
+
+        summary, surfaces = until(look, last)
+        found[name] = surfaces | {"stacks": job.stacks(CULPRIT)}
+        rows[name] = next(row for row in Painter().paint(summary)["ranks"] if row["rank"] == CULPRIT)
+        reports[name] = summary.ranks[CULPRIT]
+        (launcher.directory / name).touch()
+        if name == "lock_held":
+            (launcher.directory / "lock_held.pipe").write_bytes(b"go on")
+        if name == "stop":
+            os.kill(summary.ranks[CULPRIT].pid, signal.SIGCONT)
+
+    def is_deadlock() -> dict[str, str] | None:
+        _, surfaces = job.look()
+        last.append(surfaces)
+        return surfaces if all(causes_in(text) == {"deadlock"} for text in surfaces.values()) else None
+
+    found["cycle"] = until(is_deadlock, last)
+    process.send_signal(signal.SIGTERM)
+    found["terminal"] = launcher.finish(process).stderr
+    return found
+
+
+@pytest.mark.parametrize("surface", ["status", "top", "page", "explain"])
+@pytest.mark.parametrize("fault", HANGS)
+def test_every_surface_names_rank_place_and_cause_of_a_hang(seen: Mapping[str, Any], fault: str, surface: str) -> None:
+    text, place = seen[fault][surface], seen["places"][fault]
+    assert re.search(rf"wait for rank {CULPRIT}\b", text), text
+    assert re.search(rf"{re.escape(place)}\b", text), text
+    assert causes_in(text) == {HANGS[fault].cause}, text
+    assert "nothing holds" not in text.lower()
+
+
+@pytest.mark.parametrize("fault", HANGS)
+def test_the_stack_and_the_row_of_the_culprit_have_the_same_place(seen: Mapping[str, Any], fault: str) -> None:
+    place = seen["places"][fault]
+    assert re.search(rf"{re.escape(place)}\b", seen[fault]["stacks"]), seen[fault]["stacks"]
+    row, report = seen["rows"][fault], seen["reports"][fault]
+    assert row["site"] == place
+    assert row["cpu"] is None  # of one look there is no rate
+    assert report.condition == {"held": "hung", "stopped": "stopped"}.get(HANGS[fault].cause, "well")
+
+
+def test_the_terminal_names_them_in_the_same_words(seen: Mapping[str, Any]) -> None:
+    terminal = seen["terminal"]
+    for name, hang in HANGS.items():
+        lines = [line for line in terminal.splitlines() if seen["places"][name] in line and "rank 1" in line]
+        assert lines, terminal
+        assert {cause for line in lines for cause in causes_in(line)} == {hang.cause}, terminal
+    assert "deadlock" in terminal
+
+
+def test_a_cycle_of_asks_is_one_everywhere(seen: Mapping[str, Any]) -> None:
+    for surface, text in seen["cycle"].items():
+        assert "asker" in text or "wait for each other" in text, (surface, text)
+
+
+class End(NamedTuple):
+    """What rank 1 does, which ends the job, and the words about it; ``code``: of the launcher."""
+
+    body: str
+    cause: str
+    code: int
+
+
+ENDS = {
+    "exception": End("raise ValueError('no more data')", r"ValueError: no more data", 1),
+    "quiet_exit": End("os._exit(0)", r"exited with code 0", 1),
+    "exit_code": End("os._exit(7)", r"exited with code 7", 7),
+    "crash": End("ctypes.string_at(0)", r"was killed by SIGSEGV .*called in end at .*job\.py:\d+", 139),
+}
+
+ENDING = """
+    import asyncio, ctypes
+    import numpy as np
+    import asyncpar as ap
+
+    def end():
+        BODY
+
+    async def main():
+        async with ap.init() as node:
+            await node.world.barrier()
+            if rank == 1:
+                end()
+            await node.world.all_reduce(np.zeros(4, np.float32))
+
+    ap.run(main)
+"""
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_the_terminal_and_the_report_name_the_rank_that_ended_a_job_and_why(launcher: Launcher, fault: str) -> None:
+    end = ENDS[fault]
+    script = launcher.script(ENDING.replace("BODY", end.body))
+    done = launcher.run("--nproc-per-node", "3", "--log-dir", "logs", script)
+    assert done.returncode == end.code, done.stderr
+    assert re.search(rf"rank {CULPRIT} failed first: .*{end.cause}", done.stderr), done.stderr
+    picture = json.loads((launcher.directory / "logs" / "run.json").read_text())["picture"]
+    assert re.search(rf"rank {CULPRIT} failed first: .*{end.cause}", picture["ended"]), picture["ended"]
+    assert re.match(rf"Rank {CULPRIT} \(.*\) .*{end.cause}", picture["sentence"]), picture["sentence"]
+    others = [rank for rank in range(3) if rank != CULPRIT]
+    assert not re.search(rf"[Rr]anks? ({others[0]}|{others[1]})\b[^;]*$", picture["sentence"].partition(";")[0])
