@@ -112,7 +112,12 @@ class BucketPlan:
 
 
 def plan_buckets(
-    specs: Sequence[GradientSpec], *, bucket_bytes: int, max_buckets: int, order: Sequence[str] | None = None
+    specs: Sequence[GradientSpec],
+    *,
+    bucket_bytes: int,
+    max_buckets: int,
+    order: Sequence[str] | None = None,
+    takes_complex: bool = False,
 ) -> BucketPlan:
     """Assign every gradient to exactly one bucket, in reverse registration order.
 
@@ -120,9 +125,9 @@ def plan_buckets(
     gradient would take it past ``bucket_bytes`` (1 MiB for the first); a gradient that is larger stands alone.  Each
     dtype and each placement has buckets of its own, and each tied tensor one.  When that gives more than
     ``max_buckets``, the limit grows until it does not, and the first bucket is no longer special.  Empty gradients are
-    left out.
+    left out.  ``takes_complex`` admits gradients of complex dtypes, for buckets that no codec compresses.
     """
-    _check_specs(specs)
+    _check_specs(specs, np.inexact if takes_complex else np.floating)
     backward = [spec for spec in _in_order(specs, order) if spec.count]
     kinds = {spec.kind for spec in backward}
     if len(kinds) > max_buckets:
@@ -170,13 +175,13 @@ def _in_order(specs: Sequence[GradientSpec], order: Sequence[str] | None) -> lis
     return sorted(backward, key=lambda spec: place.get(spec.name, len(place)))
 
 
-def _check_specs(specs: Sequence[GradientSpec]) -> None:
+def _check_specs(specs: Sequence[GradientSpec], kind: type[np.inexact[Any]]) -> None:
     seen: set[str] = set()
     ties: dict[str | None, str] = {}
     for spec in specs:
         if spec.name in seen:
             raise UsageError(f"parameters: two are named {spec.name!r}; names must be unique")
-        if not (np.issubdtype(spec.dtype, np.floating) or spec.dtype.name == _BFLOAT16):
+        if not (np.issubdtype(spec.dtype, kind) or spec.dtype.name == _BFLOAT16):
             raise UsageError(f"parameter {spec.name}: expected a gradient of a floating dtype, got {spec.dtype}")
         tied = spec.placement.tied
         if tied in ties:

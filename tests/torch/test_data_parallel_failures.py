@@ -300,10 +300,13 @@ def test_all_arguments_of_torch_are_taken_in_its_order() -> None:
 
 
 @on_ranks(2)
-def test_sparse_gradients_are_refused_on_all_ranks() -> None:
+def test_sparse_gradients_of_one_rank_are_refused_on_all_ranks() -> None:
     torch.manual_seed(2)
-    embedding = nn.Embedding(4, 2, sparse=dist.get_rank() == 1)
+    with pytest.raises(SettingsDiffer, match="sparse gradients"):
+        DistributedDataParallel(nn.Embedding(4, 2, sparse=dist.get_rank() == 1))
+    embedding = nn.Embedding(4, 2)
     model = DistributedDataParallel(embedding)
+    embedding.sparse = dist.get_rank() == 1
     with pytest.raises((UsageError, PeerCancelled), match="sparse=False"):
         model(torch.tensor([1, 2])).sum().backward()
 

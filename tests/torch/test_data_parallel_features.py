@@ -9,6 +9,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from asyncpar.errors import OperationMismatch, UsageError
+from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.torch import DistributedDataParallel
 from tests.torch.models import WIDTH, Block, assert_same_everywhere
 from tests.torch.worlds import on_ranks
@@ -262,3 +263,120 @@ def test_lazy_modules_are_refused_with_what_to_do() -> None:
     torch.manual_seed(1)
     lazy(torch.ones(2, WIDTH))
     step(DistributedDataParallel(lazy))
+
+
+class Words(nn.Module):
+    """Embeddings with sparse gradients, one of which is used in some steps only, and a dense part."""
+
+    def __init__(self, *, is_dense: bool = True, uses_all: bool = True, is_sparse: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, WIDTH, sparse=is_sparse)
+        self.more = nn.EmbeddingBag(6, WIDTH, sparse=is_sparse)
+        self.block = Block() if is_dense else nn.Identity()
+        self.uses_all, self.number = uses_all, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.number += 1
+        places = torch.arange(3) * (dist.get_rank() + 1) + self.number
+        y = self.words(places % 10).sum(0) + x
+        if self.uses_all or (self.number + dist.get_rank()) % 2:
+            y = y + self.more((places % 6).reshape(1, 3))
+        return self.block(y)
+
+
+class Waves(nn.Module):
+    """Complex parameters, one of them in another layout, among real ones of an odd number of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(torch.ones(3))
+        self.wave = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64).t())
+        self.more = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.to(torch.complex64) @ self.wave.conj() * self.more
+        return torch.view_as_real(y).float() * self.odd.sum()
+
+
+class Halves(nn.Module):
+    """All of it in float16, with gradients that have few bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Block().half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x.half()).float() * 4
+
+
+REFERENCES: dict[str, Callable[[], nn.Module]] = {
+    "sparse, some unused": lambda: Words(uses_all=False, is_sparse=False),  # torch's class cannot do it
+}
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "sparse": (Words, {}),
+    "only sparse": (lambda: Words(is_dense=False), {}),
+    "sparse, some unused": (lambda: Words(uses_all=False), {"find_unused_parameters": True}),
+    "complex": (Waves, {}),
+    "float16": (Halves, {}),
+}
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("name", list(KINDS))
+def test_gradients_of_other_kinds_are_those_of_torch_over_gloo(name: str, accumulates: bool) -> None:
+    make_module, settings = KINDS[name]
+    gloo = dist.new_group(backend="gloo")
+
+    def train(make_module: Callable[[], nn.Module], wrap: Wrap) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = wrap(make_module(), bucket_cap_mb=0.0005, **settings)
+        generator, found = torch.Generator().manual_seed(dist.get_rank()), []
+        for _ in range(3):
+            model.zero_grad()
+            if accumulates:
+                with model.no_sync():
+                    model(torch.randn(4, WIDTH, generator=generator)).square().mean().backward()
+            model(torch.randn(4, WIDTH, generator=generator)).square().mean().backward()
+            for each in model.parameters():
+                if each.grad is not None:
+                    found.append(each.grad.to_dense().clone())
+                    with torch.no_grad():
+                        each -= 0.01 * found[-1]
+        return found
+
+    ours = train(make_module, DistributedDataParallel)
+    theirs = train(REFERENCES.get(name, make_module), partial(TorchReplicas, process_group=gloo))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3 if name == "float16" else 1e-6, atol=1e-6)
+    assert_same_everywhere([torch.view_as_real(each).double() if each.is_complex() else each.double() for each in ours])
+
+
+@on_ranks(2)
+def test_a_step_with_sparse_gradients_that_one_rank_cannot_end_ends_on_all_and_the_next_one_works() -> None:
+    module = Words()
+    model = DistributedDataParallel(module)
+    step(model)
+    outputs = model(torch.ones(4, WIDTH))
+    if dist.get_rank() == 1:
+        outputs.register_hook(_refuse)
+    with pytest.raises(UsageError if dist.get_rank() else PeerCancelled):
+        outputs.sum().backward()
+    step(model, 1)
+    assert_same_everywhere([each.grad.to_dense() for each in model.parameters() if each.grad is not None])
+
+
+def _refuse(_: object) -> None:
+    raise UsageError("it breaks")
+
+
+@on_ranks(2)
+def test_sparse_gradients_join_and_complex_ones_are_refused_with_a_codec() -> None:
+    module = Words()
+    model = DistributedDataParallel(module, codec="int8")
+    with model.join():
+        for number in range(1 + dist.get_rank()):
+            step(model, number)
+    assert_same_everywhere(list(model.parameters()))
+    with pytest.raises(UsageError, match="none for complex gradients, such as wave"):
+        DistributedDataParallel(Waves(), codec="int8")

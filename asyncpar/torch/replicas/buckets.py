@@ -21,7 +21,10 @@ _UNLIMITED = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """A parameter that all ranks hold, and where the module has it: ``owner.attribute``."""
+    """A parameter that all ranks hold, and where the module has it: ``owner.attribute``.
+
+    Gradients of ``is_sparse`` ones come as sparse tensors, which have no place in a bucket.
+    """
 
     index: int
     name: str
@@ -30,10 +33,18 @@ class Replicated:
     attribute: str
     dtype: torch.dtype
     spec: GradientSpec
+    is_sparse: bool
 
     @classmethod
     def of(
-        cls, index: int, name: str, parameter: torch.nn.Parameter, owner: torch.nn.Module, attribute: str
+        cls,
+        index: int,
+        name: str,
+        parameter: torch.nn.Parameter,
+        owner: torch.nn.Module,
+        attribute: str,
+        *,
+        is_sparse: bool = False,
     ) -> Replicated:
         """Describe a parameter.  Raises ``UsageError`` for one whose gradient cannot be reduced here."""
         array = array_of(parameter.detach(), f"parameter {name}")
@@ -46,6 +57,7 @@ class Replicated:
             attribute=attribute,
             dtype=parameter.dtype,
             spec=spec,
+            is_sparse=is_sparse,
         )
 
     def check(self) -> None:
@@ -57,6 +69,24 @@ class Replicated:
             raise self._changed(f"one on {now.device}")
         if now.shape != self.spec.shape or now.dtype != self.dtype:
             raise self._changed(f"one of {now.dtype}{list(now.shape)}")
+
+    def sparse_share(self, size: int, *, is_zero: bool) -> torch.Tensor:
+        """Return this rank's part of the mean over ``size`` ranks: nothing if ``is_zero``, or without a gradient."""
+        gradient = None if is_zero else self.parameter.grad
+        if gradient is None:
+            places = torch.empty((1, 0), dtype=torch.int64)
+            none = torch.empty((0, *self.spec.shape[1:]), dtype=self.dtype)
+            return torch.sparse_coo_tensor(places, none, self.spec.shape, is_coalesced=True, check_invariants=False)
+        return gradient.detach() / size
+
+    def check_sparse(self) -> None:
+        """Raise ``UsageError`` unless the gradient is sparse."""
+        gradient = self.parameter.grad
+        if gradient is not None and gradient.layout is not torch.sparse_coo:
+            raise UsageError(
+                f"parameter {self.name}: expected a sparse gradient, as its module has sparse=True, got one of layout "
+                f"{gradient.layout}; use sparse=False where the parameter is used elsewhere, too"
+            )
 
     def _changed(self, got: str) -> UsageError:
         return UsageError(
@@ -104,9 +134,9 @@ class GradientBucket:
 
 
 def plan(replicated: Sequence[Replicated], bucket_bytes: int, order: Sequence[str] | None = None) -> BucketPlan:
-    """Return buckets in the reverse order of registration, or in ``order``, each of one dtype."""
-    specs = [each.spec for each in replicated]
-    return plan_buckets(specs, bucket_bytes=bucket_bytes, max_buckets=_UNLIMITED, order=order)
+    """Return buckets of the dense ones in the reverse order of registration, or in ``order``, each of one dtype."""
+    specs = [each.spec for each in replicated if not each.is_sparse]
+    return plan_buckets(specs, bucket_bytes=bucket_bytes, max_buckets=_UNLIMITED, order=order, takes_complex=True)
 
 
 def make_buckets(
@@ -132,7 +162,8 @@ def _check(member: Replicated, gradient: torch.Tensor) -> None:
         got = f"one on {gradient.device}" if not gradient.is_cpu else f"one of layout {gradient.layout}"
         raise UsageError(
             f"parameter {member.name}: expected a dense gradient in the CPU's memory, got {got}; "
-            "use Embedding(sparse=False), and torch's DistributedDataParallel for other devices"
+            "pass Embedding(sparse=True) as it is wrapped or use sparse=False, and torch's DistributedDataParallel for "
+            "other devices"
         )
     if gradient.dtype != member.parameter.dtype or gradient.shape != member.parameter.shape:
         raise UsageError(

@@ -2,8 +2,9 @@
 
 Theory of operation.  A hook of each parameter moves the gradient into its bucket.  A bucket whose gradients are all
 final is reduced in place, by one all-reduce; buckets begin in the order of the plan, which is the same on all ranks.
-The pass ends when all buckets are reduced.  Where ranks must agree on more (which parameters were used; the order in
-which gradients became final, for the next plan), one all-reduce of ``_Words`` follows the buckets.
+The pass ends when all buckets are reduced, and after them the sparse gradients, each in one operation.  Where ranks
+must agree on more (which parameters were used; the order in which gradients became final, for the next plan), one
+all-reduce of ``_Words`` follows.
 
 So a step is a known sequence of collectives.  A rank that cannot go on takes the places of those that it has not begun,
 with the reason (``fail``); they end on the other ranks, and the next step meets.  Gradients of a step that failed are
@@ -37,6 +38,7 @@ from asyncpar.errors import UsageError
 from asyncpar.gradsync.tuning import TuningConfig
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook
+from asyncpar.torch.packed import sparse_all_reduce
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.replicas.backward import PassEnd, wait_for_all, weakly
 from asyncpar.torch.replicas.buckets import GradientBucket, Replicated, make_buckets, plan
@@ -88,6 +90,7 @@ class GradientReducer:
         self.group = group
         self.replicated = tuple(replicated)
         self._by_name = {each.name: each for each in replicated}
+        self._sparse = [each for each in self.replicated if each.is_sparse]
         self._settings = settings
         self.tuning: ReplicaTuning | None = None
         """Chooses size and algorithm of the buckets, if there is one."""
@@ -95,7 +98,7 @@ class GradientReducer:
             self.tuning = ReplicaTuning(
                 settings.tuning,
                 group,
-                [each.spec for each in self.replicated],
+                [each.spec for each in self.replicated if not each.is_sparse],
                 bucket_bytes=settings.bucket_bytes,
                 plan_bytes=partial(_bytes_of_buckets, self.replicated),
             )
@@ -157,6 +160,9 @@ class GradientReducer:
         """
         if self.tuning is not None:
             raise UsageError("tuning: expected no codec and no communication hook with it; leave one of them out")
+        for each in self.replicated:
+            if each.dtype.is_complex:
+                raise UsageError(f"codec: expected none for complex gradients, such as {each.name}, got {hook}")
         hook.own(weakly(self.await_failed), again=is_own)
         self.hook = hook
 
@@ -210,9 +216,9 @@ class GradientReducer:
         communicator = self.group.communicator
         if self.hook is None:
             tells = self.tuning is not None and self.tuning.tells(self._passes)
-            owed = len(self._plan.buckets) - begun + self._exchanges_words + tells
+            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._exchanges_words + tells
         else:
-            owed = int(self._exchanges_words)
+            owed = len(self._sparse) + self._exchanges_words
             self._refuse_buckets(self.hook, begun + taken, error)
             taken = 0
         if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
@@ -274,7 +280,10 @@ class GradientReducer:
     def _complete(self, now: _GradientPass, absent: Sequence[int]) -> None:
         """Reduce what is left, where all gradients are in their places; ``absent`` had none in this pass."""
         try:
+            for each in self._sparse:
+                each.check_sparse()
             self._begin_full(now, is_last=True)
+            sums = [self._begin_sparse(now, each) for each in self._sparse]
             words = self._begin_words(now, absent) if self._exchanges_words else None
             told = self._begin_telling(now)
         except BaseException as error:
@@ -297,16 +306,10 @@ class GradientReducer:
         self._tune(told)
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
-        if self._factor != 1.0:
-            for reduced in self._buckets:
-                reduced.flat.mul_(self._factor)
         used = self._expected_use() if now.is_shadow else self._used
         if words is not None:
             used = self._learn(words)
-        for index in absent:
-            bucket = self._bucket_of[index]
-            if used[index] and bucket is not None:
-                self.replicated[index].parameter.grad = bucket.views[index]
+        self._hand_out(absent, used, sums)
         self._used[:] = False
 
     def lose(self) -> None:
@@ -315,6 +318,20 @@ class GradientReducer:
             self.fail(UsageError("an exception has ended the backward pass of this rank; see its traceback there"))
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, absent: Sequence[int], used: NDArray[Any], sums: Sequence[torch.Tensor]) -> None:
+        """Make the means the gradients of the parameters; those ``absent`` here have one if they were ``used``."""
+        if self._factor != 1.0:
+            for reduced in [*(bucket.flat for bucket in self._buckets), *sums]:
+                reduced.mul_(self._factor)
+        for index in absent:
+            bucket = self._bucket_of[index]
+            if used[index] and bucket is not None:
+                self.replicated[index].parameter.grad = bucket.views[index]
+        is_absent = {*absent}
+        for each, total in zip(self._sparse, sums, strict=True):
+            if used[each.index] or each.index not in is_absent:
+                each.parameter.grad = total
 
     def _begin_pass(self) -> _GradientPass:
         self._passes += 1
@@ -424,6 +441,13 @@ class GradientReducer:
                 now.works.append(self.hook.start(self._given(now.begun, bucket.flat)))
             now.begun += 1
         assert not is_last or now.begun == len(buckets), "all gradients are there"
+
+    def _begin_sparse(self, now: _GradientPass, member: Replicated) -> torch.Tensor:
+        """Begin to average a sparse gradient; return what will be the mean."""
+        share = member.sparse_share(self.group.size(), is_zero=now.is_shadow)
+        make = sparse_all_reduce(self.group.communicator, share, "sum")
+        now.works.append(self.group.start(make, [share], operation=_OPERATION, options=_AT_ONCE))
+        return share
 
     def _begin_bucket(self, index: int, bucket: GradientBucket) -> Work:
         recorder = self._recorder

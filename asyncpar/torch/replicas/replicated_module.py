@@ -11,6 +11,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from asyncpar.errors import UsageError
 from asyncpar.torch.replicas.buckets import Replicated
 
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 """The attribute of modules in which torch keeps the names of what DistributedDataParallel leaves out."""
 
@@ -80,7 +82,7 @@ class ReplicatedModule:
                 if parameter is not None:
                     places.setdefault(parameter, (owner, attribute))
         return [
-            Replicated.of(index, name, parameter, *places[parameter])
+            Replicated.of(index, name, parameter, *places[parameter], is_sparse=_is_sparse(places[parameter][0]))
             for index, (parameter, name) in enumerate(names.items())
         ]
 
@@ -94,6 +96,9 @@ class ReplicatedModule:
             for tensor, name in tensors.items():
                 grad = "" if kind == "buffer" or tensor.requires_grad else ", frozen"
                 yield f"{kind} {name} {tensor.dtype}{list(tensor.shape)}{grad}"
+        for name, part in self.module.named_modules():
+            if _is_sparse(part):
+                yield f"module {name} with sparse gradients"
 
     def _names(self, named: Callable[..., Iterable[tuple[str, Any]]]) -> dict[Any, str]:
         """Return the first name of each tensor that is not left out."""
@@ -102,3 +107,8 @@ class ReplicatedModule:
             if name not in self.ignored:
                 found.setdefault(tensor, name)
         return found
+
+
+def _is_sparse(owner: torch.nn.Module) -> bool:
+    """Report whether gradients of the module's parameters come as sparse tensors."""
+    return isinstance(owner, _EMBEDDINGS) and owner.sparse
