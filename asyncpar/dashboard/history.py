@@ -118,6 +118,9 @@ class History:
             figures[f"{kind} MB/s"] = (
                 max(0.0, moved - _moved(before, kind)) / passed / 1e6 if before is not None and passed > 0.0 else None
             )
+        used = [host.memory.used / host.memory.limit for host in job.hosts if host.memory is not None]
+        if used:
+            figures["memory %"] = 100.0 * max(used)
         for report in job.ranks:
             if report.summary is not None and report.summary.values:
                 figures |= dict(report.summary.values)

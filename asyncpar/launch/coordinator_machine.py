@@ -293,7 +293,7 @@ class CoordinatorMachine:
         is_asked_to = self._forced is not None
         commands: list[Command] = [] if is_asked_to else [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:
-            if has_failed and end.report is not None:
+            if has_failed and (end.report is not None or end.lost):
                 is_late = end.at > (self._stopped_at or now)
                 (self._late if is_late else self._failures).append(end)
             self._blame_leavers()

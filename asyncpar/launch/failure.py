@@ -40,8 +40,8 @@ class RankEnd:
     """The end of the process of a rank.
 
     ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
-    this; ``lost`` says why when the rank's whole agent disappeared, the launcher killed the rank, or it left those that
-    needed it.  ``stderr_file`` is the file on its host with all of its stderr, "" if there is none.
+    this; ``lost`` says why when the rank's whole agent disappeared, the launcher or the kernel killed the rank, or it
+    left those that needed it.  ``stderr_file`` is the file on its host with all of its stderr, "" if there is none.
     """
 
     generation: int

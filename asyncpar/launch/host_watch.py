@@ -17,6 +17,7 @@ import msgspec
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.waits import CONDITION_WORDS
+from asyncpar.launch.memory_watch import MemoryWatch
 from asyncpar.launch.rank_channel import RankChannel
 from asyncpar.launch.stack_files import StackFile, state_of
 from asyncpar.launch.vitals import Condition, RankState
@@ -81,6 +82,8 @@ class HostWatch:
 
     host: str
     on_look: Callable[[HostSummary], None] = lambda _: None
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+    """What the kernel says of the host's memory, and the ranks' sizes; who looks at their processes feeds it."""
     _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
     """By local rank."""
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -107,6 +110,7 @@ class HostWatch:
             past = PastGeneration(generation=before.place.generation, time=time.time(), reason=before.failure)
             self._past = [*self._past, past][-MOST_PAST:]
         self._forget(place.local_rank)
+        self.memory.forget(place.rank)
         self._ranks[place.local_rank] = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks)
 
     def begin_job(self) -> None:
@@ -178,7 +182,13 @@ class HostWatch:
     def summary(self) -> HostSummary:
         """Return what is known now."""
         ranks = sorted((_report(known) for known in self._ranks.values()), key=lambda report: report.rank)
-        return HostSummary(host=self.host, ranks=tuple(ranks), restarts=self._restarts, past=tuple(self._past))
+        return HostSummary(
+            host=self.host,
+            ranks=tuple(ranks),
+            memory=self.memory.use,
+            restarts=self._restarts,
+            past=tuple(self._past),
+        )
 
     async def collect(self, kind: str, ranks: Iterable[int] | None = None) -> list[RankAnswer]:
         """Return what each of the ``ranks`` (None: all that live) has to tell of ``kind``; none is waited for long."""

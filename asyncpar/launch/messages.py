@@ -64,7 +64,17 @@ def decode_rank_end(message: pb.RankEnded, *, host: str, offset: float) -> RankE
     return RankEnd(host=host, report=report, **fields)
 
 
-_SAME_IN_RANK_END = ("generation", "rank", "local_rank", "pid", "returncode", "at", "stderr_tail", "stderr_file")
+_SAME_IN_RANK_END = (
+    "generation",
+    "rank",
+    "local_rank",
+    "pid",
+    "returncode",
+    "at",
+    "stderr_tail",
+    "stderr_file",
+    "lost",
+)
 _PHASES = {
     None: pb.RankState.PHASE_UNSPECIFIED,
     Phase.FORMING: pb.RankState.FORMING,

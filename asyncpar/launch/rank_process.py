@@ -139,7 +139,7 @@ class RankProcess:
         try:
             leader = psutil.Process(self.pid)
             with leader.oneshot():
-                status, times = leader.status(), leader.cpu_times()
+                status, times, resident = leader.status(), leader.cpu_times(), leader.memory_info().rss
         except psutil.NoSuchProcess:
             return ProcessLook()
         except OSError as error:
@@ -150,6 +150,7 @@ class RankProcess:
             is_stopped=status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
             is_uninterruptible=status == psutil.STATUS_DISK_SLEEP,
             cpu=times.user + times.system,
+            resident=resident,
         )
 
     async def wait(self) -> int:

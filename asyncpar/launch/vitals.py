@@ -37,11 +37,15 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLook:
-    """A process at one moment; ``cpu`` is the processor time that all its threads have used, in seconds."""
+    """A process at one moment; ``cpu`` is the processor time that all its threads have used, in seconds.
+
+    ``resident`` are the bytes of memory that it holds.
+    """
 
     is_stopped: bool = False
     is_uninterruptible: bool = False
     cpu: float = 0.0
+    resident: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,6 +281,7 @@ class WorkerGroup:
         end = RankEnd(
             **_who(plan.place),
             pid=process.pid,
+            lost=self._kernel_kill(plan, returncode),
             returncode=returncode,
             at=ended_at if report is None or not report.time else min(report.time, ended_at),
             report=report,
@@ -297,6 +298,13 @@ class WorkerGroup:
         await output.end(has_failed=report is not None and is_told)
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
+
+    def _kernel_kill(self, plan: RankPlan, returncode: int) -> str:
+        """Say that the kernel was out of memory, if that is why a rank was killed."""
+        is_ours = plan.place.local_rank in self._killed or self._pending_signal == signal.SIGKILL
+        return (
+            "" if returncode != -signal.SIGKILL or is_ours else self._tools.watch.memory.explain(now=time.monotonic())
+        )
 
     def _last_words(self, plan: RankPlan, output: RankOutput, returncode: int) -> str:
         """Return the end of what a rank has written to stderr; after a crash also where that was, if it is known."""
@@ -321,12 +329,15 @@ class WorkerGroup:
     async def _look_after(self) -> None:
         """Check at intervals whether the ranks that have not ended are running."""
         loop = asyncio.get_running_loop()
+        sizes: dict[int, int] = {}
         while True:
+            self._tools.watch.memory.look(sizes, now=time.monotonic())
             await asyncio.sleep(LOOK_SECONDS)
             for plan in self._plans:
                 local_rank = plan.place.local_rank
                 if local_rank in self._notices and local_rank not in self._killed:  # has not ended
                     seen = self._processes[local_rank].look()
+                    sizes[plan.place.rank] = seen.resident
                     if self._outputs[local_rank].vitals.look(seen, now=loop.time()):
                         self._tell_state(plan)
 

@@ -14,7 +14,7 @@ from asyncpar.observe.stragglers import (
     find_slow_sender,
     find_straggler,
 )
-from asyncpar.observe.summary import JobSummary, RankSummary
+from asyncpar.observe.summary import HostSummary, JobSummary, RankSummary, spell_bytes
 
 LOOKS_BEFORE: Final = 3
 """Looks in a row that have an alarm before it is said."""
@@ -22,7 +22,14 @@ LOOKS_BEFORE: Final = 3
 SECONDS_AFTER: Final = 15.0
 """Seconds without an alarm after which it is over."""
 
-_OVER: Final = {" is slow": "is slow no more", " does not answer": ""}
+SCARCE_SHARE: Final = 0.05
+"""Part of its memory that a host has left when it is short of it."""
+
+FILLED_SHARE: Final = 0.75
+FILLED_SECONDS: Final = 30.0
+"""It is short of it also if so much is used, and the rest lasts no longer at the rate of the last seconds."""
+
+_OVER: Final = {" is slow": "is slow no more", " is short of memory": "has memory again", " does not answer": ""}
 """What follows the name of a thing in an alarm, and what is said when it is over.
 
 That of an agent may end because its host is in the job no more: nothing is said then.
@@ -34,7 +41,7 @@ _CAUSES = {cause.value: cause for cause in Cause}
 def find_alarms(job: JobSummary) -> tuple[str, ...]:
     """Return a sentence for each thing that makes the job slow; empty if it is not, or too little is known."""
     told = [report.summary for report in job.ranks if report.summary is not None]
-    found = []
+    found = [alarm for host in job.hosts if (alarm := _find_shortage(host))]
     straggler = find_straggler({summary.rank: _rounds(summary) for summary in told})
     if straggler is not None:
         host = next((summary.host for summary in told if summary.rank == straggler.rank), "")
@@ -56,6 +63,22 @@ def find_alarms(job: JobSummary) -> tuple[str, ...]:
     if sender is not None and (straggler is None or straggler.rank != sender.rank):
         found.append(sender.describe(next((one.host for one in told if one.rank == sender.rank), "")))
     return tuple(found)
+
+
+def _find_shortage(host: HostSummary) -> str:
+    """Say that a host has nearly reached a limit of memory, where the kernel kills, and by whom most is held; or ""."""
+    memory = host.memory
+    if memory is None:
+        return ""
+    grows = memory.used >= FILLED_SHARE * memory.limit and memory.seconds_left <= FILLED_SECONDS
+    if not grows and memory.limit - memory.used >= SCARCE_SHARE * memory.limit:
+        return ""
+    sizes = {report.rank: report.summary.rss for report in host.ranks if report.summary is not None}
+    rank = max(sizes, key=lambda each: sizes[each], default=None)
+    most = "" if rank is None else f", most by rank {rank} ({spell_bytes(sizes[rank])})"
+    used, limit = spell_bytes(memory.used), spell_bytes(memory.limit)
+    soon = f"; at this rate the rest lasts {memory.seconds_left:.0f} s" if grows else ""
+    return f"{host.host} is short of memory: {used} of the {limit} of {memory.owner} are used{most}{soon}"
 
 
 def count_missing_rounds(job: JobSummary) -> int:

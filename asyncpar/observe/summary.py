@@ -6,6 +6,7 @@ A rank makes a ``RankSummary`` (about 2 kB); its agent adds what only it sees (i
 
 from __future__ import annotations
 
+import math
 from typing import Final, TypeVar
 
 import msgspec
@@ -266,14 +267,46 @@ class PastGeneration(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class MemorySummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The limit of a host's ranks that is nearest: ``used`` of ``limit`` bytes, of a control group or of the host.
+
+    ``growth`` is by how many bytes/s ``used`` has grown in the last seconds.
+    """
+
+    used: int
+    limit: int
+    is_group: bool = False
+    growth: float = 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """How long it lasts if it goes on growing like that."""
+        return max(0, self.limit - self.used) / self.growth if self.growth > 0.0 else math.inf
+
+    @property
+    def owner(self) -> str:
+        """Whose limit it is."""
+        return "its control group" if self.is_group else "the host"
+
+
+def spell_bytes(count: float) -> str:
+    """Return ``1.5 GiB``."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}" if count >= 1000 * size else f"{count / size:.3g} {unit}"
+    return f"{count / 1024:.3g} KiB"
+
+
 class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A host: its ranks, ordered.  ``age`` is how many seconds ago its agent told this.
 
     ``restarts`` counts processes that took the place of one that had failed, and ``past`` are the last of those.
+    ``memory`` is what is used of the memory that its ranks may use.
     """
 
     host: str
     ranks: tuple[RankReport, ...] = ()
+    memory: MemorySummary | None = None
     age: float = 0.0
     restarts: int = 0
     past: tuple[PastGeneration, ...] = ()

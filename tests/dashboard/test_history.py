@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from asyncpar.dashboard.history import History
 from asyncpar.dashboard.states import RankActivity
-from asyncpar.observe.summary import HostSummary, JobSummary, ProgressSummary, RankReport, RankSummary
+from asyncpar.observe.summary import HostSummary, JobSummary, MemorySummary, ProgressSummary, RankReport, RankSummary
 
 
 def at(time: float, *, completed: float = 0.0, values: dict[str, float] | None = None) -> JobSummary:
@@ -81,6 +82,17 @@ def test_values_that_come_later_begin_later_and_are_bounded_in_number() -> None:
 
     assert history.series["v0"].points == [None, 0.0, None]
     assert len(history.series) == 24
+
+
+def test_memory_has_a_line_that_of_the_fullest_host() -> None:
+    history = History()
+    for second, used in enumerate((100, 100, 700)):
+        hosts = tuple(
+            HostSummary(host=name, memory=MemorySummary(used=bytes_used, limit=1000))
+            for name, bytes_used in (("a", used), ("b", 200))
+        )
+        history.take(msgspec.structs.replace(at(float(second)), hosts=hosts), {0: RankActivity.COMPUTES})
+    assert history.series["memory %"].points == [20.0, 20.0, 70.0]
 
 
 def test_a_number_of_columns_that_cannot_be_halved_is_refused() -> None:

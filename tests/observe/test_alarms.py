@@ -17,6 +17,7 @@ from asyncpar.observe.summary import (
     HostSummary,
     JobSummary,
     LinkSummary,
+    MemorySummary,
     RankAnswer,
     RankReport,
     RankSummary,
@@ -164,3 +165,37 @@ def test_a_rank_with_a_slow_link_is_an_alarm_once() -> None:
     assert alarm.startswith("rank 2")
     assert "is slow: its link takes 2 MB/s" in alarm
     assert find_alarms(job(*(sender(number, 90e6) for number in range(4)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("used", "growth", "text"),
+    [
+        (
+            7.7,
+            0.0,
+            "host-1 is short of memory: 7.7 GiB of the 8 GiB of its control group are used, most by rank 1 (3 GiB)",
+        ),
+        (
+            7.0,
+            0.1,
+            "host-1 is short of memory: 7 GiB of the 8 GiB of its control group are used, most by rank 1 (3 GiB)",
+        ),
+        (7.0, 0.01, ""),
+        (5.0, 1.0, ""),
+    ],
+)
+def test_a_host_that_is_short_of_memory_is_an_alarm_before_the_kernel_kills(
+    used: float, growth: float, text: str
+) -> None:
+    gib = 1 << 30
+    ranks = [msgspec.structs.replace(rank(number), rss=(1 + 2 * number) * gib) for number in range(2)]
+    memory = MemorySummary(used=round(used * gib), limit=8 * gib, is_group=True, growth=growth * gib)
+    reports = tuple(RankReport(rank=one.rank, host="host-1", pid=1, summary=one) for one in ranks)
+    found = find_alarms(
+        JobSummary(job="j", pid=1, time=0.0, hosts=(HostSummary(host="host-1", ranks=reports, memory=memory),))
+    )
+    assert [alarm.partition(";")[0] for alarm in found] == ([text] if text else [])
+    assert all(("; at this rate the rest lasts 10 s" in alarm) is (growth > 0) for alarm in found)
+    board = AlarmBoard()
+    said = [line for second in range(30) for line in board.look(found if second < 5 else (), float(second))]
+    assert said == ([*found, "host-1 has memory again"] if text else [])

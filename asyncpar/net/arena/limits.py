@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 _ROOT = Path("/")
 _UNLIMITED_MEMORY = 1 << 60
@@ -52,6 +53,48 @@ def available_memory(root: Path = _ROOT) -> int:
         caches = table.get("total_inactive_file", table.get("inactive_file", 0))
         available = min(available, max(0, limit - used + caches))
     return available
+
+
+class MemoryUse(NamedTuple):
+    """The limit of memory that is nearest: ``used`` of ``limit`` bytes, those of a control group or of the host.
+
+    What the kernel would give up for more is not counted as used.
+    """
+
+    used: int
+    limit: int
+    is_group: bool
+
+
+def read_memory_use(root: Path = _ROOT) -> MemoryUse | None:
+    """Return how much memory is used of what this process and those beside it may use; None where it is not known."""
+    host = _parse_table(_read(root / "proc/meminfo"))
+    found = []
+    if "MemTotal:" in host and "MemAvailable:" in host:
+        total = host["MemTotal:"] << 10
+        found.append(MemoryUse(max(0, total - (host["MemAvailable:"] << 10)), total, is_group=False))
+    for directory in _control_groups(root, "memory"):
+        limit = _read_number(directory, "memory.max", "memory.limit_in_bytes")
+        used = _read_number(directory, "memory.current", "memory.usage_in_bytes")
+        if limit is None or used is None or limit >= _UNLIMITED_MEMORY:
+            continue
+        table = _parse_table(_read(directory / "memory.stat"))
+        caches = table.get("total_inactive_file", table.get("inactive_file", 0))
+        found.append(MemoryUse(max(0, used - caches), limit, is_group=True))
+    return min(found, key=lambda use: use.limit - use.used, default=None)
+
+
+def count_memory_kills(root: Path = _ROOT) -> int | None:
+    """Return how many processes the kernel has killed for want of memory so far; None where it does not say.
+
+    Those of this process's control group where that counts them, else those of the host.
+    """
+    for directory in _control_groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            kills = _parse_table(_read(directory / name)).get("oom_kill")
+            if kills is not None:
+                return kills
+    return _parse_table(_read(root / "proc/vmstat")).get("oom_kill")
 
 
 def has_unlimited_address_space() -> bool:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.net.arena.limits import available_memory, core_quota, may_spin, usable_cores
+from asyncpar.net.arena.limits import (
+    available_memory,
+    core_quota,
+    count_memory_kills,
+    may_spin,
+    read_memory_use,
+    usable_cores,
+)
 
 MEMINFO = "MemTotal: 4000 kB\nMemAvailable:    1000 kB\nHugePages_Total:       0\n"
 
@@ -49,6 +56,39 @@ def test_the_tightest_group_on_the_way_to_the_top_counts(tmp_path: Path) -> None
     )
     assert core_quota(tmp_path) == 1.5
     assert available_memory(tmp_path) == 350_000
+
+
+def test_the_nearest_limit_of_memory_is_that_of_the_host_or_of_a_group(tmp_path: Path) -> None:
+    assert read_memory_use(tmp_path) is None
+    files = {"job/memory.max": "2000000", "job/memory.current": "300000", "job/memory.stat": "inactive_file 100000\n"}
+    make_host(tmp_path, "0::/job/rank\n", files)
+    assert read_memory_use(tmp_path) == (3000 << 10, 4000 << 10, False)
+    (tmp_path / "sys/fs/cgroup/job/memory.max").write_text("500000")
+    assert read_memory_use(tmp_path) == (200_000, 500_000, True)
+    (tmp_path / "sys/fs/cgroup/job/memory.max").write_text("max")
+    assert read_memory_use(tmp_path) == (3000 << 10, 4000 << 10, False)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "kills"),
+    [
+        (
+            "0::/job/rank\n",
+            {"job/rank/memory.events": "low 0\noom 9\noom_kill 2\n", "job/memory.events": "oom_kill 5"},
+            2,
+        ),
+        ("4:memory:/job\n0::/\n", {"memory/job/memory.oom_control": "under_oom 0\noom_kill 3\n"}, 3),
+        ("4:memory:/host/only\n", {"memory/memory.oom_control": "oom_kill 1\n"}, 1),
+        ("0::/\n", {}, 7),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted_by_both_versions_or_the_host(
+    tmp_path: Path, groups: str, files: dict[str, str], kills: int
+) -> None:
+    assert count_memory_kills(tmp_path) is None
+    make_host(tmp_path, groups, files)
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 1\noom_kill 7\n")
+    assert count_memory_kills(tmp_path) == kills
 
 
 def test_inside_a_container_whose_path_is_the_hosts_the_top_counts(tmp_path: Path) -> None:

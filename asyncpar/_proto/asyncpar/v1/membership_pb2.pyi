@@ -128,7 +128,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., session: _Optional[bytes] = ..., least_nnodes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RankEnded(_message.Message):
-    __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "at", "report", "stderr_tail", "stderr_file")
+    __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "at", "report", "stderr_tail", "stderr_file", "lost")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class RankEnded(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     STDERR_TAIL_FIELD_NUMBER: _ClassVar[int]
     STDERR_FILE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     rank: int
     local_rank: int
@@ -147,7 +148,8 @@ class RankEnded(_message.Message):
     report: FailureReport
     stderr_tail: str
     stderr_file: str
-    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., returncode: _Optional[int] = ..., at: _Optional[float] = ..., report: _Optional[_Union[FailureReport, _Mapping]] = ..., stderr_tail: _Optional[str] = ..., stderr_file: _Optional[str] = ...) -> None: ...
+    lost: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., returncode: _Optional[int] = ..., at: _Optional[float] = ..., report: _Optional[_Union[FailureReport, _Mapping]] = ..., stderr_tail: _Optional[str] = ..., stderr_file: _Optional[str] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class FailureReport(_message.Message):
     __slots__ = ("type_name", "message", "traceback", "is_peer_error", "blames")

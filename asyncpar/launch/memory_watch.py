@@ -1,0 +1,75 @@
+"""Out of memory: whether the kernel has killed a rank for want of memory, and what all ranks had taken before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from asyncpar.net.arena.limits import MemoryUse, count_memory_kills, read_memory_use
+from asyncpar.observe.summary import MemorySummary, spell_bytes
+
+EVERY_SECONDS: Final = 1.0
+RECENT_SECONDS: Final = 5.0
+"""A kill that was counted so long ago at most may be that of a rank that is found dead."""
+
+_MOST_SIZES: Final = 8
+
+
+class _MemoryLook(NamedTuple):
+    time: float
+    kills: int | None
+    use: MemoryUse | None
+
+
+class MemoryWatch:
+    """Remembers what the kernel has counted, and the resident bytes of ranks at the last look."""
+
+    def __init__(
+        self,
+        count_kills: Callable[[], int | None] = count_memory_kills,
+        read_use: Callable[[], MemoryUse | None] = read_memory_use,
+    ) -> None:
+        self._count_kills = count_kills
+        self._read_use = read_use
+        self._looks: deque[_MemoryLook] = deque()
+        self._sizes: dict[int, int] = {}
+
+    def look(self, sizes: Mapping[int, int], *, now: float) -> None:
+        """Take the resident bytes of the ranks that live; read the kernel's files once a second."""
+        self._sizes |= {rank: size for rank, size in sizes.items() if size}
+        if self._looks and now - self._looks[-1].time < EVERY_SECONDS:
+            return
+        self._looks.append(_MemoryLook(now, self._count_kills(), self._read_use()))
+        while now - self._looks[0].time > RECENT_SECONDS:
+            self._looks.popleft()
+
+    def forget(self, rank: int) -> None:
+        """Drop the size of a rank whose place another process takes."""
+        self._sizes.pop(rank, None)
+
+    @property
+    def use(self) -> MemorySummary | None:
+        """The nearest limit, what was used of it at the last look, and how fast that grows."""
+        if not self._looks or self._looks[-1].use is None:
+            return None
+        first, last, use = self._looks[0], self._looks[-1], self._looks[-1].use
+        growth = 0.0
+        if first.use is not None and first.use.limit == use.limit and last.time > first.time:
+            growth = max(0.0, (use.used - first.use.used) / (last.time - first.time))
+        return MemorySummary(used=use.used, limit=use.limit, is_group=use.is_group, growth=growth)
+
+    def explain(self, *, now: float) -> str:
+        """Say why a rank was killed by SIGKILL just now, if the kernel did it for want of memory; else ""."""
+        kills = self._count_kills()
+        before = [look.kills for look in self._looks if look.kills is not None and now - look.time <= RECENT_SECONDS]
+        if kills is None or not before or kills <= before[0]:
+            return ""
+        largest = sorted(self._sizes.items(), key=lambda item: (-item[1], item[0]))
+        sizes = [f"rank {rank} {spell_bytes(size)}" for rank, size in largest[:_MOST_SIZES]]
+        if len(largest) > _MOST_SIZES:
+            sizes.append(f"{len(largest) - _MOST_SIZES} more of {spell_bytes(largest[_MOST_SIZES][1])} at most")
+        use = self.use
+        limit = "" if use is None else f"; the limit is {spell_bytes(use.limit)} of {use.owner}"
+        resident = f"; resident last: {', '.join(sizes)}" if sizes else ""
+        return f"was killed by the kernel (SIGKILL), which was out of memory{limit}{resident}"
