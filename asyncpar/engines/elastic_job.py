@@ -38,7 +38,7 @@ from asyncpar.engines.interface import (
     PlaceProgress,
     PlaceReport,
 )
-from asyncpar.engines.output import Console
+from asyncpar.engines.output import Console, PlaceMessages
 from asyncpar.engines.place_agent import SECRET_FILE, EventDisplay
 from asyncpar.engines.result import PlaceEnd, settle_elastic
 from asyncpar.errors import LaunchError
@@ -74,6 +74,7 @@ class ElasticEngineJob:
         self._spec = spec
         self._least = spec.least
         self._console = console
+        self._messages = PlaceMessages()
         self._per_place = spec.per_place or 1
         self._places: list[Place] = []
         self._handles: dict[int, Handle] = {}
@@ -277,7 +278,7 @@ class ElasticEngineJob:
     def _taker(self, number: int) -> Callable[[PlaceEvent], None]:
         def take(event: PlaceEvent) -> None:
             match event:
-                case PlaceOutput():
+                case PlaceOutput() if self._messages.is_new(number, event):
                     self._console.output(event)
                 case PlaceProgress():
                     self._console.progress(event)

@@ -129,10 +129,14 @@ class PlaceServes(msgspec.Struct, frozen=True, tag="serves"):
 
 
 class PlaceOutput(msgspec.Struct, frozen=True, tag="output"):
-    """What ranks or the agent have printed; ``is_error``: on stderr, in whole lines."""
+    """What ranks or the agent have printed; ``is_error``: on stderr, in whole lines.
+
+    ``is_message``: the agent says it, of the job, and those of other places may say the same.
+    """
 
     text: bytes
     is_error: bool
+    is_message: bool = False
 
 
 class PlaceProgress(msgspec.Struct, frozen=True, tag="progress"):

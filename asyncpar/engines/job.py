@@ -26,7 +26,7 @@ from asyncpar.engines.interface import (
     spread,
 )
 from asyncpar.engines.machine import CallerInterrupted, JobEvent, PlaceReported, PlacesMachine, PlaceTick, TellPlace
-from asyncpar.engines.output import Console, StreamConsole
+from asyncpar.engines.output import Console, PlaceMessages, StreamConsole
 from asyncpar.engines.result import settle
 from asyncpar.errors import LaunchError, UsageError
 
@@ -111,6 +111,7 @@ class _EngineJob:
         self._engine = engine
         self._spec = spec
         self._console = console
+        self._messages = PlaceMessages()
         self._machine: PlacesMachine | None = None
         self._handles: dict[int, Handle] = {}
         self._events: asyncio.Queue[JobEvent | BaseException] = asyncio.Queue()
@@ -198,7 +199,7 @@ class _EngineJob:
 
     def _take(self, place: int, event: PlaceEvent) -> None:
         match event:
-            case PlaceOutput():
+            case PlaceOutput() if self._messages.is_new(place, event):
                 self._console.output(event)
             case PlaceProgress():
                 self._console.progress(event)

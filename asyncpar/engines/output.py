@@ -6,12 +6,14 @@ import shutil
 import sys
 import threading
 from abc import ABC, abstractmethod
-from typing import TextIO
+from typing import Final, TextIO
 
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
 from asyncpar.harmless import HarmlessStream, harmless_bytes, harmless_line
 from asyncpar.observe.progress import is_notebook
 from asyncpar.observe.progress_line import plain_line
+
+_REMEMBERED_MESSAGES: Final = 256
 
 
 class Console(ABC):
@@ -27,6 +29,25 @@ class Console(ABC):
 
     def close(self) -> None:  # noqa: B027  # few have something to close
         """Take nothing more."""
+
+
+class PlaceMessages:
+    """Decides which messages of the agents of a job are shown: what all of them say is said once."""
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, set[int]] = {}
+        """By text, the latest last: the places whose agents have said it since it was shown."""
+
+    def is_new(self, place: int, output: PlaceOutput) -> bool:
+        """Is it no message, or one that no other place has said, or that this one says again?"""
+        if not output.is_message:
+            return True
+        places = self._said.pop(output.text, set())
+        is_new = not places or place in places
+        self._said[output.text] = {place} if is_new else places | {place}
+        if len(self._said) > _REMEMBERED_MESSAGES:
+            del self._said[next(iter(self._said))]
+        return is_new
 
 
 class StreamConsole(Console):

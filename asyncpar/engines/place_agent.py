@@ -61,7 +61,8 @@ class EventDisplay(Display):
         self._take = take
 
     async def lines(self, text: bytes, *, is_output: bool = False) -> None:
-        self._take(PlaceOutput(text if is_output else harmless_bytes(text), is_error=True))
+        shown = text if is_output else harmless_bytes(text)
+        self._take(PlaceOutput(shown, is_error=True, is_message=not is_output))
 
     async def raw(self, chunk: bytes) -> None:
         if chunk:

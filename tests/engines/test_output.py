@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
-from asyncpar.engines.output import StreamConsole
+from asyncpar.engines.output import PlaceMessages, StreamConsole
 
 
 class Terminal(io.StringIO):
@@ -47,3 +47,22 @@ def test_progress_is_lines_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert follow(monkeypatch, io.StringIO()) == (
         "train 1/4 (25%) loss=0.5000\ntrain 2/4 (50%) loss=0.4\nrank 0 says hello\nrank 1 complains\ntrain 4/4 (100%)\n"
     )
+
+
+def test_what_all_agents_say_is_shown_once_and_again_when_it_is_said_again() -> None:
+    messages = PlaceMessages()
+    text = PlaceOutput(b"asyncpar launch: rank 3 exited with code 1; stopping all ranks\n", True, True)
+    other = PlaceOutput(b"asyncpar launch: all ranks start again\n", True, True)
+    said = [(place, one) for one in (text, other, text) for place in (2, 0, 1)]
+    assert [place for place, one in said if messages.is_new(place, one)] == [2, 2, 2]
+
+
+def test_what_ranks_print_is_all_shown_and_old_messages_are_forgotten() -> None:
+    messages = PlaceMessages()
+    output = PlaceOutput(b"hello\n", True)
+    assert all(messages.is_new(place, output) for place in (0, 1, 0))
+    first = PlaceOutput(b"0\n", True, True)
+    assert messages.is_new(0, first)
+    for number in range(1, 1000):
+        assert messages.is_new(0, PlaceOutput(b"%d\n" % number, True, True))
+    assert messages.is_new(1, first), "a thousand messages later"
