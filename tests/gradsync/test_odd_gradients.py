@@ -75,7 +75,7 @@ def plain(name: str, value: float) -> Held:
 ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "read-only": (lambda: Held("odd", np.broadcast_to(np.float32(1.0), (4,))), "read-only"),
     "None": (lambda: Held("odd", None), "got None"),
-    "a torch tensor": (lambda: Held("odd", Tensor()), r"got Tensor; pass tensor\.numpy\(\)"),
+    "a torch tensor": (lambda: Held("odd", Tensor()), r"got a torch Tensor; pass tensor\.detach\(\)\.numpy\(\)"),
     "a list": (lambda: Held("odd", [1.0] * 4), "got list"),
     "raising at once": (lambda: Raising("odd", np.ones(4, np.float32), 0), "RuntimeError: the device is gone"),
     "raising later": (lambda: Raising("odd", np.ones(4, np.float32), 2), "RuntimeError: the device is gone"),
