@@ -113,8 +113,8 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
     stopped = there(group)[0]
     os.kill(stopped, signal.SIGSTOP)
     stacks = json.loads(run(group, "stacks", "--json", two).stdout)
-    assert sorted(stacks["ranks"]) == ["1"]
-    assert "stopped" in stacks["silent"]["0"], stacks["silent"]
+    assert (sorted(stacks["ranks"]), stacks["silent"]) == (["0", "1"], {})
+    assert "is stopped" in stacks["ranks"]["0"]["text"], stacks["ranks"]
     os.kill(stopped, signal.SIGCONT)
 
     launcher.terminate()
