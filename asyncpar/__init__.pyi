@@ -35,6 +35,7 @@ from .collectives.completion.policies import Quorum as Quorum
 from .collectives.completion.policies import Reduced as Reduced
 from .collectives.parts import Part as Part
 from .collectives.parts import PartStream as PartStream
+from .core.config.names import Name as Name
 from .core.config.world import Member as Member
 from .core.config.world import World as World
 from .core.observe.loop_watch import Blocked as Blocked

@@ -32,6 +32,7 @@ from asyncpar.core.concurrency.async_block import opened_by
 from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.names import LaneName
 from asyncpar.core.config.transport import parse_calibrate
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.agent_line import AgentLine
@@ -97,7 +98,7 @@ class Node:
         cls,
         environment: LaunchEnvironment | None = None,
         *,
-        transport: str | None = None,
+        transport: LaneName | None = None,
         serve: str | None = None,
         services: Sequence[Register] = (),
         public_services: Sequence[str] = (),
@@ -116,12 +117,12 @@ class Node:
         actors it is logged with its stack (0: nothing is).
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
-        transport = parse_transport(transport)
+        lane = parse_transport(transport)
         check_settings(os.environ)
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         found = find_world(os.environ) if environment is None else environment
         try:
-            return await start_rank(attach_world(found, transport, serving, check_blocked_after(blocked_after)))
+            return await start_rank(attach_world(found, lane, serving, check_blocked_after(blocked_after)))
         except OSError as error:
             note_limit(error)
             raise
@@ -192,6 +193,20 @@ class Node:
         its own.  Type checkers see the reference as the actor's class, so that calls are checked.
 
         Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+
+        Example::
+
+            class Counter(ap.Actor):
+                def __init__(self, number: int) -> None:
+                    self.number = number
+
+                @ap.endpoint
+                async def add(self, more: int) -> int:
+                    self.number += more
+                    return self.number
+
+            counter = await node.spawn(Counter, 3, name="counter")
+            number = await counter.add(2)  # 5
         """
         return await self._actors.spawn(actor, *args, name=name, **kwargs)
 
@@ -423,12 +438,18 @@ async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | 
 
 
 @opened_by("async with ap.init() as node:")
-async def init(*, transport: str | None = None) -> AsyncIterator[Node]:
+async def init(*, transport: LaneName | None = None) -> AsyncIterator[Node]:
     """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
 
     ``async with asyncpar.init() as node:``.  Raises as ``Node.start`` does.
 
-    ``transport`` pins the lane kind, as in ``Node.start``.
+    ``transport`` pins the lane kind (shm, tcp, grpc), as in ``Node.start``.
+
+    Example::
+
+        async with ap.init() as node:
+            print(f"rank {node.rank} of {node.size}")
+            total = await node.world.all_reduce(np.ones(3))
     """
     node = await Node.start(transport=transport)
     try:

@@ -46,6 +46,14 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     no other rank would go on.  Under ``asyncpar launch`` an exception
     that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
     without one.  Raises ``UsageError`` when ``main`` is something else, and where a loop runs already.
+
+    Example::
+
+        async def main() -> int:
+            async with ap.init() as node:
+                return node.rank
+
+        rank = ap.run(main)
     """
     if _is_loop_running():
         if asyncio.iscoroutine(main):

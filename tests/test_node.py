@@ -115,7 +115,7 @@ async def test_actors_of_a_known_class_give_typed_results_and_can_be_stopped() -
 
 async def test_an_unknown_transport_is_refused_before_anything_starts() -> None:
     with pytest.raises(ap.UsageError, match="transport"):
-        async with ap.init(transport="pigeon"):
+        async with ap.init(transport="pigeon"):  # type: ignore[arg-type]
             pass
 
 

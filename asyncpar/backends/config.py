@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.backends.compression import CompressionAlgorithm
+from asyncpar.core.config.names import LaneName
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.lane_kinds import parse_transport
 
@@ -42,7 +43,7 @@ class BackendConfig:
     compression: CompressionAlgorithm = CompressionAlgorithm()  # noqa: RUF009  # immutable
     rank: int | None = None
     world_size: int | None = None
-    transport: str | None = None
+    transport: LaneName | None = None
     rendezvous: str | None = None
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ledger import Traffic
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 
 
@@ -21,12 +22,12 @@ class ReductionOp(enum.StrEnum):
     PRODUCT = "product"
 
     @property
-    def numeric(self) -> str:
+    def numeric(self) -> ReduceOp:
         """Its name in ``Communicator``."""
-        return _NUMERIC.get(self.value, self.value)
+        return _NUMERIC[self.value]
 
 
-_NUMERIC = {"average": "mean", "product": "prod"}
+_NUMERIC: dict[str, ReduceOp] = {"sum": "sum", "average": "mean", "min": "min", "max": "max", "product": "prod"}
 
 
 class CollectiveOp(enum.StrEnum):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.bench.settings import DTYPES, MANY_BYTES, REDUCING, ROOT, WHOLE
+from asyncpar.core.config.names import ReduceOp
 
 Array = NDArray[Any]
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -45,7 +46,7 @@ class Case:
     """
 
     operation: str
-    reduction: str
+    reduction: ReduceOp
     rank: int
     ranks: int
     count: int
@@ -171,7 +172,7 @@ def make_case(
     rank: int,
     ranks: int,
     dtype: str,
-    reduction: str = "sum",
+    reduction: ReduceOp = "sum",
     allocate: Allocate = np.empty,
 ) -> Case:
     """Allocate the arrays, of any content, for a whole buffer of about ``size`` bytes; see ``count_elements``."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from asyncpar.collectives.algorithms.catalog import check_algorithm
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import UsageError
 
 OPERATIONS = (
@@ -61,7 +62,7 @@ class BenchSettings:
     operations: tuple[str, ...] = ("all_reduce",)
     sizes: tuple[int, ...]
     dtype: str = "float32"
-    reduction: str = "sum"
+    reduction: ReduceOp = "sum"
     algorithm: str | None = None
     budget: float = 0.5
     calibrates: bool = False

@@ -20,6 +20,7 @@ from asyncpar.blocking.program import ended_in_order, report_failures
 from asyncpar.blocking.refs import Ref
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.names import LaneName
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.core.tables import html_table
@@ -49,7 +50,7 @@ class Node:
         cls,
         environment: LaunchEnvironment | None = None,
         *,
-        transport: str | None = None,
+        transport: LaneName | None = None,
         serve: str | None = None,
         services: Sequence[Register] = (),
         public_services: Sequence[str] = (),
@@ -212,7 +213,7 @@ class Node:
 
 
 @contextmanager
-def init(*, transport: str | None = None) -> Iterator[Node]:
+def init(*, transport: LaneName | None = None) -> Iterator[Node]:
     """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
 
     ``with asyncpar.blocking.init() as node:``.  SIGTERM leaves the block like an exception and ends the program with

@@ -19,6 +19,7 @@ from asyncpar.collectives.ledger import Traffic
 from asyncpar.collectives.parts import Part
 from asyncpar.collectives.recovery import Agreed
 from asyncpar.core.config.device_lanes import DeviceLanes
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.core.config.transport import LaneCosts
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class AllReduce:
     def __call__(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -51,7 +52,7 @@ class AllReduce:
     def __call__(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -62,10 +63,25 @@ class AllReduce:
         timeout: float | None = None,
     ) -> Reduced: ...
 
+    @overload
     def __call__(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        until: Literal["all"] | Until,
+        late: Late = "drop",
+        timeout: float | None = None,
+    ) -> Array | Reduced: ...
+
+    def __call__(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -74,7 +90,7 @@ class AllReduce:
         until: Literal["all"] | Until = "all",
         late: Late = "drop",
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Array | Reduced:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
@@ -89,6 +105,14 @@ class AllReduce:
         dropped, or, with ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls
         match among themselves, by ``key``, in their order.  ``PeerLost`` where so many ranks are lost that the policy
         cannot be met, or no majority is left to decide; ``x`` is as before then.
+
+        Without ``algorithm``, one of ``comm.algorithms("all_reduce")``, the cost model chooses.  Calls with the same
+        ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+
+        Example::
+
+            mean = comm.all_reduce(np.full(3, comm.rank, "float32"), "mean")
+            total = comm.all_reduce(np.ones(3), out=np.empty(3))  # leaves x as it is
         """
         return self._handle.wait(
             "all_reduce",
@@ -101,7 +125,7 @@ class AllReduce:
     def parts(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -146,7 +170,7 @@ class Operations:
     def all_reduce_many(
         self,
         arrays: Iterable[Array],
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         algorithm: str | None = None,
         key: str | None = None,
@@ -168,7 +192,7 @@ class Operations:
     def reduce(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         root: int = 0,
         out: Array | None = None,
@@ -187,7 +211,7 @@ class Operations:
     def reduce_scatter(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -197,7 +221,15 @@ class Operations:
     ) -> Array:
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
 
-        Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
+        Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.  ``x`` has the same
+        shape on all ranks, and ``op`` is sum, mean, prod, min, max, band, bor or bxor.
+        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("reduce_scatter")``
+        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
+        for arrays on CUDA devices.
+
+        Example::
+
+            mine = comm.reduce_scatter(np.ones(2 * comm.size))  # [size, size]
         """
         return self._handle.wait(
             "reduce_scatter",
@@ -215,7 +247,17 @@ class Operations:
         stream: object = None,
         timeout: float | None = None,
     ) -> Array:
-        """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
+        """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``.
+
+        ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` takes other lengths.
+        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("all_gather")``
+        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
+        for arrays on CUDA devices.
+
+        Example::
+
+            ranks = comm.all_gather(np.array([comm.rank]))  # [[0], [1], ...]
+        """
         return self._handle.wait(
             "all_gather",
             lambda: self.on_loop.all_gather(x, out=out, algorithm=algorithm, key=key, stream=stream),
@@ -288,7 +330,16 @@ class Operations:
         stream: object = None,
         timeout: float | None = None,
     ) -> Array:
-        """Overwrite ``x`` with that of ``root``, and return it."""
+        """Overwrite ``x`` with that of ``root``, and return it.
+
+        ``x`` is an array of the same shape and dtype on all ranks.
+        ``algorithm`` is one of ``comm.algorithms("broadcast")`` (None: the quickest by the cost model).
+        Calls with the same ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+
+        Example::
+
+            weights = comm.broadcast(np.full(3, comm.rank), root=1)  # [1, 1, 1]
+        """
         return self._handle.wait(
             "broadcast",
             lambda: self.on_loop.broadcast(x, root=root, algorithm=algorithm, key=key, stream=stream),
@@ -296,7 +347,15 @@ class Operations:
         )
 
     def barrier(self, *, algorithm: str | None = None, key: str | None = None, timeout: float | None = None) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have come here.
+
+        ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the quickest by the cost model).  Calls with the
+        same ``key`` meet by it, in any order.
+
+        Example::
+
+            comm.barrier()
+        """
         self._handle.wait("barrier", lambda: self.on_loop.barrier(algorithm=algorithm, key=key), timeout)
 
     def all_to_all(
@@ -621,6 +680,13 @@ class Operations:
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
         small array at once, for a larger one when it has been received.  ``x`` and what receives it may be device
         arrays, both or one of them.
+
+        Example::
+
+            if comm.rank == 0:
+                comm.send(np.arange(3), 1)
+            elif comm.rank == 1:
+                numbers = comm.recv(0)
         """
         self._handle.wait("send", lambda: self.on_loop.send(x, dest, tag=tag), timeout)
 
@@ -630,6 +696,13 @@ class Operations:
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
         ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
+
+        Example::
+
+            if comm.rank == 0:
+                comm.send(np.arange(3), 1, tag=5)
+            elif comm.rank == 1:
+                numbers = comm.recv(0, tag=5)
         """
         return self._handle.wait("recv", lambda: self.on_loop.recv(source, out=out, tag=tag), timeout)
 

@@ -12,6 +12,7 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.completion.policies import Late, Reduced, Until
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.parts import PartStream
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 
@@ -53,7 +54,7 @@ class AllReduce(EngineOperations):
     def all_reduce(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -67,7 +68,7 @@ class AllReduce(EngineOperations):
     def all_reduce(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -77,10 +78,24 @@ class AllReduce(EngineOperations):
         late: Late = "drop",
     ) -> Coroutine[Any, Any, Reduced]: ...
 
+    @overload
     def all_reduce(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        stream: object = None,
+        until: Literal["all"] | Until,
+        late: Late = "drop",
+    ) -> Coroutine[Any, Any, Array | Reduced]: ...
+
+    def all_reduce(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -88,7 +103,7 @@ class AllReduce(EngineOperations):
         stream: object = None,
         until: Literal["all"] | Until = "all",
         late: Late = "drop",
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Coroutine[Any, Any, Array | Reduced]:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
@@ -103,6 +118,14 @@ class AllReduce(EngineOperations):
         dropped, or, with ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls
         match among themselves, by ``key``, in their order.  ``PeerLost`` where so many ranks are lost that the policy
         cannot be met, or no majority is left to decide; ``x`` is as before then.
+
+        Without ``algorithm``, one of ``comm.algorithms("all_reduce")``, the cost model chooses.  Calls with the same
+        ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+
+        Example::
+
+            mean = await comm.all_reduce(np.full(3, comm.rank, "float32"), "mean")
+            total = await comm.all_reduce(np.ones(3), out=np.empty(3))  # leaves x as it is
         """
         if until != "all":
             return self._until(x, op, out=out, algorithm=algorithm, key=key, stream=stream, until=until, late=late)
@@ -126,7 +149,7 @@ class AllReduce(EngineOperations):
     def parts(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,

@@ -10,6 +10,7 @@ import numpy as np
 from asyncpar.collectives import coalesced, exchanges, gathers, reductions, rooted
 from asyncpar.collectives.all_reduce import AllReduce, EngineOperations, MethodWithParts, is_for_device
 from asyncpar.collectives.arrays import Array
+from asyncpar.core.config.names import ReduceOp
 
 
 def _all_reduce_of(operations: EngineOperations) -> AllReduce:
@@ -35,7 +36,7 @@ class ArrayOperations(EngineOperations):
     def all_reduce_many(
         self,
         arrays: Iterable[Array],
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         algorithm: str | None = None,
         key: str | None = None,
@@ -59,7 +60,7 @@ class ArrayOperations(EngineOperations):
     def reduce(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         root: int = 0,
         out: Array | None = None,
@@ -79,7 +80,7 @@ class ArrayOperations(EngineOperations):
     def reduce_scatter(
         self,
         x: Array,
-        op: str = "sum",
+        op: ReduceOp = "sum",
         *,
         out: Array | None = None,
         algorithm: str | None = None,
@@ -88,7 +89,15 @@ class ArrayOperations(EngineOperations):
     ) -> Coroutine[Any, Any, Array]:
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
 
-        Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
+        Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.  ``x`` has the same
+        shape on all ranks, and ``op`` is sum, mean, prod, min, max, band, bor or bxor.
+        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("reduce_scatter")``
+        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
+        for arrays on CUDA devices.
+
+        Example::
+
+            mine = await comm.reduce_scatter(np.ones(2 * comm.size))  # [size, size]
         """
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("reduce_scatter", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
@@ -109,7 +118,17 @@ class ArrayOperations(EngineOperations):
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
-        """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
+        """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``.
+
+        ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` takes other lengths.
+        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("all_gather")``
+        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
+        for arrays on CUDA devices.
+
+        Example::
+
+            ranks = await comm.all_gather(np.array([comm.rank]))  # [[0], [1], ...]
+        """
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_gather", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
@@ -172,7 +191,16 @@ class ArrayOperations(EngineOperations):
     def broadcast(
         self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None, stream: object = None
     ) -> Coroutine[Any, Any, Array]:
-        """Overwrite ``x`` with that of ``root``, and return it."""
+        """Overwrite ``x`` with that of ``root``, and return it.
+
+        ``x`` is an array of the same shape and dtype on all ranks.
+        ``algorithm`` is one of ``comm.algorithms("broadcast")`` (None: the quickest by the cost model).
+        Calls with the same ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+
+        Example::
+
+            weights = await comm.broadcast(np.full(3, comm.rank), root=1)  # [1, 1, 1]
+        """
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("broadcast", x, root=root, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
@@ -180,7 +208,15 @@ class ArrayOperations(EngineOperations):
         )
 
     def barrier(self, *, algorithm: str | None = None, key: str | None = None) -> Coroutine[Any, Any, None]:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have come here.
+
+        ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the quickest by the cost model).  Calls with the
+        same ``key`` meet by it, in any order.
+
+        Example::
+
+            await comm.barrier()
+        """
         return self._engine.checked("barrier", key, lambda: gathers.barrier(self._engine, algorithm=algorithm, key=key))
 
     def all_to_all(

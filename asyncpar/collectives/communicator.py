@@ -523,6 +523,13 @@ class Communicator(ArrayOperations):
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
         small array at once, for a larger one when it has been received.  ``x`` and what receives it may be device
         arrays, both or one of them.
+
+        Example::
+
+            if comm.rank == 0:
+                await comm.send(np.arange(3), 1)
+            elif comm.rank == 1:
+                numbers = await comm.recv(0)
         """
         if type(x) is not np.ndarray and is_device_array(x):
             from asyncpar.collectives.device import messages  # needed by those who have devices only
@@ -539,6 +546,13 @@ class Communicator(ArrayOperations):
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
         ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
+
+        Example::
+
+            if comm.rank == 0:
+                await comm.send(np.arange(3), 1, tag=5)
+            elif comm.rank == 1:
+                numbers = await comm.recv(0, tag=5)
         """
         return self._receive(source, out, tag, lambda delivery: delivery.array)
 

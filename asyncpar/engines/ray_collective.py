@@ -26,12 +26,18 @@ from asyncpar.blocking.node import Node
 from asyncpar.blocking.thread import background
 from asyncpar.collectives.arrays import Array
 from asyncpar.core.addresses import split_address
+from asyncpar.core.config import names
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
 from asyncpar.engines.rendezvous import make_environment, serve_rendezvous
 from asyncpar.errors import LaunchError, UsageError
 
 NAME: Final = "ASYNCPAR"
-_OPERATIONS: Final = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
+_OPERATIONS: Final[dict[Any, names.ReduceOp]] = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+}
 _TIMEOUT: Final = "ASYNCPAR_RENDEZVOUS_TIMEOUT"
 _SECONDS: Final = "60"
 _LOOK_SECONDS: Final = 0.02
@@ -246,7 +252,7 @@ def _array(tensor: Any, name: str) -> Array:
     raise UsageError(f"{name}: expected a numpy array or a torch tensor, got {type(tensor).__name__}")
 
 
-def _operation(options: Any) -> str:
+def _operation(options: Any) -> names.ReduceOp:
     wanted = getattr(options, "reduceOp", ReduceOp.SUM)
     found = _OPERATIONS.get(wanted)
     if found is None:

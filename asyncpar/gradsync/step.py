@@ -28,6 +28,7 @@ from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, digest_of
 from asyncpar.collectives.communicator import Communicator, bucket_span, skip_use
 from asyncpar.core.concurrency.tasks import INLINE_BYTES, CleanTaskGroup, off_loop
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.core.config.placement import Replication
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import layout_cache
@@ -545,7 +546,7 @@ def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Redu
     replicated, tp = scheme.bucket.placement.replicated, groups.tp
     if tp is None or replicated is None:
         return None
-    op = "mean" if replicated is Replication.WHOLE else "sum"
+    op: ReduceOp = "mean" if replicated is Replication.WHOLE else "sum"
     return ReductionStep(None, lambda: tp.all_reduce(scheme.payload, op=op, key=str(key)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from asyncpar.collectives.arrays import collective_reduction
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.zero.buffers import BufferPool, Loans
@@ -27,7 +28,7 @@ class NodeSums(RowSums):
         leaders = groups.between
         self._between = None if leaders is None else ReplicaSums(leaders, is_compressed=is_compressed)
 
-    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
         return NodeSum(self._groups, rows, row, op=op, between=self._between, pool=pool, feedback=feedback)
 
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
@@ -51,7 +52,7 @@ class NodeSum(RowSum):
         rows: Rows,
         row: Rows,
         *,
-        op: str,
+        op: ReduceOp,
         between: RowSums | None,
         pool: BufferPool,
         feedback: RowFeedback | None,
@@ -126,7 +127,7 @@ class TimedSums(RowSums):
         self._intervals = intervals
         self._clock = clock
 
-    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
         inner = self._inner.make(rows, row, op=op, pool=pool, feedback=feedback)
         return TimedSum(inner, self._intervals(), self._clock)
 

@@ -15,6 +15,7 @@ from asyncpar.backends.config import BackendConfig
 from asyncpar.backends.runtime import CommunicationRuntime
 from asyncpar.collectives.arrays import Array, check_array, check_rank, check_writable, reduction_for
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import UsageError
 from asyncpar.tensors.partition import check_shape, check_split_dim, rows_along, tensor_of_rows
 
@@ -79,7 +80,7 @@ class TensorCommunicator:
 
         return join(self.communicator, "all_gather", make)
 
-    def reduce_scatter(self, t: Array, dim: int = 0, op: str = "sum") -> Coroutine[Any, Any, Array]:
+    def reduce_scatter(self, t: Array, dim: int = 0, op: ReduceOp = "sum") -> Coroutine[Any, Any, Array]:
         """Combine the tensors of all ranks by ``op`` and return this rank's part of the result along ``dim``.
 
         Parts are those of ``TensorPartition.of``: all of the result is in exactly one of them.
@@ -98,7 +99,7 @@ class TensorCommunicator:
 
         return join(self.communicator, "reduce_scatter", make)
 
-    def all_reduce(self, t: Array, op: str = "sum") -> Coroutine[Any, Any, Array]:
+    def all_reduce(self, t: Array, op: ReduceOp = "sum") -> Coroutine[Any, Any, Array]:
         """Combine the tensors of all ranks by ``op``, in place, and return ``t``.  Undefined content after an error."""
 
         def make() -> Joint[Array, Array]:

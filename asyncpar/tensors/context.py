@@ -12,6 +12,7 @@ from asyncpar.backends.config import BackendConfig
 from asyncpar.backends.runtime import CommunicationRuntime
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import UsageError
 from asyncpar.tensors.communicator import TensorCommunicator, create_communicator
 from asyncpar.tensors.config import ModelParallelConfig
@@ -105,7 +106,7 @@ class ModelParallelContext:
         return gather(tensor, self.communicator)
 
     def reduce_scatter(
-        self, tensor: Array, split_dim: int | None = None, op: str = "sum"
+        self, tensor: Array, split_dim: int | None = None, op: ReduceOp = "sum"
     ) -> Coroutine[Any, Any, DistributedTensor]:
         """Combine the tensors of all ranks by ``op`` and return this rank's part of the result along ``split_dim``."""
         dim = self._dim(split_dim)
@@ -120,7 +121,7 @@ class ModelParallelContext:
 
         return then(self.communicator.reduce_scatter(tensor, dim, op), part)
 
-    def all_reduce(self, tensor: Array, op: str = "sum") -> Coroutine[Any, Any, Array]:
+    def all_reduce(self, tensor: Array, op: ReduceOp = "sum") -> Coroutine[Any, Any, Array]:
         """Combine the tensors of all ranks by ``op``, in place, and return ``tensor``."""
         return self.communicator.all_reduce(tensor, op)
 

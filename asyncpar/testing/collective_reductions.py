@@ -8,6 +8,7 @@ import numpy as np
 
 from asyncpar.collectives.arrays import Array, possible_operations
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import Name
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, ranked, values
 
 
@@ -48,7 +49,7 @@ class ReductionSuite(CommunicatorSuite):
                         expected = combined("sum", arrays).astype(np.complex128) / 3
                     else:
                         expected = combined(op, arrays)
-                    for result in await on_all(communicators, lambda c: c.all_reduce(arrays[c.rank], op)):
+                    for result in await on_all(communicators, lambda c: c.all_reduce(arrays[c.rank], Name(op))):
                         assert result.dtype == dtype
                         np.testing.assert_allclose(
                             result.astype(np.complex128),
@@ -62,7 +63,7 @@ class ReductionSuite(CommunicatorSuite):
             for op in ("sum", "prod", "min", "max", "band", "bor", "bxor"):
                 arrays = [values(rank, 9).astype(bool) for rank in range(3)]
                 expected = combined(op, arrays)
-                for result in await on_all(communicators, lambda c: c.all_reduce(arrays[c.rank], op)):
+                for result in await on_all(communicators, lambda c: c.all_reduce(arrays[c.rank], Name(op))):
                     np.testing.assert_array_equal(result, expected, op)
 
     async def test_all_ranks_get_the_same_bits_and_get_them_again(self) -> None:

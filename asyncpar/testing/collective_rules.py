@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import Name
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all, on_all, ranked, values
 
@@ -172,7 +173,7 @@ class OrderingSuite(CommunicatorSuite):
             x = np.zeros(4)
             wrong: tuple[Callable[[Communicator], object], ...] = (
                 lambda c: c.all_reduce([1.0]),  # type: ignore[call-overload]
-                lambda c: c.all_reduce(x, "average"),
+                lambda c: c.all_reduce(x, Name("average")),
                 lambda c: c.all_reduce(x, algorithm="star"),
                 lambda c: c.all_reduce(np.zeros(4, object)),
                 lambda c: c.all_reduce(np.zeros(4, int), "mean"),

@@ -12,6 +12,7 @@ import numpy as np
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.device.host import DeviceHost, use_fabric
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.node import Node
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
@@ -88,10 +89,10 @@ class OnDevices:
         made = await self._communicator.split(color, key, **options)
         return None if made is None else type(self)(made, self._cluster, self._device)
 
-    def all_reduce(self, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Coroutine[Any, Any, Any]:
+    def all_reduce(self, x: Any, op: ReduceOp = "sum", *, out: Any = None, **options: Any) -> Coroutine[Any, Any, Any]:
         return self._call(self._communicator.all_reduce, x, op, out=out, **options)
 
-    def all_reduce_many(self, arrays: Iterable[Any], op: str = "sum", **options: Any) -> Coroutine[Any, Any, Any]:
+    def all_reduce_many(self, arrays: Iterable[Any], op: ReduceOp = "sum", **options: Any) -> Coroutine[Any, Any, Any]:
         given = list(arrays)
         staged = [self._staged(array) for array in given]
         call = self._communicator.all_reduce_many(staged, op, **options)
@@ -101,10 +102,12 @@ class OnDevices:
 
         return back()
 
-    def reduce(self, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Coroutine[Any, Any, Any]:
+    def reduce(self, x: Any, op: ReduceOp = "sum", *, out: Any = None, **options: Any) -> Coroutine[Any, Any, Any]:
         return self._call(self._communicator.reduce, x, op, out=out, fresh=True, **options)
 
-    def reduce_scatter(self, x: Any, op: str = "sum", *, out: Any = None, **options: Any) -> Coroutine[Any, Any, Any]:
+    def reduce_scatter(
+        self, x: Any, op: ReduceOp = "sum", *, out: Any = None, **options: Any
+    ) -> Coroutine[Any, Any, Any]:
         return self._call(self._communicator.reduce_scatter, x, op, out=out, fresh=True, **options)
 
     def all_gather(self, x: Any, *, out: Any = None, **options: Any) -> Coroutine[Any, Any, Any]:

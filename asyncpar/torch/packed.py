@@ -16,6 +16,7 @@ from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator, agreeing
 from asyncpar.collectives.ledger import hash64
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, tensor_of
 
@@ -51,7 +52,7 @@ def gather_several(
 def reduce_several(
     communicator: Communicator,
     arrays: Sequence[Array],
-    op: str,
+    op: ReduceOp,
     divide: Callable[[Array, int], Array],
     put: Callable[[Sequence[Array]], None],
 ) -> After:
@@ -68,7 +69,7 @@ def reduce_several(
 
 
 def sparse_all_reduce(
-    communicator: Communicator, tensor: torch.Tensor, op: str
+    communicator: Communicator, tensor: torch.Tensor, op: ReduceOp
 ) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return a function that begins to replace the COO tensor by the coalesced sum of those of all ranks.
 

@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
+from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs, unwrapped
 from asyncpar.torch.group_base import GroupBase, Make, root_of
@@ -32,7 +33,7 @@ class TorchReduction:
     none of them.
     """
 
-    op: str
+    op: ReduceOp
     factor: Any = None
     divides: bool = False
 
@@ -79,7 +80,7 @@ class TorchReduction:
 
 
 _PLAIN = {
-    int(kind): TorchReduction(name)
+    int(kind): TorchReduction(Name(name))
     for kind, name in (
         (dist.ReduceOp.SUM, "sum"),
         (dist.ReduceOp.AVG, "mean"),

@@ -15,6 +15,7 @@ from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator, bucket_span
 from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, all_finite, combined, squared_norm
@@ -174,7 +175,7 @@ class BucketReduction:
             self._is_lent = lent is not None
             rows = self._loans.take((means.partition.size, bucket.width), bucket.dtype) if lent is None else lent
             row = self._loans.take((1, bucket.width), bucket.dtype)
-            op = "mean" if means.config.average else "sum"
+            op: ReduceOp = "mean" if means.config.average else "sum"
             feedback = None if means.feedback is None else means.feedback.of(bucket)
             self._sum = means.row_sums.make(rows, row, op=op, pool=means.pool, feedback=feedback)
         return self._sum

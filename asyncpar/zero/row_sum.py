@@ -14,6 +14,7 @@ from asyncpar.codecs.int8 import Int8
 from asyncpar.codecs.rows import RowFormat, are_finite
 from asyncpar.collectives.arrays import reduction_for
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.partition import Partition, RowBucket, Rows, encoded_bytes, pack_rows, unpack_rows
 
@@ -27,7 +28,7 @@ class RowSum(ABC):
     ``prepare`` and ``settle`` compute, and wait for no rank.
     """
 
-    def __init__(self, communicator: Communicator, rows: Rows, row: Rows, *, op: str) -> None:
+    def __init__(self, communicator: Communicator, rows: Rows, row: Rows, *, op: ReduceOp) -> None:
         self.rows = rows
         self.row = row
         self._communicator = communicator
@@ -65,7 +66,7 @@ class RowSums(ABC):
         return _CODEC.name if self.is_lossy else Identity.name
 
     @abstractmethod
-    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
         """Return the sum of ``rows`` into ``row`` by ``op``, ``"sum"`` or ``"mean"``.
 
         What it takes of memory comes from ``pool``; what rows lose goes into ``feedback``, if given.
@@ -80,7 +81,7 @@ class PlainSum(RowSum):
     """A reduce-scatter: each rank sends all rows but its own, the least possible."""
 
     def __init__(
-        self, communicator: Communicator, rows: Rows, row: Rows, *, op: str, algorithm: str | None = None
+        self, communicator: Communicator, rows: Rows, row: Rows, *, op: ReduceOp, algorithm: str | None = None
     ) -> None:
         super().__init__(communicator, rows, row, op=op)
         self._algorithm = algorithm
@@ -110,7 +111,7 @@ class CompressedSum(RowSum):
         rows: Rows,
         row: Rows,
         *,
-        op: str,
+        op: ReduceOp,
         pool: BufferPool,
         feedback: RowFeedback | None,
     ) -> None:
@@ -172,7 +173,7 @@ class ReplicaSums(RowSums):
         self._communicator = communicator
         self._algorithm = algorithm
 
-    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
         if self.is_lossy:
             return CompressedSum(self._communicator, rows, row, op=op, pool=pool, feedback=feedback)
         return PlainSum(self._communicator, rows, row, op=op, algorithm=self._algorithm)

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from asyncpar.bench.cases import Case, count_elements, make_case, period_of
 from asyncpar.bench.settings import DTYPES, OPERATIONS, ROOT, WHOLE
+from asyncpar.core.config.names import ReduceOp
 
 MOVING = [operation for operation in OPERATIONS if operation != "barrier"]
 
 
 def make_cases(
-    operation: str, *, ranks: int, size: int = 1000, dtype: str = "float32", redop: str = "sum"
+    operation: str, *, ranks: int, size: int = 1000, dtype: str = "float32", redop: ReduceOp = "sum"
 ) -> list[Case]:
     cases = [make_case(operation, size, rank=rank, ranks=ranks, dtype=dtype, reduction=redop) for rank in range(ranks)]
     for case in cases:
@@ -63,7 +64,7 @@ def test_what_the_definition_gives_is_right(operation: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("redop", ["sum", "min", "max"])
-def test_results_are_exact_in_every_dtype(dtype: str, redop: str) -> None:
+def test_results_are_exact_in_every_dtype(dtype: str, redop: ReduceOp) -> None:
     cases = make_cases("all_reduce", ranks=4, dtype=dtype, redop=redop)
     perform("all_reduce", cases)
     assert [case.count_wrong() for case in cases] == [0] * 4

@@ -198,9 +198,9 @@ def test_what_is_cancelled_ends_on_the_others(nodes: tuple[Node, ...]) -> None:
 def test_wrong_calls_are_refused(nodes: tuple[Node, ...]) -> None:
     def work(comm: Communicator) -> float:
         with pytest.raises(UsageError, match="op: expected"):
-            comm.all_reduce(np.ones(1), "median")
+            comm.all_reduce(np.ones(1), "median")  # type: ignore[call-overload]
         with pytest.raises(UsageError, match="op: expected"):
-            comm.start.all_reduce(np.ones(1), "median").wait(20)
+            comm.start.all_reduce(np.ones(1), "median").wait(20)  # type: ignore[call-overload]
         with pytest.raises(UsageError, match="timeout: expected a positive number"):
             comm.barrier(timeout=0)
         return float(comm.all_reduce(np.ones(1), timeout=20)[0])

@@ -102,7 +102,7 @@ async def test_a_refused_call_takes_its_place_in_the_order(open_ranks: OpenRanks
         zero, one = ranks.communicators
         waiting = asyncio.ensure_future(one.all_reduce(np.zeros(2)))
         with pytest.raises(UsageError):
-            await zero.all_reduce(np.zeros(2), "total")
+            await zero.all_reduce(np.zeros(2), "total")  # type: ignore[call-overload]
         with pytest.raises(PeerCancelled, match="rank 1: all_reduce #1: the call was refused on rank 0: op: expected"):
             await waiting
         results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))

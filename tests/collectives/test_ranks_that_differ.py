@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world, run_virtual
 from tests.collectives.conftest import OpenRanks
@@ -38,7 +39,7 @@ class Arguments:
     count: int
     dtype: str = "f8"
     shape: tuple[int, ...] = ()
-    op: str = "sum"
+    op: ReduceOp = "sum"
     root: int = 0
     algorithm: str | None = None
     key: str | None = None
@@ -117,7 +118,7 @@ def _variants(name: str, ours: Arguments, names: Sequence[str]) -> list[tuple[st
     found: list[tuple[str, str, Arguments, bool]] = []
     if "op" in agree:
         found.append(("op", name, replace(ours, op="max"), False))
-        found.append(("unknown op", name, replace(ours, op="median"), True))
+        found.append(("unknown op", name, replace(ours, op=Name("median")), True))
     if "root" in agree:
         found.append(("root", name, replace(ours, root=1), False))
         found.append(("other root", name, replace(ours, root=2), False))

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.node import Node
 from asyncpar.testing.device_worlds import device_world
@@ -40,7 +41,9 @@ def arrays(cluster: FakeCluster, size: int, dtype: Any = np.float32, count: int 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "prod"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("hosts", [HOSTS, ("a", "b", "a"), ("a", "b")])
-async def test_all_reduce_goes_by_host_where_nccl_has_no_route(op: str, dtype: Any, hosts: tuple[str, ...]) -> None:
+async def test_all_reduce_goes_by_host_where_nccl_has_no_route(
+    op: ReduceOp, dtype: Any, hosts: tuple[str, ...]
+) -> None:
     if op == "mean" and dtype is np.int32:
         return
     cluster = FakeCluster(seed=1)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, assert_type
+from typing import Any, Literal, TypeAlias, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
 
 import asyncpar as ap
 import asyncpar.blocking
 from asyncpar.blocking.pending import Pending
+
+Array: TypeAlias = NDArray[Any]
 
 
 @dataclass
@@ -47,6 +52,26 @@ async def of_coroutines(comm: ap.Communicator, settings: Settings) -> None:
     assert_type(await comm.broadcast_object({"a": [1]}, wanted=dict[str, list[int]]), dict[str, list[int]])
     assert_type(await comm.broadcast_object(), Any)
     assert_type(await comm.all_gather_object(1, wanted=int | None), list[Any])
+
+
+async def of_arrays(comm: ap.Communicator, x: NDArray[np.float32], until: Literal["all"] | ap.Deadline) -> None:
+    assert_type(await comm.all_reduce(x, "mean"), Array)
+    assert_type(await comm.all_reduce(x, until=ap.Deadline(1.0)), ap.Reduced)
+    assert_type(await comm.all_reduce(x, until=until), Array | ap.Reduced)
+    assert_type(await comm.reduce(x, "max", root=1), Array | None)
+    assert_type(await comm.all_gather(x), Array)
+    assert_type(await comm.recv(0), Array)
+
+
+async def of_names(comm: ap.Communicator, x: NDArray[np.float32], read: str) -> None:
+    await comm.all_reduce(x, "summ")  # type: ignore[call-overload]  # pyright: ignore
+    await comm.reduce_scatter(x, "average")  # type: ignore[arg-type]  # pyright: ignore
+    await comm.reduce(x, read)  # type: ignore[arg-type]  # pyright: ignore
+    await comm.reduce(x, ap.Name(read))
+    async with ap.init(transport="rdma"):  # type: ignore[arg-type]  # pyright: ignore
+        pass
+    async with ap.init(transport=ap.Name("my_lanes.ring:KIND")) as node:
+        assert_type(node, ap.Node)
 
 
 def of_blocking_programs(comm: asyncpar.blocking.Communicator, settings: Settings) -> None:

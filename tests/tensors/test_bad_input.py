@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import Name
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.tensors import DistributedTensor, TensorCommunicator, TensorPartition
 from asyncpar.testing import local_world
@@ -75,7 +76,7 @@ WRONG: list[tuple[str, Call, Call, str]] = [
     (
         "operation",
         lambda c: c.reduce_scatter(np.ones(2)),
-        lambda c: c.reduce_scatter(np.ones(2), op="average"),
+        lambda c: c.reduce_scatter(np.ones(2), op=Name("average")),
         "average",
     ),
     (

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import recorder_of, step_meter
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.core.observe.records import EventKind, EventState, bucket_name
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.tuning import TuningConfig
@@ -463,7 +464,7 @@ class GradientReducer:
         return work
 
     def _begin(
-        self, array: NDArray[Any], op: str, tensors: Sequence[torch.Tensor], *, algorithm: str | None = None
+        self, array: NDArray[Any], op: ReduceOp, tensors: Sequence[torch.Tensor], *, algorithm: str | None = None
     ) -> Work:
         communicator = self.group.communicator
         return self.group.start(

@@ -12,6 +12,7 @@ import pytest
 from asyncpar import Deadline, Quorum, Reduced
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.completion.messages import AcceptChosen, Chosen, decode_contributors, encode_contributors
+from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import (
     OperationMismatch,
     PeerCancelled,
@@ -44,7 +45,7 @@ def assert_alike(results: Sequence[Reduced], contributors: tuple[int, ...]) -> N
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("op", ["sum", "mean", "max"])
 @pytest.mark.parametrize("until", [Quorum(1.0), Quorum(0.5, wait=30.0), Deadline(30.0)])
-async def test_with_all_on_time_it_has_the_bits_of_the_plain_one(transport: str, op: str, until: Any) -> None:
+async def test_with_all_on_time_it_has_the_bits_of_the_plain_one(transport: str, op: ReduceOp, until: Any) -> None:
     async with local_world(3, transport=transport) as nodes:
         worlds = [node.world for node in nodes]
         plain = await on_all(worlds, lambda c: c.all_reduce(noise(c.rank, COUNT), op))
