@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from asyncpar.core.addresses import loopback
+from asyncpar.engines.awaited_arguments import with_values
 from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.job import JobOptions, make_spec, run_job
@@ -86,6 +87,7 @@ class Cluster:
         Raises ``UsageError`` for what cannot travel, and an ``ExceptionGroup``, the first failure first, if ranks fail.
         Cancelled, it ends the ranks in order; cancelled again, it kills them.
         """
+        function, arguments = await with_values(function, arguments)
         spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
         return await run_job(LocalEngine(), spec, console)
 

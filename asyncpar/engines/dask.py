@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,9 @@ from asyncpar import __version__
 from asyncpar.core.addresses import loopback, resolve, route_to
 from asyncpar.core.config.secret import Secret
 from asyncpar.engines import dask_scheduler, dask_worker
+from asyncpar.engines.awaited_arguments import with_values
 from asyncpar.engines.blocking_run import make_run
+from asyncpar.engines.dask_client import on_loop_of
 from asyncpar.engines.function_call import encode_call
 from asyncpar.engines.interface import (
     GrowingEngine,
@@ -326,7 +328,7 @@ async def launch(
     ``console`` takes output and progress (None: printed).
     """
     spec = await _spec(client, function, arguments, ranks, per_worker, workers, options)
-    return await _on_loop_of(client, lambda: run_job(DaskEngine(client, workers=workers), spec, console))
+    return await on_loop_of(client, lambda: run_job(DaskEngine(client, workers=workers), spec, console))
 
 
 def _check_client(client: object) -> None:
@@ -382,7 +384,7 @@ class DaskWorld(AbstractAsyncContextManager["ClusterMesh"]):
         async def serve(rendezvous: str) -> None:
             program = encode_call(serve_actors, (rendezvous, spec.ranks + 1, True), pickle=False)
             engine = DaskEngine(client, workers=workers, on_loop=True)
-            await _on_loop_of(client, lambda: run_job(engine, replace(spec, program=program), self._console))
+            await on_loop_of(client, lambda: run_job(engine, replace(spec, program=program), self._console))
 
         self._opened = open_mesh(
             serve,
@@ -419,9 +421,10 @@ async def _spec(
     if ranks is None:
         found: Sequence[str] = workers or ()
         if workers is None:
-            found = await _on_loop_of(client, lambda: _on_scheduler(client, dask_scheduler.list_workers))
+            found = await on_loop_of(client, lambda: _on_scheduler(client, dask_scheduler.list_workers))
         ranks = max(1, len(found)) * per_worker
     options.setdefault("per_place", per_worker)
+    function, arguments = await with_values(function, arguments)
     return make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
 
 
@@ -430,33 +433,3 @@ def _own_address(client: Client) -> str:
     place = urlsplit(client.scheduler.address)
     host = place.hostname if place.scheme in ("tcp", "tls", "ucx") else None
     return loopback() if host is None else route_to(resolve(host))
-
-
-async def _on_loop_of(client: Client, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run what ``make`` returns on the client's event loop; cancelled, cancel it and wait for its end."""
-    here, there = asyncio.get_running_loop(), client.loop.asyncio_loop
-    if here is there:
-        return await make()
-    ended, tasks = asyncio.Event(), list[asyncio.Task[T]]()
-
-    def begin() -> None:
-        task = there.create_task(make())
-        tasks.append(task)
-        task.add_done_callback(lambda _: here.call_soon_threadsafe(ended.set))
-
-    def cancel() -> None:
-        tasks[0].cancel()
-
-    there.call_soon_threadsafe(begin)
-    was_cancelled: asyncio.CancelledError | None = None
-    while not ended.is_set():
-        try:
-            await ended.wait()
-        except asyncio.CancelledError as error:
-            was_cancelled = error
-            there.call_soon_threadsafe(cancel)
-    if was_cancelled is not None:
-        if not tasks[0].cancelled():
-            tasks[0].exception()
-        raise was_cancelled
-    return tasks[0].result()

@@ -20,6 +20,7 @@ from asyncpar.actors.meshes.values import MeshError
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.registry import class_path
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.engines.awaited_arguments import values_of
 from asyncpar.engines.function_call import FunctionCall, describe_object, find_object
 from asyncpar.engines.rendezvous import make_environment, serve_rendezvous
 from asyncpar.errors import LaunchError, PeerError, UsageError
@@ -112,9 +113,12 @@ class ClusterMesh:
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> MeshRef[A]:
         """Start an actor on every rank, all or none.  See ``Nodes.spawn``; ranks need not know the class before.
 
+        Arguments that have no value yet, as a future of Dask, are waited for.
+
         Raises ``UsageError`` for a class that cannot be imported by its name, as those of notebooks, unless the mesh
         was made with ``pickle=True``.
         """
+        args, kwargs = await values_of(args, "arguments"), await values_of(kwargs, "arguments")
         await self._teach(actor)
         return await self.nodes.spawn(actor, *args, name=name, **kwargs)
 

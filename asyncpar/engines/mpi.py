@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+from asyncpar.engines.awaited_arguments import with_values
 from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.mpi_engine import MpiEngine
@@ -40,6 +41,7 @@ async def launch(
     Raises as ``ap.cluster.launch`` does; ``LaunchError`` with the words of ``mpiexec`` if it starts nothing on a host.
     A host that is lost is a ``PeerLost`` for each of its ranks.
     """
+    function, arguments = await with_values(function, arguments)
     spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
     return await run_job(MpiEngine(hosts=hosts, mpiexec=mpiexec, python=python), spec, console)
 

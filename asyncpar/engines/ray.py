@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+from asyncpar.engines.awaited_arguments import with_values
 from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.output import Console
@@ -34,6 +35,7 @@ async def launch(
     Raises as ``ap.cluster.launch`` does; an actor of Ray that dies is a ``PeerLost`` for each of its ranks.
     """
     engine = _engine(placement, resources)
+    function, arguments = await with_values(function, arguments)
     spec = make_spec(function, arguments, ranks=ranks, pickle=True, **options)
     return await run_job(engine, spec, console)
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+from asyncpar.engines.awaited_arguments import with_values
 from asyncpar.engines.blocking_run import make_run
 from asyncpar.engines.job import JobOptions, make_spec, run_job
 from asyncpar.engines.output import Console
@@ -38,6 +39,7 @@ async def launch(
     them within ``timeout`` and ``wait``.  A node that is lost is a ``PeerLost`` for each of its ranks.
     """
     options.setdefault("per_place", per_node)
+    function, arguments = await with_values(function, arguments)
     spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)
     return await run_job(SlurmEngine(allocation=salloc, python=python), spec, console)
 

@@ -34,6 +34,11 @@ async def describe() -> dict[str, Any]:
         }
 
 
+def echo(value: object) -> object:
+    """Return what came."""
+    return value
+
+
 def add(left: int, right: int) -> int:
     """Return a sum, and the rank's number as a thousand of it."""
     return left + right + 1000 * int(os.environ["RANK"])

@@ -81,6 +81,12 @@ class EngineConformance(ABC):
         assert [one["RANK"] for one in seen] == [0, 1]
         assert {(one["WORLD_SIZE"], one["size"], one["given"]) for one in seen} == {(2, 2, "given")}
 
+    async def test_arguments_that_have_no_value_yet_are_awaited(self) -> None:
+        async def two() -> int:
+            return 2
+
+        assert await self.launch(programs.add, asyncio.ensure_future(two()), 1, ranks=2) == [3, 1003]
+
     # -- 4 and 5: ends that are not the good one
 
     async def test_the_first_failure_comes_first_with_its_cause(self) -> None:

@@ -42,6 +42,18 @@ def count_places(dask_worker: Any = None) -> int:
     return len(dask_worker.__dict__.get("_asyncpar_places", ()))
 
 
+class Holder(ap.Actor):
+    """Holds what it was given."""
+
+    def __init__(self, held: list[int]) -> None:
+        self._held = held
+
+    @ap.endpoint
+    async def get(self) -> list[int]:
+        """Return it."""
+        return self._held
+
+
 class WorkerActor(ap.Actor):
     """Lives on the event loop of a worker."""
 

@@ -77,6 +77,34 @@ async def test_an_asynchronous_client_launches_on_its_own_loop(cluster: Any) -> 
             ap.dask.run(client, programs.add, 1, 2, ranks=1)
 
 
+def test_futures_of_dask_among_the_arguments_are_the_values_for_the_ranks(client: Any) -> None:
+    numbers = client.submit(list, (1, 2))
+    more = client.map(abs, [-3, -4])
+    got = ap.dask.run(client, programs.echo, [numbers, {"more": more}], ranks=1, console=RecordingConsole())
+    assert got == [[[1, 2], {"more": [3, 4]}]]
+    # another engine takes them as well
+    assert ap.cluster.run(programs.add, more[0], more[1], ranks=1, console=RecordingConsole()) == [7]
+
+
+async def test_futures_of_an_asynchronous_client_are_awaited(cluster: Any) -> None:
+    async with distributed.Client(cluster.scheduler_address, asynchronous=True) as client:
+        one = client.submit(abs, -1)
+        assert await ap.dask.launch(client, programs.add, one, 2, ranks=1, console=RecordingConsole()) == [3]
+        async with ap.dask.world(client, ranks=1, console=RecordingConsole()) as mesh:
+            actors = await mesh.spawn(dask_programs.Holder, [one])
+            assert list((await actors.get()).values()) == [[1]]
+
+
+async def test_futures_of_dask_that_have_no_value_say_why(client: Any) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        await ap.dask.launch(client, programs.add, client.submit(divmod, 1, 0), 2, ranks=1)
+    assert caught.value.__notes__ == ["(the value of arguments[0], which the ranks were to get)"]
+    waiting = client.submit(time.sleep, 60)
+    await asyncio.to_thread(waiting.cancel, force=True)
+    with pytest.raises(ap.UsageError, match=r"arguments\[1\]: expected a value, Future was cancelled"):
+        await ap.dask.launch(client, programs.add, 1, waiting, ranks=1)
+
+
 async def test_nodes_live_on_the_loops_of_workers(client: Any) -> None:
     async with ap.dask.world(client, console=RecordingConsole()) as mesh:
         assert len(mesh) == 3

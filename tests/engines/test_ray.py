@@ -38,6 +38,13 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+def test_object_references_among_the_arguments_are_the_values_for_the_ranks() -> None:
+    one, more = ray.put(np.arange(3.0)), [ray.put(1), {"two": ray.put(2)}]
+    [(array, numbers)] = ap.ray.run(programs.echo, (one, more), ranks=1, console=RecordingConsole())
+    np.testing.assert_array_equal(array, np.arange(3.0))
+    assert numbers == [1, {"two": 2}]
+
+
 class TestRay(EngineConformance):
     async def launch(
         self,
