@@ -1,4 +1,4 @@
-"""What a client of Dask does on its own event loop, for callers on another."""
+"""Run coroutines on the event loop of a client of Dask, for callers on another loop."""
 
 from __future__ import annotations
 

@@ -41,7 +41,45 @@ class Surroundings:
     needs: str | None = None
 
 
+_SERVED = '''
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from grpc_tools import protoc
+
+import asyncpar
+
+protos = Path(asyncpar.__file__).parents[1] / "proto" / "asyncpar" / "v1"
+assert protoc.main(["", f"-I{protos}", "--python_out=.", "--grpc_python_out=.", "actors.proto"]) == 0
+Path("job.secret").touch(mode=0o600)
+Path("job.secret").write_bytes(os.urandom(32))
+serving = subprocess.Popen(
+    [sys.executable, "-c", """
+import asyncio
+import asyncpar as ap
+from tests.docs.actors import Counter
+
+async def main():
+    node = await ap.Node.start(serve="127.0.0.1:0")
+    await node.spawn(Counter, name="counter")
+    print(node.address, flush=True)
+    await asyncio.to_thread(input)
+    await node.stop()
+
+ap.run(main)
+"""],
+    env={**os.environ, "ASYNCPAR_SECRET_FILE": "job.secret"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+)
+address = serving.stdout.readline().strip()
+BLOCK
+print(serving.communicate("\\n", timeout=30)[0], end="")
+assert json.loads(answer.value.json) == 3
+'''
+
 SURROUNDINGS = {
+    ("docs/services.md", "import hashlib"): Surroundings(_SERVED, {'"127.0.0.1:29600"': "address"}),
     ("README.md", "import asyncpar.blocking, numpy as np"): Surroundings("""
 from contextlib import contextmanager
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
@@ -20,6 +20,7 @@ import numpy as np
 from msgspec.msgpack import Ext
 
 from asyncpar._proto.asyncpar.v1 import actors_pb2, actors_pb2_grpc
+from asyncpar.actors.runtime.gateway_streams import CallStreams
 from asyncpar.actors.runtime.ref import ActorRef, NoSuchEndpoint
 from asyncpar.actors.runtime.stream_ends import close_iterator
 from asyncpar.actors.runtime.system import ActorSystem
@@ -33,6 +34,8 @@ LARGEST_CONTENT: Final = (8 << 20) - (4 << 10)
 _ARRAY_EXTENSION: Final = 1
 _PLACE = struct.Struct("<I")
 _MOST_DIMENSIONS: Final = 64
+_ANSWER_SHARE, _ANSWER_SECONDS = 0.1, 0.05
+"""How long before the end of its time a call is answered that is not done: a share of it, and seconds at most."""
 
 Value = actors_pb2.Value
 
@@ -52,6 +55,8 @@ def read_value(value: Value, *, what: str) -> object:
                 return msgspec.json.decode(value.json)
             case "array":
                 return _read_array(value.array, what)
+            case "stream":
+                raise UsageError(f"{what}: is a stream; call Feed, or Converse, whose messages bring its items")
     except UsageError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
@@ -200,30 +205,43 @@ class ActorGateway(actors_pb2_grpc.ActorsServicer):
     # -- service -----------------------------------------------------------------------------------------------------
 
     async def Ask(self, call: actors_pb2.ActorCall, context: Context) -> actors_pb2.ActorResult:  # noqa: N802
-        async with _answering(context), asyncio.timeout(context.time_remaining()):
+        async with _answering(context) as answered:
             system = self._find_system()
-            request = _read(system, call)
+            request = answered.call = _read(system, call)
             result = await system.ask(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
             return _make_result(call, result, "the result")
         raise AssertionError("unreachable: errors end the call")
 
     async def Tell(self, call: actors_pb2.ActorCall, context: Context) -> actors_pb2.ActorTold:  # noqa: N802
-        async with _answering(context), asyncio.timeout(context.time_remaining()):
+        async with _answering(context) as answered:
             system = self._find_system()
-            request = _read(system, call)
+            request = answered.call = _read(system, call)
             await system.tell(request.ref, request.endpoint, request.arguments, request.keywords)
         return actors_pb2.ActorTold()
 
     async def Stream(self, call: actors_pb2.ActorCall, context: Context) -> None:  # noqa: N802
-        async with _answering(context), asyncio.timeout(context.time_remaining()):
+        async with _answering(context) as answered:
             system = self._find_system()
-            request = _read(system, call)
-            items = system.stream(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
-            try:
-                async for item in items:
-                    await context.write(_make_result(call, item, "an item"))
-            finally:
-                await close_iterator(items)
+            request = answered.call = _read(system, call)
+            await _write_items(system, call, request, context)
+
+    async def Feed(  # noqa: N802
+        self, parts: AsyncIterable[actors_pb2.ActorPart], context: Context
+    ) -> actors_pb2.ActorResult:
+        async with _answering(context) as answered:
+            system, streams = self._find_system(), _streams_of(parts)
+            call = await streams.call()
+            request = answered.call = _read(system, call, streams)
+            work = system.ask(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
+            return _make_result(call, await streams.beside(work), "the result")
+        raise AssertionError("unreachable: errors end the call")
+
+    async def Converse(self, parts: AsyncIterable[actors_pb2.ActorPart], context: Context) -> None:  # noqa: N802
+        async with _answering(context) as answered:
+            system, streams = self._find_system(), _streams_of(parts)
+            call = await streams.call()
+            request = answered.call = _read(system, call, streams)
+            await streams.beside(_write_items(system, call, request, context))
 
     def _find_system(self) -> ActorSystem:
         if self._system is None:
@@ -235,23 +253,61 @@ class NotInWorld(AsyncparError):  # noqa: N818
     """There are no actors to be reached here now."""
 
 
-@asynccontextmanager
-async def _answering(context: Context) -> AsyncIterator[None]:
-    """Answer with the status of what is raised."""
+async def _write_items(system: ActorSystem, call: actors_pb2.ActorCall, request: _Request, context: Context) -> None:
+    """Write the items of the stream that an endpoint makes."""
+    items = system.stream(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
     try:
-        yield
+        async for item in items:
+            await context.write(_make_result(call, item, "an item"))
+    finally:
+        await close_iterator(items)
+
+
+def _streams_of(parts: AsyncIterable[actors_pb2.ActorPart]) -> CallStreams:
+    return CallStreams(parts, lambda value, what: read_value(value, what=what))
+
+
+class _AnsweredCall:
+    """A call that is answered; ``call`` once it was read."""
+
+    call: _Request | None = None
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[_AnsweredCall]:
+    """Answer with the status of what is raised, and before the client's time is over, so that it learns why."""
+    found: Any = context.time_remaining()  # None without a deadline, which the stubs do not say
+    answered, left = _AnsweredCall(), found
+    limit = asyncio.timeout(None if left is None else left - min(left * _ANSWER_SHARE, _ANSWER_SECONDS))
+    try:
+        async with limit:
+            yield answered
     except (AsyncparError, TimeoutError) as error:
-        await _refuse(context, error)
+        await _refuse(context, _deadline(answered.call, left) if limit.expired() and left is not None else error)
 
 
-def _read(system: ActorSystem, call: actors_pb2.ActorCall) -> _Request:
+def _deadline(call: _Request | None, seconds: float) -> PeerTimeout:
+    """Return the error for a call that had ``seconds``, and has no answer."""
+    if call is None:
+        return PeerTimeout(f"the call did not come whole within the {seconds:.3g} s that it had", operation="call")
+    where = f"{call.endpoint}() of actor {call.ref.name!r} on rank {call.ref.rank}"
+    message = f"{where} has not ended within the {seconds:.3g} s that the call had; it was cancelled, or never begun"
+    return PeerTimeout(message, rank=call.ref.rank, operation=f"{call.endpoint}()", cause="it has not answered")
+
+
+def _read(system: ActorSystem, call: actors_pb2.ActorCall, streams: CallStreams | None = None) -> _Request:
+    def read(value: Value, what: str) -> object:
+        if streams is not None and value.WhichOneof("kind") == "stream":
+            return streams.open(value.stream, what)
+        return read_value(value, what=what)
+
     if call.endpoint.startswith("_") or not call.endpoint:
         raise NoSuchEndpoint(f"endpoint: {call.endpoint!r} cannot be called from outside")
     return _Request(
         system.ref(call.actor, call.rank if call.HasField("rank") else None),
         call.endpoint,
-        tuple(read_value(value, what=f"argument {place}") for place, value in enumerate(call.arguments, start=1)),
-        {name: read_value(value, what=f"argument {name!r}") for name, value in call.keywords.items()},
+        tuple(read(value, f"argument {place}") for place, value in enumerate(call.arguments, start=1)),
+        {name: read(value, f"argument {name!r}") for name, value in call.keywords.items()},
     )
 
 

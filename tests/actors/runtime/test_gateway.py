@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 
 import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import actors_pb2
-from asyncpar._proto.asyncpar.v1.actors_pb2 import ActorCall, ActorError, ActorResult, ActorTold, Array, Value
+from asyncpar._proto.asyncpar.v1.actors_pb2 import (
+    ActorCall,
+    ActorError,
+    ActorItem,
+    ActorPart,
+    ActorResult,
+    ActorTold,
+    Array,
+    Value,
+)
 from asyncpar.actors.runtime.calls import time_left
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -101,6 +110,28 @@ class Desk(ap.Actor):
     @ap.endpoint(concurrency=4)
     async def wait_until_left(self) -> None:
         await self.left.wait()
+
+    @ap.endpoint
+    async def total(self, numbers: AsyncIterator[int]) -> int:
+        return sum([n async for n in numbers])
+
+    @ap.endpoint
+    async def weigh(self, rows: AsyncIterator[NDArray[np.float32]], *, by: AsyncIterator[float]) -> float:
+        total = 0.0
+        async for row in rows:
+            total += float(row.sum()) * await anext(by)
+        return total
+
+    @ap.endpoint
+    async def doubled(self, numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for n in numbers:
+            yield 2 * n
+
+    @ap.endpoint
+    async def first(self, numbers: AsyncIterator[int]) -> int:
+        async for n in numbers:
+            return n
+        return -1
 
     @ap.endpoint
     async def count(self, n: int) -> AsyncIterator[int]:
@@ -181,6 +212,24 @@ class Client:
         )
         call = ActorCall(actor="desk", endpoint=endpoint, arguments=arguments)
         return method(call, metadata=self.metadata, timeout=timeout)
+
+    def feed(self, *parts: ActorPart, is_open: bool = False, timeout: float | None = 30.0) -> Any:
+        """Send ``parts``, and end them unless the call is left open."""
+        method: Any = self.channel.stream_unary(f"/{SERVICE}/Feed", ActorPart.SerializeToString, ActorResult.FromString)
+
+        async def send() -> AsyncIterator[ActorPart]:
+            for part in parts:
+                yield part
+            if is_open and parts:
+                await asyncio.get_running_loop().create_future()
+
+        return method(send(), metadata=self.metadata, timeout=timeout)
+
+    def converse(self) -> Any:
+        method: Any = self.channel.stream_stream(
+            f"/{SERVICE}/Converse", ActorPart.SerializeToString, ActorResult.FromString
+        )
+        return method(metadata=self.metadata, timeout=30.0)
 
 
 @asynccontextmanager
@@ -357,8 +406,10 @@ async def test_cancelling_a_call_cancels_its_endpoint() -> None:
 async def test_the_deadline_of_a_call_ends_its_endpoint() -> None:
     async with opened(2) as (client, _):
         call = client.send(ActorCall(actor="desk", endpoint="hang", rank=1), timeout=0.3)
-        code, _ = await error_of(call)
+        code, error = await error_of(call)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (error.type, error.rank) == ("PeerTimeout", 1)
+        assert "hang() of actor 'desk' on rank 1 has not ended within the 0." in error.message
         await client.ask("wait_until_left", rank=1)
 
 
@@ -375,6 +426,90 @@ async def test_an_endpoint_sees_the_deadline_of_its_call() -> None:
     async with opened(2) as (client, _):
         call = client.send(ActorCall(actor="desk", endpoint="learn_time_left", rank=1), timeout=50.0)
         assert 20.0 < unpacked((await call).value) < 60.0  # gRPC rounds
+
+
+# -- streams among the arguments ---------------------------------------------------------------------------------------
+
+
+def part_of(endpoint: str, *arguments: Value, **settings: Any) -> ActorPart:
+    return ActorPart(call=ActorCall(actor="desk", endpoint=endpoint, arguments=arguments, **settings))
+
+
+def item(value: Any, stream: int = 0) -> ActorPart:
+    return ActorPart(item=ActorItem(stream=stream, value=value if isinstance(value, Value) else packed(value)))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_an_endpoint_takes_a_stream(size: int) -> None:
+    async with opened(size) as (client, _):
+        call = client.feed(part_of("total", Value(stream=0), rank=size - 1), *(item(n) for n in range(100)))
+        assert unpacked((await call).value) == 4950
+
+
+async def test_streams_of_arrays_and_of_two_arguments_come_in_order() -> None:
+    async with opened() as (client, _):
+        call = client.feed(
+            part_of("weigh", Value(stream=3), keywords={"by": Value(stream=7)}),
+            *(part for n in range(40) for part in (item(floats(n, 1.0), 3), item(2, 7))),
+            ActorPart(end=3),
+        )
+        assert unpacked((await call).value) == sum(2 * (n + 1.0) for n in range(40))
+
+
+async def test_items_go_both_ways() -> None:
+    async with opened() as (client, _):
+        call = client.converse()
+        await call.write(part_of("doubled", Value(stream=0)))
+        for n in range(50):
+            await call.write(item(n))
+            assert unpacked((await call.read()).value) == 2 * n
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_stream_that_the_endpoint_leaves_holds_up_nothing() -> None:
+    async with opened() as (client, _):
+        call = client.feed(part_of("first", Value(stream=0)), *(item(n) for n in range(500)))
+        assert unpacked((await call).value) == 0
+
+
+WRONG_PARTS: dict[str, tuple[list[ActorPart], str]] = {
+    "no call": ([item(1)], "expected a call, got item"),
+    "nothing": ([], "expected a call, got none"),
+    "two calls": ([part_of("total", Value(stream=0)), part_of("total")], "expected an item or an end after the call"),
+    "an empty part": ([part_of("total", Value(stream=0)), ActorPart()], "got nothing"),
+    "an unknown stream": ([part_of("total", Value(stream=0)), item(1, 5)], "stream 5, which no argument is"),
+    "an item after the end": (
+        [part_of("weigh", Value(stream=3), keywords={"by": Value(stream=7)}), ActorPart(end=7), item(1, 7)],
+        "stream 7, which has ended",
+    ),
+    "a stream twice": ([part_of("weigh", Value(stream=0), Value(stream=0))], "stream 0 is another argument"),
+    "a bad item": ([part_of("total", Value(stream=0)), item(Value(msgpack=b"\xc1"))], "an item of stream 0"),
+    "a stream in an item": ([part_of("total", Value(stream=0)), item(Value(stream=1))], "is a stream; call Feed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PARTS)
+async def test_wrong_parts_of_a_call_are_invalid(case: str) -> None:
+    parts, message = WRONG_PARTS[case]
+    async with opened() as (client, _):
+        code, error = await error_of(client.feed(*parts, is_open=True))
+        assert (code, error.type) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+        assert message in error.message
+
+
+async def test_a_stream_in_an_ask_says_what_to_call() -> None:
+    async with opened() as (client, _):
+        code, error = await error_of(client.ask("total", Value(stream=0)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "call Feed, or Converse" in error.message
+
+
+async def test_the_deadline_of_a_call_with_streams_says_what_it_waited_for() -> None:
+    async with opened() as (client, _):
+        code, error = await error_of(client.feed(part_of("total", Value(stream=0)), is_open=True, timeout=0.5))
+        assert (code, error.type) == (grpc.StatusCode.DEADLINE_EXCEEDED, "PeerTimeout")
+        assert "total() of actor 'desk'" in error.message
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -544,4 +679,6 @@ def test_the_published_messages_are_those_that_are_used() -> None:
         "Ask": ("ActorCall", "ActorResult"),
         "Tell": ("ActorCall", "ActorTold"),
         "Stream": ("ActorCall", "ActorResult"),
+        "Feed": ("ActorPart", "ActorResult"),
+        "Converse": ("ActorPart", "ActorResult"),
     }

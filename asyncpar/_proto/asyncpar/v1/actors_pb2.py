@@ -5,7 +5,7 @@
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
+from asyncpar._proto import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x61syncpar/v1/actors.proto\x12\x0b\x61syncpar.v1\"\xbc\x02\n\tActorCall\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12%\n\targuments\x18\x04 \x03(\x0b\x32\x12.asyncpar.v1.Value\x12\x36\n\x08keywords\x18\x05 \x03(\x0b\x32$.asyncpar.v1.ActorCall.KeywordsEntry\x12-\n\x06\x66ormat\x18\x06 \x01(\x0e\x32\x1d.asyncpar.v1.ActorCall.Format\x1a\x43\n\rKeywordsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.asyncpar.v1.Value:\x02\x38\x01\"\x1f\n\x06\x46ormat\x12\x0b\n\x07MSGPACK\x10\x00\x12\x08\n\x04JSON\x10\x01\x42\x07\n\x05_rank\"0\n\x0b\x41\x63torResult\x12!\n\x05value\x18\x01 \x01(\x0b\x32\x12.asyncpar.v1.Value\"\x0b\n\tActorTold\"{\n\x05Value\x12\x11\n\x07msgpack\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04json\x18\x02 \x01(\tH\x00\x12#\n\x05\x61rray\x18\x03 \x01(\x0b\x32\x12.asyncpar.v1.ArrayH\x00\x12\"\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x12.asyncpar.v1.ArrayB\x06\n\x04kind\"6\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"Z\n\nActorError\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank2\xb7\x01\n\x06\x41\x63tors\x12\x37\n\x03\x41sk\x12\x16.asyncpar.v1.ActorCall\x1a\x18.asyncpar.v1.ActorResult\x12\x36\n\x04Tell\x12\x16.asyncpar.v1.ActorCall\x1a\x16.asyncpar.v1.ActorTold\x12<\n\x06Stream\x12\x16.asyncpar.v1.ActorCall\x1a\x18.asyncpar.v1.ActorResult0\x01\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x18\x61syncpar/v1/actors.proto\x12\x0b\x61syncpar.v1\"r\n\tActorPart\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x16.asyncpar.v1.ActorCallH\x00\x12&\n\x04item\x18\x02 \x01(\x0b\x32\x16.asyncpar.v1.ActorItemH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\rH\x00\x42\x06\n\x04kind\">\n\tActorItem\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.asyncpar.v1.Value\"\xbc\x02\n\tActorCall\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12%\n\targuments\x18\x04 \x03(\x0b\x32\x12.asyncpar.v1.Value\x12\x36\n\x08keywords\x18\x05 \x03(\x0b\x32$.asyncpar.v1.ActorCall.KeywordsEntry\x12-\n\x06\x66ormat\x18\x06 \x01(\x0e\x32\x1d.asyncpar.v1.ActorCall.Format\x1a\x43\n\rKeywordsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.asyncpar.v1.Value:\x02\x38\x01\"\x1f\n\x06\x46ormat\x12\x0b\n\x07MSGPACK\x10\x00\x12\x08\n\x04JSON\x10\x01\x42\x07\n\x05_rank\"0\n\x0b\x41\x63torResult\x12!\n\x05value\x18\x01 \x01(\x0b\x32\x12.asyncpar.v1.Value\"\x0b\n\tActorTold\"\x8d\x01\n\x05Value\x12\x11\n\x07msgpack\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04json\x18\x02 \x01(\tH\x00\x12#\n\x05\x61rray\x18\x03 \x01(\x0b\x32\x12.asyncpar.v1.ArrayH\x00\x12\x10\n\x06stream\x18\x05 \x01(\rH\x00\x12\"\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x12.asyncpar.v1.ArrayB\x06\n\x04kind\"6\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"Z\n\nActorError\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank2\xb5\x02\n\x06\x41\x63tors\x12\x37\n\x03\x41sk\x12\x16.asyncpar.v1.ActorCall\x1a\x18.asyncpar.v1.ActorResult\x12\x36\n\x04Tell\x12\x16.asyncpar.v1.ActorCall\x1a\x16.asyncpar.v1.ActorTold\x12<\n\x06Stream\x12\x16.asyncpar.v1.ActorCall\x1a\x18.asyncpar.v1.ActorResult0\x01\x12:\n\x04\x46\x65\x65\x64\x12\x16.asyncpar.v1.ActorPart\x1a\x18.asyncpar.v1.ActorResult(\x01\x12@\n\x08\x43onverse\x12\x16.asyncpar.v1.ActorPart\x1a\x18.asyncpar.v1.ActorResult(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACTORCALL_KEYWORDSENTRY']._loaded_options = None
   _globals['_ACTORCALL_KEYWORDSENTRY']._serialized_options = b'8\001'
-  _globals['_ACTORCALL']._serialized_start=42
-  _globals['_ACTORCALL']._serialized_end=358
-  _globals['_ACTORCALL_KEYWORDSENTRY']._serialized_start=249
-  _globals['_ACTORCALL_KEYWORDSENTRY']._serialized_end=316
-  _globals['_ACTORCALL_FORMAT']._serialized_start=318
-  _globals['_ACTORCALL_FORMAT']._serialized_end=349
-  _globals['_ACTORRESULT']._serialized_start=360
-  _globals['_ACTORRESULT']._serialized_end=408
-  _globals['_ACTORTOLD']._serialized_start=410
-  _globals['_ACTORTOLD']._serialized_end=421
-  _globals['_VALUE']._serialized_start=423
-  _globals['_VALUE']._serialized_end=546
-  _globals['_ARRAY']._serialized_start=548
-  _globals['_ARRAY']._serialized_end=602
-  _globals['_ACTORERROR']._serialized_start=604
-  _globals['_ACTORERROR']._serialized_end=694
-  _globals['_ACTORS']._serialized_start=697
-  _globals['_ACTORS']._serialized_end=880
+  _globals['_ACTORPART']._serialized_start=41
+  _globals['_ACTORPART']._serialized_end=155
+  _globals['_ACTORITEM']._serialized_start=157
+  _globals['_ACTORITEM']._serialized_end=219
+  _globals['_ACTORCALL']._serialized_start=222
+  _globals['_ACTORCALL']._serialized_end=538
+  _globals['_ACTORCALL_KEYWORDSENTRY']._serialized_start=429
+  _globals['_ACTORCALL_KEYWORDSENTRY']._serialized_end=496
+  _globals['_ACTORCALL_FORMAT']._serialized_start=498
+  _globals['_ACTORCALL_FORMAT']._serialized_end=529
+  _globals['_ACTORRESULT']._serialized_start=540
+  _globals['_ACTORRESULT']._serialized_end=588
+  _globals['_ACTORTOLD']._serialized_start=590
+  _globals['_ACTORTOLD']._serialized_end=601
+  _globals['_VALUE']._serialized_start=604
+  _globals['_VALUE']._serialized_end=745
+  _globals['_ARRAY']._serialized_start=747
+  _globals['_ARRAY']._serialized_end=801
+  _globals['_ACTORERROR']._serialized_start=803
+  _globals['_ACTORERROR']._serialized_end=893
+  _globals['_ACTORS']._serialized_start=896
+  _globals['_ACTORS']._serialized_end=1205
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ActorPart(_message.Message):
+    __slots__ = ("call", "item", "end")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    call: ActorCall
+    item: ActorItem
+    end: int
+    def __init__(self, call: _Optional[_Union[ActorCall, _Mapping]] = ..., item: _Optional[_Union[ActorItem, _Mapping]] = ..., end: _Optional[int] = ...) -> None: ...
+
+class ActorItem(_message.Message):
+    __slots__ = ("stream", "value")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    value: Value
+    def __init__(self, stream: _Optional[int] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
 class ActorCall(_message.Message):
     __slots__ = ("actor", "endpoint", "rank", "arguments", "keywords", "format")
     class Format(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -47,16 +65,18 @@ class ActorTold(_message.Message):
     def __init__(self) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("msgpack", "json", "array", "arrays")
+    __slots__ = ("msgpack", "json", "array", "stream", "arrays")
     MSGPACK_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
     msgpack: bytes
     json: str
     array: Array
+    stream: int
     arrays: _containers.RepeatedCompositeFieldContainer[Array]
-    def __init__(self, msgpack: _Optional[bytes] = ..., json: _Optional[str] = ..., array: _Optional[_Union[Array, _Mapping]] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ...) -> None: ...
+    def __init__(self, msgpack: _Optional[bytes] = ..., json: _Optional[str] = ..., array: _Optional[_Union[Array, _Mapping]] = ..., stream: _Optional[int] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ...) -> None: ...
 
 class Array(_message.Message):
     __slots__ = ("dtype", "shape", "content")

@@ -49,6 +49,16 @@ class ActorsStub:
                 request_serializer=asyncpar_dot_v1_dot_actors__pb2.ActorCall.SerializeToString,
                 response_deserializer=asyncpar_dot_v1_dot_actors__pb2.ActorResult.FromString,
                 _registered_method=True)
+        self.Feed = channel.stream_unary(
+                '/asyncpar.v1.Actors/Feed',
+                request_serializer=asyncpar_dot_v1_dot_actors__pb2.ActorPart.SerializeToString,
+                response_deserializer=asyncpar_dot_v1_dot_actors__pb2.ActorResult.FromString,
+                _registered_method=True)
+        self.Converse = channel.stream_stream(
+                '/asyncpar.v1.Actors/Converse',
+                request_serializer=asyncpar_dot_v1_dot_actors__pb2.ActorPart.SerializeToString,
+                response_deserializer=asyncpar_dot_v1_dot_actors__pb2.ActorResult.FromString,
+                _registered_method=True)
 
 
 class ActorsServicer:
@@ -77,6 +87,23 @@ class ActorsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Feed(self, request_iterator, context):
+        """Calls an endpoint that takes streams, and returns its result.  The first message is the call, in which each argument
+        that is a stream is a Value.stream with a number of its own, from 0 on.  The others are items and ends of these
+        streams; the end of the messages ends all of them.  They are read only as fast as the endpoint takes items: send
+        those of several streams in the order in which it does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Converse(self, request_iterator, context):
+        """The same for an endpoint that makes a stream as well: items go both ways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ActorsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +120,16 @@ def add_ActorsServicer_to_server(servicer, server):
             'Stream': grpc.unary_stream_rpc_method_handler(
                     servicer.Stream,
                     request_deserializer=asyncpar_dot_v1_dot_actors__pb2.ActorCall.FromString,
+                    response_serializer=asyncpar_dot_v1_dot_actors__pb2.ActorResult.SerializeToString,
+            ),
+            'Feed': grpc.stream_unary_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=asyncpar_dot_v1_dot_actors__pb2.ActorPart.FromString,
+                    response_serializer=asyncpar_dot_v1_dot_actors__pb2.ActorResult.SerializeToString,
+            ),
+            'Converse': grpc.stream_stream_rpc_method_handler(
+                    servicer.Converse,
+                    request_deserializer=asyncpar_dot_v1_dot_actors__pb2.ActorPart.FromString,
                     response_serializer=asyncpar_dot_v1_dot_actors__pb2.ActorResult.SerializeToString,
             ),
     }
@@ -176,6 +213,60 @@ class Actors:
             target,
             '/asyncpar.v1.Actors/Stream',
             asyncpar_dot_v1_dot_actors__pb2.ActorCall.SerializeToString,
+            asyncpar_dot_v1_dot_actors__pb2.ActorResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/asyncpar.v1.Actors/Feed',
+            asyncpar_dot_v1_dot_actors__pb2.ActorPart.SerializeToString,
+            asyncpar_dot_v1_dot_actors__pb2.ActorResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Converse(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/asyncpar.v1.Actors/Converse',
+            asyncpar_dot_v1_dot_actors__pb2.ActorPart.SerializeToString,
             asyncpar_dot_v1_dot_actors__pb2.ActorResult.FromString,
             options,
             channel_credentials,

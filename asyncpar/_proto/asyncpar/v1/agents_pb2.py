@@ -5,7 +5,7 @@
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
+from asyncpar._proto import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x61syncpar/v1/agents.proto\x12\x0b\x61syncpar.v1\"1\n\rAgentsRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"/\n\x0b\x41gentsReply\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t2\x86\x03\n\x06\x41gents\x12>\n\x06Submit\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12>\n\x06\x43\x61ncel\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12>\n\x06Status\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12<\n\x04Look\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12?\n\x07Observe\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12=\n\x05\x44rain\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReplyb\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x18\x61syncpar/v1/agents.proto\x12\x0b\x61syncpar.v1\"1\n\rAgentsRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"/\n\x0b\x41gentsReply\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t2\x86\x03\n\x06\x41gents\x12>\n\x06Submit\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12>\n\x06\x43\x61ncel\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12>\n\x06Status\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12<\n\x04Look\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12?\n\x07Observe\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReply\x12=\n\x05\x44rain\x12\x1a.asyncpar.v1.AgentsRequest\x1a\x18.asyncpar.v1.AgentsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)

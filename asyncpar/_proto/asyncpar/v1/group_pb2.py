@@ -5,7 +5,7 @@
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
+from asyncpar._proto import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61syncpar/v1/group.proto\x12\x0b\x61syncpar.v1\"o\n\x0c\x45nterRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x12\n\nis_witness\x18\x05 \x01(\x08\x12\r\n\x05known\x18\x06 \x01(\x0c\"X\n\nEnterReply\x12\r\n\x05\x65ntry\x18\x01 \x01(\x0c\x12\x16\n\x0eleader_address\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\nis_passing\x18\x04 \x01(\x08\"W\n\nGroupFrame\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x16\n\x0esender_address\x18\x02 \x01(\t\x12\x10\n\x08receiver\x18\x03 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\"\x0f\n\rExchangeReply2\x89\x01\n\x05Group\x12;\n\x05\x45nter\x12\x19.asyncpar.v1.EnterRequest\x1a\x17.asyncpar.v1.EnterReply\x12\x43\n\x08\x45xchange\x12\x17.asyncpar.v1.GroupFrame\x1a\x1a.asyncpar.v1.ExchangeReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x17\x61syncpar/v1/group.proto\x12\x0b\x61syncpar.v1\"o\n\x0c\x45nterRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x12\n\nis_witness\x18\x05 \x01(\x08\x12\r\n\x05known\x18\x06 \x01(\x0c\"X\n\nEnterReply\x12\r\n\x05\x65ntry\x18\x01 \x01(\x0c\x12\x16\n\x0eleader_address\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\nis_passing\x18\x04 \x01(\x08\"W\n\nGroupFrame\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x16\n\x0esender_address\x18\x02 \x01(\t\x12\x10\n\x08receiver\x18\x03 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\"\x0f\n\rExchangeReply2\x89\x01\n\x05Group\x12;\n\x05\x45nter\x12\x19.asyncpar.v1.EnterRequest\x1a\x17.asyncpar.v1.EnterReply\x12\x43\n\x08\x45xchange\x12\x17.asyncpar.v1.GroupFrame\x1a\x1a.asyncpar.v1.ExchangeReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)

@@ -5,7 +5,7 @@
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
+from asyncpar._proto import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61syncpar/v1/snapshots.proto\x12\x0b\x61syncpar.v1\"\x11\n\x0fPositionRequest\"\x1d\n\rPositionReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\x1a\n\nPinRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\",\n\x08PinReply\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\x0c\"9\n\x0c\x42lockRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\",\n\rUpdateRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x1b\n\x0cUnpinRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\"\x0c\n\nUnpinReply2\xc5\x01\n\tSnapshots\x12\x44\n\x08Position\x12\x1c.asyncpar.v1.PositionRequest\x1a\x1a.asyncpar.v1.PositionReply\x12\x35\n\x03Pin\x12\x17.asyncpar.v1.PinRequest\x1a\x15.asyncpar.v1.PinReply\x12;\n\x05Unpin\x12\x19.asyncpar.v1.UnpinRequest\x1a\x17.asyncpar.v1.UnpinReplyb\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1b\x61syncpar/v1/snapshots.proto\x12\x0b\x61syncpar.v1\"\x11\n\x0fPositionRequest\"\x1d\n\rPositionReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\x1a\n\nPinRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\",\n\x08PinReply\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\x0c\"9\n\x0c\x42lockRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\",\n\rUpdateRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x1b\n\x0cUnpinRequest\x12\x0b\n\x03pin\x18\x01 \x01(\x04\"\x0c\n\nUnpinReply2\xc5\x01\n\tSnapshots\x12\x44\n\x08Position\x12\x1c.asyncpar.v1.PositionRequest\x1a\x1a.asyncpar.v1.PositionReply\x12\x35\n\x03Pin\x12\x17.asyncpar.v1.PinRequest\x1a\x15.asyncpar.v1.PinReply\x12;\n\x05Unpin\x12\x19.asyncpar.v1.UnpinRequest\x1a\x17.asyncpar.v1.UnpinReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
