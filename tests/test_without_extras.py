@@ -21,6 +21,7 @@ MODULES = {
     "fastapi": "fastapi",
     "httpx": "httpx",
     "matplotlib": "matplotlib",
+    "grpcio-reflection": "grpc_reflection",
     "mpi4py": "mpi4py",
     "nccl4py": "nccl",
     "nvidia-nccl-cu12": "nvidia",

@@ -15,6 +15,7 @@ import grpc.aio
 from asyncpar.core.addresses import loopback, split_address
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
+from asyncpar.net.transport.reflection import REFLECTION, add_reflection
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 Register = Callable[[grpc.aio.Server], object]
@@ -22,6 +23,8 @@ Register = Callable[[grpc.aio.Server], object]
 
 _OUR_SERVICES: Final = "asyncpar."
 _HEALTH: Final = "grpc.health.v1.Health"
+_DESCRIBED: Final = ("asyncpar.v1.Actors", _HEALTH)
+"""Services of the node for programs in any language; how ranks meet and link is their own affair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Serving:
         registrar = Registrar(server.server)
         for register in self.services:
             register(registrar)
+        if REFLECTION not in registrar.names:  # the program may have its own
+            add_reflection(server.server, {*_DESCRIBED, *registrar.names})
         missing = self.public - registrar.names - {_HEALTH}
         if missing and registrar.names_are_known:
             raise UsageError(
