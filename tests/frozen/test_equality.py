@@ -24,7 +24,9 @@ def assert_equal(got: Values, expected: Values, *, tolerance: float = 0.0) -> No
         np.testing.assert_allclose(got[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("frozen", [{"one"}, {"two", "norm"}, {"three"}, set(NAMES) - {"two"}], ids=str)
+@pytest.mark.parametrize(
+    "frozen", [{"one"}, {"two", "norm"}, {"three"}, set(NAMES) - {"two"}], ids=lambda names: "-".join(sorted(names))
+)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 async def test_a_run_with_frozen_layers_equals_one_of_a_model_where_they_are_constants(
     engine: Engine, frozen: set[str]
