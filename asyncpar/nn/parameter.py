@@ -31,7 +31,7 @@ def check_on_host(name: str, value: object) -> None:
             f"parameter {name}: expected an array of numpy, which ZeRO can shard, got one on a device; train modules "
             "on devices by asyncpar.parallel.DistributedDataParallel, as asyncpar.torch.CudaModuleStage"
         )
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray | np.generic):  # means of arrays without dimensions are numpy's scalars
         raise UsageError(f"parameter {name}: expected an array of numpy, got {describe_other(value, 'value')}")
 
 

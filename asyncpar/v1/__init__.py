@@ -1,6 +1,6 @@
-"""The place of stubs that a program generates from ``proto/`` with its folders: ``asyncpar/v1/actors_pb2.py``.
+"""The place of stubs that a program generates from ``proto/`` with its folders, whose package is ``asyncpar.v1``.
 
-They import each other as ``asyncpar.v1``, so they are found here, beside this package, wherever ``sys.path`` has them.
+They import each other from it, so they are found here, beside this package, wherever ``sys.path`` has them.
 asyncpar itself uses none of them.
 """
 

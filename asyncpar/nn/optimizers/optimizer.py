@@ -13,7 +13,7 @@ from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers.flat_range import FlatRange
 from asyncpar.nn.optimizers.norm import all_finite, clip_factor, combined, squared_norm
 from asyncpar.nn.optimizers.rule import Rule
-from asyncpar.nn.parameter import Array, Parameter
+from asyncpar.nn.parameter import Array, Parameter, check_on_host
 
 
 class Optimizer:
@@ -151,6 +151,8 @@ def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     by_name: dict[str, Parameter] = {}
     for parameter in parameters:
         if not isinstance(parameter, Parameter):
+            if (value := getattr(parameter, "value", None)) is not None:  # of a module, perhaps on a device
+                check_on_host(getattr(parameter, "name", "without a name"), value)
             raise UsageError(
                 f"parameters: expected each to be a Parameter, such as Parameter('weight', array), "
                 f"got {describe_other(parameter)}"
