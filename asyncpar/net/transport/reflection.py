@@ -6,6 +6,7 @@ Calls need the job's token, as all others do.  What answers is imported with the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -36,8 +37,9 @@ def add_reflection(server: grpc.aio.Server, names: Collection[str]) -> None:
             async for request in requests:
                 yield reflection_pb2.ServerReflectionRequest.FromString(request)
 
-        async for found in servicer.ServerReflectionInfo(read(), context):
-            yield found.SerializeToString()
+        async with aclosing(servicer.ServerReflectionInfo(read(), context)) as answers:
+            async for found in answers:
+                yield found.SerializeToString()
 
     handlers: Any = {_METHOD: grpc.stream_stream_rpc_method_handler(answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(REFLECTION, handlers),))
