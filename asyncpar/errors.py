@@ -113,7 +113,7 @@ class PeerLost(PeerError):  # noqa: N818
     """A rank is gone: its connection closed or it stopped answering."""
 
 
-class NodeClosed(PeerLost, UsageError):  # noqa: N818
+class NodeClosed(PeerLost):
     """The node of this rank is closed: the block that opened it has ended, or ``stop`` was called.
 
     Whatever is asked of a closed node raises this, and so does what was under way as it closed.

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 
+from asyncpar import errors
 from asyncpar.actors.meshes.calls import CallCounter
 from asyncpar.actors.meshes.mesh_ref import MeshActors, MeshRef
 from asyncpar.actors.meshes.shape import MEMBER_AXIS, MeshShape
@@ -36,7 +37,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _WORLD_ERRORS: Final = frozenset(
-    type_name(kind) for kind in (PeerLost, PeerCancelled, WorldRevoked, WorldChanged, StaleGeneration)
+    type_name(kind)
+    for kind in vars(errors).values()
+    if isinstance(kind, type)
+    and issubclass(kind, PeerLost | PeerCancelled | WorldRevoked | WorldChanged | StaleGeneration)
+    and not issubclass(kind, ActorDown)
 )
 """Errors with which an actor fails because its world is over, by the names that its caller gets."""
 

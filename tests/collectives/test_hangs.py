@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, UsageError
+from asyncpar.errors import NodeClosed, OperationMismatch, PeerCancelled, PeerLost, UsageError
 from asyncpar.testing import local_world
 from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks, Ranks
@@ -167,7 +167,7 @@ async def test_nodes_that_stop_at_the_same_moment_stop_at_once(transport: str) -
         async with asyncio.timeout(5):
             await asyncio.gather(*(node.stop() for node in nodes))
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {PeerLost}
+        assert {type(outcome) for outcome in outcomes} == {NodeClosed}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])

@@ -37,7 +37,7 @@ async def test_later_calls_of_all_ranks_meet_again(transport: str, key: str | No
     async with local_world(3, transport=transport) as nodes, asyncio.timeout(20):
         for rank, results in enumerate(await asyncio.gather(*(main(node.world) for node in nodes))):
             assert [results[number] for number in (0, 1, 3, 5)] == [0.0, 3.0, 9.0, 15.0]
-            reason = "x: expected a numpy array, got list"
+            reason = "x: expected a numpy array, got list; pass np.asarray(x)"
             for number in (2, 4):
                 label = f"all_reduce #{number + 1}" + (f' "{key}"' if key else "")
                 said = reason if rank == 1 else f"rank {rank}: {label}: the call was refused on rank 1: {reason}"

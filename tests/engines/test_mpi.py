@@ -95,7 +95,7 @@ async def test_what_cannot_be_is_refused_by_its_name(monkeypatch: pytest.MonkeyP
 def test_hosts_elsewhere_are_told_an_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"localhost": "127.0.0.1", "far": "192.0.2.7"}
     monkeypatch.setattr(mpi_engine, "resolve", addresses.__getitem__)
-    monkeypatch.setattr(mpi_engine, "route_to", lambda address, port: f"way to {address}")
+    monkeypatch.setattr(mpi_engine, "route_to", lambda address: f"way to {address}")
     own_address = mpi_engine._own_address  # noqa: SLF001  # what places are told is not seen on one machine
     assert own_address([""]) == "127.0.0.1"
     assert own_address(["localhost"]) == "127.0.0.1"

@@ -74,13 +74,14 @@ OTHERS = {
 
 LISTENS = re.compile(
     r"\b(?:start_server|start_unix_server|create_server|create_unix_server|add_insecure_port|add_secure_port)\(\w"
-    r"|\b(?:TCPSite|SockSite|UnixSite|start_http_server)\(|\((?:\w+, )*\w*(?:HTTP|WSGI)Server\)"
+    r"|\bopen_listener\(|\b(?:TCPSite|SockSite|UnixSite|start_http_server)\(|\((?:\w+, )*\w*(?:HTTP|WSGI)Server\)"
     r"|\b(?:listen|listener|listening|listening_socket|sock|duplicate|server)\.listen\("
 )
 BOUNDED = {
+    "core/addresses.py": "open_listener, of dashboard and doctor; a probe of a moment, whose port nobody learns",
     "core/concurrency/doorkeeper.py": "serve_streams: the control socket and the doctor",
     "dashboard/server.py": "Doorkeeper",
-    "launch/doctor/host_checks.py": "listens for a moment to see whether loopback works; nobody learns the port",
+    "launch/doctor/host_checks.py": "opens a port to see that it is free, and closes it",
     "net/arena/rendezvous.py": "processes of the same user only; others are closed as they come",
     "net/transport/connect.py": "Porter",
     "net/transport/rpc.py": "ConnectionWatch",

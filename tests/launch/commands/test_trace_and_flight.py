@@ -63,7 +63,9 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
         trace = tmp_path / "t.json"
         done = command(launcher, "trace", "--seconds", "0.6", "--json", "-o", str(trace), "look")
         assert done.returncode == 0, done.stderr
-        slices = [event for event in json.loads(trace.read_bytes())["traceEvents"] if event["ph"] == "X"]
+        events = json.loads(trace.read_bytes())["traceEvents"]
+        # on a busy machine there are pauses, too ("asyncpar: processor taken")
+        slices = [event for event in events if event["ph"] == "X" and not event["name"].startswith("asyncpar: ")]
         assert [event["name"] for event in slices] == ["barrier #41"], "what was over before is not in it"
         assert slices[0]["dur"] == pytest.approx(0.6e6, rel=1e-3)
         done = command(launcher, "trace", "--seconds", "0", "--before", "600", "--json", "-o", str(trace), "look")

@@ -117,6 +117,9 @@ BEHAVIOURS = {
 }
 """A test of the suite, and the one that shows its behaviour on pods."""
 
+WITHOUT_ARGUMENTS = {"test_arguments_that_have_no_value_yet_are_awaited"}
+"""Pods run a program of the image, which nobody calls with arguments."""
+
 
 def test_every_behaviour_of_the_suite_is_shown_on_pods() -> None:
-    assert set(BEHAVIOURS) == {name for name in dir(EngineConformance) if name.startswith("test_")}
+    assert set(BEHAVIOURS) | WITHOUT_ARGUMENTS == {name for name in dir(EngineConformance) if name.startswith("test_")}

@@ -106,13 +106,18 @@ def test_no_number_is_given_twice_under_every_kind_of_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "fault"),
+    ("seed", "faults"),
     [
         pytest.param(
-            22, Fault(at=0.146, kind="replay", node=2, peer=1), id="an actor tells its caller of a lost mirror"
+            22, [Fault(at=0.146, kind="replay", node=2, peer=1)], id="an actor tells its caller of a lost mirror"
         ),
-        pytest.param(148, Fault(at=0.14, kind="crash", node=1, seconds=2.8), id="an actor saves as its node closes"),
+        pytest.param(
+            6,
+            [Fault(at=0.045, kind="damage", node=2, peer=1), Fault(at=0.05, kind="isolate", node=0, seconds=0.02)],
+            id="an actor tells its caller of a damaged link to a mirror",
+        ),
+        pytest.param(148, [Fault(at=0.14, kind="crash", node=1, seconds=2.8)], id="an actor saves as its node closes"),
     ],
 )
-def test_what_once_hung_or_ended_the_job(seed: int, fault: Fault) -> None:
-    simulate(draws, size=3, seed=seed, elastic=True, faults=[fault], check=check)
+def test_what_once_hung_or_ended_the_job(seed: int, faults: list[Fault]) -> None:
+    simulate(draws, size=3, seed=seed, elastic=True, faults=faults, check=check)
