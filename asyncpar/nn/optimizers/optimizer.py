@@ -143,6 +143,15 @@ def restore_skipped(ranges: Iterable[FlatRange], skipped: Mapping[str, int]) -> 
         flat.skipped = skipped.get(flat.parameter.name, 0)
 
 
+def _no_parameter(given: object) -> UsageError:
+    """Return the error of what was given as a parameter.  Raises that of one on a device, which says what to do."""
+    if (value := getattr(given, "value", None)) is not None:
+        check_on_host(getattr(given, "name", "without a name"), value)
+    return UsageError(
+        f"parameters: expected each to be a Parameter, such as Parameter('weight', array), got {describe_other(given)}"
+    )
+
+
 def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Return ``parameters`` in order, each once: tied layers share one.
 
@@ -151,12 +160,7 @@ def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     by_name: dict[str, Parameter] = {}
     for parameter in parameters:
         if not isinstance(parameter, Parameter):
-            if (value := getattr(parameter, "value", None)) is not None:  # of a module, perhaps on a device
-                check_on_host(getattr(parameter, "name", "without a name"), value)
-            raise UsageError(
-                f"parameters: expected each to be a Parameter, such as Parameter('weight', array), "
-                f"got {describe_other(parameter)}"
-            )
+            raise _no_parameter(parameter)
         if by_name.setdefault(parameter.name, parameter) is not parameter:
             raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
     if not by_name:
