@@ -57,6 +57,11 @@ class Interruption:
             self._was_fired = True
             self._task.cancel()
 
+    def forbid(self) -> None:
+        """Have nothing interrupt the block from now on."""
+        if not self._was_fired:
+            self._task = None
+
     def end(self) -> bool:
         """End the block; return whether ``interrupt``, and nobody else, has cancelled its task."""
         task, self._task = self._task, None

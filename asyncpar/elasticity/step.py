@@ -345,8 +345,15 @@ class ElasticStep:
                 raise self._job.changed(error) from error
         vote = decode_vote(int(word[0]))
         if not vote.agrees:
+            self._interruption.forbid()  # all ranks know, and end; that others are gone first is no change of the world
             own = [lineage.step, lineage.digest, self._job.current_state.frozen]
-            everyones = await self._job.world.all_gather_object(own)
+            try:
+                everyones = await self._job.world.all_gather_object(own)
+            except (PeerError, StaleGeneration) as error:  # others know already, and have ended: so does this rank
+                raise DivergedState(
+                    f"step {self.number}: the ranks have not the same state after step {lineage.step - 1}; which ones "
+                    f"differ, those say that ended before this one heard of it: {error}"
+                ) from error
             found = [Lineage(step, digest) for step, digest, _ in everyones]
             frozen = describe_frozen([names for _, _, names in everyones])
             raise DivergedState(f"step {self.number}: {describe_divergence(found, self._job.hosts)}{frozen}")
