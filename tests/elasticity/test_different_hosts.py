@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.job import ElasticJob
@@ -103,6 +104,30 @@ def test_a_joining_rank_that_computes_otherwise_does_not_end_well_with_the_job(a
                 check_equal(result, alone)
             with pytest.raises(DivergedState, match=rf"its step {UNTIL - 1} has another digest than the group's"):
                 await other[0]
+        assert len(worlds.worlds) == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_a_rank_that_hears_of_a_divergence_last_ends_as_the_others_do(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others end while it compares: that is no change of the world, and none follows."""
+    gather = Communicator.all_gather_object
+
+    async def gather_late(world: Communicator, value: object) -> list[object]:
+        everyones = await gather(world, value)
+        await asyncio.sleep(0.5 * (world.rank == late))
+        return everyones
+
+    async def main() -> None:
+        async with ElasticWorlds(3) as worlds:
+            tasks = [worlds.start(f"m{n}", member(f"m{n}", differs_in(20) if n == 1 else None)) for n in range(3)]
+            await worlds.formed(1)
+            monkeypatch.setattr(Communicator, "all_gather_object", gather_late)
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(error, DivergedState), error
         assert len(worlds.worlds) == 1
 
     run_virtual(main())
