@@ -345,16 +345,31 @@ def test_a_name_server_that_does_not_answer_is_waited_for_shortly() -> None:
         assert "cannot be resolved (no name server answers within 0.05 s)" in finding.found
 
 
-async def test_nonsense_ends_one_conversation(port: int) -> None:
+NONSENSE = (
+    b"\xff\xff\n",
+    b"[]\n",
+    b"{" * 5000 + b"\n",
+    b"",
+    b'{"ask": "reach", "ports": 5000}\n',
+    b'{"ask": "reach", "ports": ["5000"]}\n',
+    b'{"ask": "reach", "ports": [99999999]}\n',
+    b'{"ask": "reach", "ports": [5000], "within": null}\n',
+    b'{"ask": "ports", "token": ["x"]}\n',
+    b'{"ask": "who", "nonce": {}}\n',
+)
+
+
+async def test_nonsense_ends_one_conversation(port: int, caplog: pytest.LogCaptureFixture) -> None:
     server = await serve_doctor("127.0.0.1", port, b"")
     async with server:
-        for content in (b"\xff\xff\n", b"[]\n", b"{" * 5000 + b"\n", b""):
+        for content in NONSENSE:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(content)
             writer.write_eof()
             await reader.read()
             writer.close()
         assert (await meet("127.0.0.1", port, b"", within=5.0)).has_same_secret is None
+    assert caplog.records == [], "what is wrong is no error of the doctor"
 
 
 @pytest.mark.process

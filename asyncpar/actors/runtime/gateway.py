@@ -34,7 +34,7 @@ LARGEST_CONTENT: Final = (8 << 20) - (4 << 10)
 _ARRAY_EXTENSION: Final = 1
 _PLACE = struct.Struct("<I")
 _MOST_DIMENSIONS: Final = 64
-_ANSWER_SHARE, _ANSWER_SECONDS = 0.1, 0.05
+_ANSWER_SHARE, _ANSWER_SECONDS = 0.1, 0.25
 """How long before the end of its time a call is answered that is not done: a share of it, and seconds at most."""
 
 Value = actors_pb2.Value

@@ -24,6 +24,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from asyncpar.core.addresses import join_address
 from asyncpar.core.concurrency.doorkeeper import serve_streams
 from asyncpar.core.concurrency.streams import close_stream
@@ -40,6 +42,17 @@ _PORTS: Final = 3
 """Ports of each side that are tried."""
 
 _LEAST_PORT: Final = 1024
+_MOST_PORT: Final = 65_535
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """What one doctor asks another one."""
+
+    ask: str = ""
+    nonce: str = ""
+    token: str = ""
+    ports: tuple[int, ...] = ()
+    within: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +88,7 @@ async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError):
+            with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError, msgspec.DecodeError):
                 async with asyncio.timeout(_SERVE_SECONDS):
                     await _serve(reader, writer, secret)
         finally:
@@ -100,24 +113,24 @@ async def _answer(
     """Answer all that is asked; ``stack`` has what is open meanwhile."""
     ports: list[int] = []
     while line := await reader.readline():
-        request = json.loads(line)
+        request = msgspec.json.decode(line, type=_Request)
         answer: dict[str, Any] = {}
-        match request.get("ask"):
+        match request.ask:
             case "ports":
                 own = writer.get_extra_info("sockname")[0]
-                ports = ports or await stack.enter_async_context(open_ports(own, str(request.get("token", ""))))
+                ports = ports or await stack.enter_async_context(open_ports(own, request.token))
                 answer = {"ports": ports}
             case "reach":
-                asked = [int(port) for port in request.get("ports", ())[:_PORTS] if int(port) >= _LEAST_PORT]
+                asked = [port for port in request.ports[:_PORTS] if _LEAST_PORT <= port <= _MOST_PORT]
                 peer = writer.get_extra_info("peername")[0]
-                within = min(_SERVE_SECONDS / 2, float(request.get("within", 1.0)))
-                answer = {"missed": await reach_ports(peer, asked, str(request.get("token", "")), within)}
+                within = min(_SERVE_SECONDS / 2, request.within)
+                answer = {"missed": await reach_ports(peer, asked, request.token, within)}
             case "who":
                 answer = {
                     "host": host_name(),
                     "version": importlib.metadata.version("asyncpar"),
                     "python": platform.python_version(),
-                    "proof": _proof(secret, str(request.get("nonce", ""))),
+                    "proof": _proof(secret, request.nonce),
                 }
             case "time":
                 answer = {"time": time.time()}
