@@ -101,7 +101,7 @@ def row_of(report: RankReport) -> tuple[str, ...]:
         what = summary.doing.removesuffix(f" at {site}")
     state = "running" if state == "member" else state
     if summary is not None and report.is_stale and report.condition != "ended":
-        state += f" (told {spell_seconds(report.age)} ago)"
+        state += f" (reported {spell_seconds(report.age)} ago)"
     since = spell_seconds(seconds) if seconds > 0.0 else ""
     return (str(report.rank), report.host, str(report.pid), state, since, what, site)
 

@@ -117,7 +117,7 @@ class ServerConnections:
         if now - self._told_at >= _TELL_SECONDS:
             self._told_at = now
             _log.warning(
-                "port %d: closed %d connections that had made no call with the job's token (%d in all; told once a "
+                "port %d: closed %d connections that had made no call with the job's token (%d in all; reported once a "
                 "minute); somebody else on the network connects to it",
                 self.port,
                 count,

@@ -92,7 +92,7 @@ class LaneDialer:
         for name, cause in failed.items():
             if name not in self._told:
                 self._told.add(name)
-                _log.warning("rank %d: %s; %s is used instead (told once)", rank, cause, instead)
+                _log.warning("rank %d: %s; %s is used instead (reported once)", rank, cause, instead)
 
 
 async def _dial_all(kind: LaneKind, dial: LaneDial) -> Lane:

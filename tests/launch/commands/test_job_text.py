@@ -92,7 +92,7 @@ def test_a_rank_in_no_operation_says_what_it_does_and_one_that_reports_nothing_h
         "a",
         "100",
         "stopped",
-        "(told",
+        "(reported",
         "16",
         "s",
         "ago)",

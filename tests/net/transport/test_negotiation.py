@@ -267,7 +267,7 @@ async def test_tcp_stands_in_when_a_rank_of_the_host_has_no_unix_socket_here(
             await exchange(ranks[0].links, ranks[1].links)
             await exchange(ranks[0].links, ranks[2].links)
             assert ranks[0].links.lane_kind(1) == ranks[2].links.lane_kind(0) == "tcp"
-    told = [record.message for record in caplog.records if "TCP is used instead (told once)" in record.message]
+    told = [record.message for record in caplog.records if "TCP is used instead (reported once)" in record.message]
     assert 1 <= len(told) <= 2
     assert "no Unix-socket connection, although it is on the same host (Connection refused: it has ended, or" in told[0]
 
