@@ -45,7 +45,7 @@ _LEAST_PORT: Final = 1024
 _MOST_PORT: Final = 65_535
 
 
-class _Request(msgspec.Struct, frozen=True):
+class _PeerRequest(msgspec.Struct, frozen=True):
     """What one doctor asks another one."""
 
     ask: str = ""
@@ -113,7 +113,7 @@ async def _answer(
     """Answer all that is asked; ``stack`` has what is open meanwhile."""
     ports: list[int] = []
     while line := await reader.readline():
-        request = msgspec.json.decode(line, type=_Request)
+        request = msgspec.json.decode(line, type=_PeerRequest)
         answer: dict[str, Any] = {}
         match request.ask:
             case "ports":
