@@ -21,7 +21,6 @@ LIMIT = 10.0
 
 LINK = """
 ip link set lo up
-ip netns attach there $THERE 2>/dev/null || true
 ip link add here type veth peer name far netns $THERE
 ip address add 10.9.0.1/24 dev here
 ip link set here up
