@@ -9,14 +9,9 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from tests.leftovers import pytest_configure, pytest_unconfigure
-from tests.quick import (
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_sessionfinish,
-    pytest_terminal_summary,
-    pytest_testnodedown,
-)
+from tests import leftovers, quick, soak
+from tests.leftovers import pytest_unconfigure
+from tests.quick import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 
 __all__ = [
     "pytest_addoption",
@@ -35,6 +30,21 @@ settings.load_profile("asyncpar")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    quick.add_option(parser)
+    soak.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    soak.configure(config)
+    leftovers.pytest_configure(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    soak.leave_out(config, items)
+    quick.leave_out(config, items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,14 +1,12 @@
-"""Products of parameters: by default a sample in which each pair of values still meets, the whole on request."""
+"""Products of parameters: by default a sample in which each pair of values still meets, the whole with ``--soak``."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from typing import Any
 
-IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
-"""Set ``ASYNCPAR_TEST_ALL=1`` to run every case of everything that is sampled otherwise."""
+from tests.soak import is_soak
 
 
 def sampled(*axes: Sequence[Any], where: Callable[..., bool] | None = None) -> list[tuple[Any, ...]]:
@@ -22,7 +20,7 @@ def sampled(*axes: Sequence[Any], where: Callable[..., bool] | None = None) -> l
         return tuple(axis[index] for axis, index in zip(axes, row, strict=True))
 
     rows = [row for row in product(*(range(len(axis)) for axis in axes)) if where is None or where(*values(row))]
-    if not IS_WHOLE and len(axes) > 2:
+    if not is_soak() and len(axes) > 2:
         rows = sorted(_covering(rows))
     return [values(row) for row in rows]
 

@@ -61,11 +61,11 @@ left_out: Counter[tuple[str, str]] = Counter()
 """Tests by why they are left out and where they are; with xdist, what a worker told."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="run one case of each test that takes no time to speak of")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("quick"):
         return
     reasons = list(_reasons(items))

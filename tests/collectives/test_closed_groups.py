@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import tracemalloc
 import weakref
 
@@ -16,8 +15,8 @@ from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.testing import local_world
 from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
+from tests.soak import chosen
 
-IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
 SMALL = 400 << 10
 """Bytes; 2,000 groups took 16 MB of a world that forgot none."""
 
@@ -86,7 +85,7 @@ async def test_a_keyed_group_that_was_closed_is_made_anew_and_leaves_nothing(ope
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize(("transport", "count"), [("inproc", 2000 if IS_WHOLE else 500), ("shm", 300)])
+@pytest.mark.parametrize(("transport", "count"), [("inproc", chosen(500, soak=2000)), ("shm", 300)])
 async def test_memory_stays_the_same_over_many_groups(transport: str, count: int, closes: bool) -> None:
     async def use(world: Communicator, rounds: int) -> None:
         for _ in range(rounds):

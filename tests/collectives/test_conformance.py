@@ -1,6 +1,6 @@
 """Communicators over in-process lanes and over sockets keep the promises of all communicators.
 
-Over sockets and shared memory, each promise is tried in worlds of some sizes; ``ASYNCPAR_TEST_ALL=1`` tries all.
+Over sockets and shared memory, each promise is tried in worlds of some sizes; ``--soak`` tries all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.testing import local_world
 from asyncpar.testing.collectives import CommunicatorConformance
-from tests.products import IS_WHOLE
+from tests.soak import is_soak
 
 
 class OfSampledSizes(CommunicatorConformance):
@@ -28,7 +28,7 @@ class OfSampledSizes(CommunicatorConformance):
 
     @pytest.fixture(autouse=True)
     def sample(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not IS_WHOLE:
+        if not is_soak():
             place = crc32(request.node.name.encode()) + self.turn
             monkeypatch.setattr(self, "sizes", self.sizes[place % 3 :: 3])
 

@@ -1,13 +1,12 @@
 """Ranks that pass different arguments, or call something else, all hear of it: on every path, at every size.
 
 Generated: operations x arguments that must agree x sizes x who differs x keyed or in order, over each transport, in one
-world per transport.  A sample runs by default; ``ASYNCPAR_TEST_ALL=1`` runs every case.
+world per transport.  A sample runs by default; ``--soak`` runs every case.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,10 +22,11 @@ from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world, run_virtual
 from tests.collectives.conftest import OpenRanks
+from tests.soak import chosen, is_soak
 
 SIZES = {"tiny": 3, "arena": 30_000, "large": 400_000}
 SAMPLES = {"virtual": 200, "inproc": 20, "shm": 20, "tcp": 15, "grpc": 10, "hosts": 15}
-LIMIT = 7200 if os.environ.get("ASYNCPAR_TEST_ALL") else 120
+LIMIT = chosen(120, soak=7200)
 SECONDS = 2.0
 PATIENCE = 5.0
 """Times as long on a real clock, where tests share processors."""
@@ -162,7 +162,7 @@ def _passes_no_object(name: str, theirs: Arguments, who: int) -> bool:
 
 
 def _chosen(cases: list[Case], transport: str) -> list[Case]:
-    if os.environ.get("ASYNCPAR_TEST_ALL"):
+    if is_soak():
         return cases
     return random.Random(transport).sample(cases, SAMPLES[transport])
 

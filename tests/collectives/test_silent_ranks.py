@@ -1,13 +1,12 @@
 """A rank that stops in the middle of an operation is named by every other rank, in any order of waiting.
 
-Generated: operations x algorithms x the silent rank x the moment at which it stops.  All on virtual time.  Set
-``ASYNCPAR_TEST_ALL`` to run every moment.
+Generated: operations x algorithms x the silent rank x the moment at which it stops.  All on virtual time.
+``--soak`` runs every moment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from asyncpar.net.transport.inproc import InprocLane
 from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.wire.frame import FrameHeader, Payload
 from asyncpar.testing import run_virtual
+from tests.soak import chosen
 
 SIZE = 5
 HOSTS = ("a", "a", "b", "b", "b")
@@ -122,7 +122,7 @@ CASES = [
     for operation, names in ((name, known_algorithms(name)) for name in ALGORITHMS)
     for algorithm in names
 ]
-MOMENTS = range(1, 12) if "ASYNCPAR_TEST_ALL" in os.environ else (1, 3)
+MOMENTS = chosen((1, 3), soak=tuple(range(1, 12)))
 
 
 async def _survivors(call: Call, silent: int, moment: int, timeout: float) -> list[PeerError]:

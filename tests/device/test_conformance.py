@@ -10,11 +10,11 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.testing.collectives import CommunicatorConformance
 from asyncpar.testing.device_worlds import OnDevices, device_world
 from asyncpar.testing.fake_devices import FakeCluster
-from tests.products import IS_WHOLE
+from tests.soak import chosen
 
 
 class TestOnDevices(CommunicatorConformance):
-    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8) if IS_WHOLE else (1, 2, 5)
+    sizes: ClassVar[Sequence[int]] = chosen((1, 2, 5), soak=(1, 2, 3, 4, 5, 6, 7, 8))
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:

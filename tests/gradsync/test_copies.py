@@ -1,13 +1,12 @@
 """Copies of one parameter hold the same bits after each step: replicas, tensor-parallel ranks and both ends of a tie.
 
 However ranks lie on hosts, whatever the strategy and the codec: groups of replicas that would add in different orders
-must not do so.  ``ASYNCPAR_TEST_ALL=1`` runs the whole product in place of a sample.
+must not do so.  ``--soak`` runs the whole product in place of a sample.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.gradsync.schemes import Copies
 from tests.gradsync.worlds import Rank, assert_right, compressed, draw_and_synchronize, parallel_world
+from tests.soak import is_soak
 
 STEPS = 3
 SAMPLE = 50
@@ -52,7 +52,7 @@ def cases() -> list[Case]:
         Case(sizes=sizes, hosts=hosts, strategy=strategy, codec=codec, transport=transport)
         for sizes, hosts, strategy, codec, transport in product
     ]
-    if os.environ.get("ASYNCPAR_TEST_ALL"):
+    if is_soak():
         return everything
     weights = [3 if case.transport == "inproc" else 1 for case in everything]  # sockets take longer
     return list(dict.fromkeys(random.Random(14).choices(everything, weights, k=SAMPLE)))

@@ -22,7 +22,7 @@ from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.net.wire.reader import FrameReader
 from asyncpar.testing import run_virtual
-from tests.products import IS_WHOLE
+from tests.soak import chosen
 
 TIMEOUT = 30.0
 Change = Callable[[int, bytes], bytes]
@@ -136,7 +136,7 @@ def flip(frame: int, bit: int) -> Change:
 
 def _bits(first: int, end: int) -> range:
     """Return bits of the bytes ``first`` to ``end``: one or two of each byte, at all places in turn; or all bits."""
-    return range(8 * first, 8 * end, 1 if IS_WHOLE else 5)
+    return range(8 * first, 8 * end, chosen(5, soak=1))
 
 
 def repeat(frame: int, times: int) -> Change:

@@ -163,6 +163,21 @@ def covering_sample() -> list[Case]:
     return cases
 
 
+def small_sample() -> list[Case]:
+    """Return few cases of ``covering_sample`` in which every choice occurs, those first that bring most choices."""
+    left, cases = covering_sample(), list[Case]()
+    missing = {(name, value) for name, values in CHOICES.items() for value in values}
+
+    def brings(case: Case) -> set[_Choice]:
+        is_pipelined = case.layout in _PIPELINED
+        return missing & {(name, getattr(case, name)) for name in CHOICES if is_pipelined or name != "schedule"}
+
+    while missing:
+        cases.append(max(left, key=lambda case: len(brings(case))))
+        missing -= brings(cases[-1])
+    return cases
+
+
 _Choice: TypeAlias = tuple[str, Any]
 _Pairs: TypeAlias = dict[frozenset[_Choice], None]
 """A set in the order in which it was made."""

@@ -1,12 +1,11 @@
 """Training over ranks comes to what one process comes to: losses, norms, values and states of the optimizer.
 
-``ASYNCPAR_TEST_ALL=1`` tries every combination in ``cases.py``, which takes hours, instead of a sample; or every
-n-th with another number ``n``.
+A few combinations of ``cases.py`` hold every choice.  ``--soak`` tries those in which every two choices come together,
+and more at even distances in the whole product, which would take days.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -19,11 +18,14 @@ from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import SGD, Adam
 from asyncpar.zero.config import ZeROConfig, ZeROStage
-from tests.hybrid.cases import Case, covering_sample, whole_product
+from tests.hybrid.cases import Case, covering_sample, small_sample, whole_product
 from tests.hybrid.worlds import TINY, Outcome, assert_same, make_config, train_alone, train_together
+from tests.soak import is_soak
 
-EVERY = int(os.environ.get("ASYNCPAR_TEST_ALL", "0"))
-CASES = list(islice(whole_product(), 0, None, EVERY)) if EVERY else covering_sample()
+DISTANCE = 997
+"""A prime, so that the choices of all fields take turns."""
+
+CASES = [*covering_sample(), *islice(whole_product(), 0, None, DISTANCE)] if is_soak() else small_sample()
 EXACT = 1e-12
 
 

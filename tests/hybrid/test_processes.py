@@ -1,6 +1,6 @@
 """Eight real processes train as one does.
 
-``ASYNCPAR_TEST_ALL=1`` runs all four layouts; by default two, as starting sixteen processes takes a while.
+``--soak`` runs all four layouts; by default two, as starting sixteen processes takes a while.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.zero.config import ZeROStage
 from tests.hybrid import training_rank
 from tests.hybrid.worlds import train_alone
+from tests.soak import chosen
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +31,7 @@ LAYOUTS = [
     (1, 4, 2, ZeROStage.NONE, PipelineScheduleType.ZBV),
     (8, 1, 1, ZeROStage.STAGE2, PipelineScheduleType.GPIPE),
 ]
-CHOSEN = LAYOUTS if os.environ.get("ASYNCPAR_TEST_ALL") else LAYOUTS[:2]
+CHOSEN = chosen(LAYOUTS[:2], soak=LAYOUTS)
 
 
 @pytest.mark.parametrize(("dp", "tp", "pp", "stage", "schedule"), CHOSEN)

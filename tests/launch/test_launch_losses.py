@@ -1,17 +1,18 @@
 """Ranks of a launched job hear by name of one that is killed, stopped or hung: in every phase.
 
-Set ``ASYNCPAR_TEST_ALL`` to run every point of formation with every victim.
+``--soak`` runs every point of formation with every victim.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import textwrap
 from typing import Any
 
 import pytest
+
+from tests.soak import chosen
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -242,7 +243,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("point", "number", "victim"), ALL if "ASYNCPAR_TEST_ALL" in os.environ else SAMPLE)
+@pytest.mark.parametrize(("point", "number", "victim"), chosen(SAMPLE, soak=ALL))
 def test_formation_ends_with_the_name_of_the_rank_that_was_killed_or_stopped(
     launcher: Launcher, point: str, number: signal.Signals, victim: int
 ) -> None:

@@ -1,7 +1,7 @@
 """A matrix of endings: ranks x where they are x the signal x what started them.
 
 Each case says with which code it ends, in which words, and that nothing is left: no process, no file.  By default a
-sample runs in which every two values meet; ``ASYNCPAR_TEST_ALL=1`` runs the whole, and stays for a minute where no
+sample runs in which every two values meet; ``--soak`` runs the whole, and stays for a minute where no
 signal comes.
 """
 
@@ -24,13 +24,14 @@ import pytest
 from tests.launch import ending_program
 from tests.launch.agents.agent_groups import AgentGroup
 from tests.leftovers import MARK, find_marked
-from tests.products import IS_WHOLE, sampled
+from tests.products import sampled
+from tests.soak import chosen
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 PROGRAM = Path(ending_program.__file__)
 PATIENCE = 90.0
-HELD_SECONDS = 60.0 if IS_WHOLE else 0.0
+HELD_SECONDS = chosen(0.0, soak=60.0)
 
 STARTERS = ("python", "launch", "agents", "engine")
 RANKS = (1, 2, 4)

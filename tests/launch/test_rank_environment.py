@@ -62,7 +62,7 @@ def test_every_variable_that_the_documentation_tells_people_to_set_reaches_the_r
     root = Path(__file__).parents[2]
     texts = [path.read_text() for path in (root / "README.md", root / "SECURITY.md", *(root / "docs").glob("*.md"))]
     found = {name for text in texts for name in re.findall(r"ASYNCPAR_[A-Z_]+", text)}
-    of_the_launcher = {"ASYNCPAR_CERTS", "ASYNCPAR_ELASTIC_FD", "ASYNCPAR_SECRET_FILE", "ASYNCPAR_TEST_ALL"}
+    of_the_launcher = {"ASYNCPAR_CERTS", "ASYNCPAR_ELASTIC_FD", "ASYNCPAR_SECRET_FILE"}
     of_launchers_of_others = {"ASYNCPAR_MEETING_DIR", *PLACE.to_mapping()}  # ours sets these itself
     assert {"ASYNCPAR_NCCL_BETWEEN_HOSTS", "ASYNCPAR_TORCH_CUDA"} <= found
     for name in found - of_the_launcher - of_launchers_of_others:

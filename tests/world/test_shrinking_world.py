@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.soak import chosen
 from tests.world.processes import process_world
 
 RANKS = Path(__file__).with_name("shrinking_ranks.py")
-SEEDS = range(12) if os.environ.get("ASYNCPAR_TEST_ALL") else range(1)
+SEEDS = chosen(range(1), soak=range(12))
 
 
 @pytest.mark.parametrize("transport", [None, "tcp", "grpc"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from tests.soak import is_soak
 from tests.world.processes import process_world
 
 RANKS = Path(__file__).with_name("silent_ranks.py")
@@ -19,7 +19,7 @@ CASES = [
     ("tcp", "mixed", 0),
     ("grpc", "keyed", 1),
 ]
-if "ASYNCPAR_TEST_ALL" in os.environ:
+if is_soak():
     CASES = [
         (transport, what, silent)
         for transport in (None, "shm", "tcp", "grpc")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections import deque
 
@@ -31,9 +30,9 @@ from asyncpar.collectives.fault_tolerance.messages import (
     encode_agreement,
 )
 from asyncpar.errors import ProtocolError
+from tests.soak import chosen
 
-IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
-SEEDS = 20_000 if IS_WHOLE else 1_500
+SEEDS = chosen(1_500, soak=20_000)
 
 
 class Network:
@@ -146,7 +145,7 @@ def test_every_rank_may_die_after_every_message(size: int) -> None:
     """Exhaustive: every set of ranks but one, each at every one of its messages, in two orders of calls."""
     for count in range(1, size):
         for places in itertools.combinations(range(size), count):
-            most = range(3 * size) if count < 3 else range(0, 3 * size, 2 if IS_WHOLE else 4)
+            most = range(3 * size) if count < 3 else range(0, 3 * size, chosen(4, soak=2))
             for points in itertools.product(most, repeat=count):
                 for ranks in (range(3, 3 + size), range(2 + size, 2, -1)):
                     network = Network(size, dict(zip(places, points, strict=True)))

@@ -16,12 +16,12 @@ import pytest
 
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
-from tests.products import IS_WHOLE
+from tests.soak import chosen, is_soak
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 NAMES = ("one", "two", "three")
-UNTIL = 1300 if IS_WHOLE else 900
+UNTIL = chosen(900, soak=1300)
 SOON = 20.0
 """Seconds to the next step of a majority, at most: some five, and what a loaded machine takes longer."""
 NOWHERE = "02:00:00:00:00:01"
@@ -124,7 +124,7 @@ def test_a_minority_parks_and_commits_nothing_and_comes_back(group: Bridged) -> 
     eventually(lambda: group.trains(3), "training on three hosts")
     leader = group.leader()
     follower = next(name for name in NAMES if name != leader)
-    cuts = (("leader", leader), ("one-way", follower), *((("symmetric", follower),) if IS_WHOLE else ()))
+    cuts = (("leader", leader), ("one-way", follower), *((("symmetric", follower),) if is_soak() else ()))
     for kind, victim in cuts:
         rest = [name for name in NAMES if name != victim]
         (pid,) = group.pids(victim)

@@ -11,10 +11,10 @@ from asyncpar.testing.simulation import Fault
 from tests.launch.agents.safeguards import ALL, LAST, MISSING, without
 from tests.launch.agents.simulated_hosts import Committed, Decided, Heard, Leads
 from tests.launch.agents.simulation import Group, Run, Stuck, Unsafe, check, simulate_hosts
-from tests.products import IS_WHOLE
+from tests.soak import chosen, is_soak
 
 LIMIT = 500
-SEEDS = 300 if IS_WHOLE else 4
+SEEDS = chosen(4, soak=300)
 GROUPS = {
     "three": Group(),
     "dying-writers": Group(death_chance=0.02),
@@ -38,7 +38,7 @@ FIRST = {
 """Seeds that are tried first, because they were found before; any other would do."""
 
 
-@pytest.mark.timeout(1800 if IS_WHOLE else 120)
+@pytest.mark.timeout(chosen(120, soak=1800))
 @pytest.mark.parametrize("name", GROUPS)
 def test_nothing_unsafe_happens_and_steps_go_on_when_faults_are_over(name: str) -> None:
     for seed in range(SEEDS):
@@ -60,7 +60,7 @@ def test_equal_seeds_do_the_same() -> None:
 def seeds_until_found(name: str) -> int:
     """Return how many seeds it takes to miss the safeguard; more than ``LIMIT`` if it is not missed."""
     with without(name) as group:
-        order = range(LIMIT) if IS_WHOLE else [FIRST.get(name, 0), *range(LIMIT)]
+        order = range(LIMIT) if is_soak() else [FIRST.get(name, 0), *range(LIMIT)]
         for count, seed in enumerate(order, start=1):
             try:
                 check(simulate_hosts(seed, group))

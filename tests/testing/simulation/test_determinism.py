@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.testing.simulation import explore, simulate
 from asyncpar.testing.simulation.patches import BOUND_CLOCKS
-from tests.products import IS_WHOLE
+from tests.soak import chosen
 from tests.testing.simulation.programs import bits, check_bits, everything, sums
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,19 +30,19 @@ print(simulate(everything, size=3, seed=6).results)
 
 
 def test_a_hundred_runs_of_a_seed_have_one_hash() -> None:
-    hashes = {simulate(everything, size=3, seed=7).trace_hash for _ in range(100 if IS_WHOLE else 20)}
+    hashes = {simulate(everything, size=3, seed=7).trace_hash for _ in range(chosen(20, soak=100))}
     assert len(hashes) == 1
 
 
 def test_a_hundred_seeds_run_twice_with_faults_have_equal_hashes() -> None:
-    seeds = range(100 if IS_WHOLE else 25)
+    seeds = range(chosen(25, soak=100))
     one, other = (explore(sums, size=4, seeds=seeds, faults=3) for _ in range(2))
     assert [run.trace_hash for run in one] == [run.trace_hash for run in other]
     assert len({run.trace_hash for run in one}) == len(seeds)
 
 
 def test_elastic_jobs_run_twice_with_faults_have_equal_hashes() -> None:
-    seeds = range(100 if IS_WHOLE else 15)
+    seeds = range(chosen(15, soak=100))
     one, other = (
         explore(bits, size=3, seeds=seeds, elastic=True, faults=3, kinds=ELASTIC, check=check_bits) for _ in range(2)
     )

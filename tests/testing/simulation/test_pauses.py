@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from asyncpar.testing.simulation import Fault, SimulationFailed, simulate
-from tests.products import IS_WHOLE
+from tests.soak import is_soak
 from tests.testing.simulation.pauses import FIRST_AT, LEAVING, MISSING, Siege, besiege, besieged, without
 
 SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "24"))
@@ -59,7 +59,7 @@ def test_agents_that_all_get_sigterm_end_in_order(size: int, apart: float, witne
 
 def seeds_until_found(name: str) -> int:
     """Return how many seeds it takes to miss the safeguard; more than ``LIMIT`` if it is not missed."""
-    order = range(LIMIT) if IS_WHOLE else [FIRST.get(name, 0), *range(LIMIT)]
+    order = range(LIMIT) if is_soak() else [FIRST.get(name, 0), *range(LIMIT)]
     with without(name):
         for count, seed in enumerate(order, start=1):
             try:

@@ -10,7 +10,7 @@ import asyncpar as ap
 from asyncpar.net.transport.link import Link
 from asyncpar.testing import simulate
 from asyncpar.testing.simulation import SAFEGUARDS, SimulationFailed, without
-from tests.products import IS_WHOLE
+from tests.soak import is_soak
 from tests.testing.simulation.scenarios import SCENARIOS, Scenario
 
 LIMIT = 500
@@ -52,7 +52,7 @@ def run(scenario: Scenario, seed: int) -> None:
 
 def seeds_until_found(name: str) -> int:
     """Return how many seeds it takes to miss the safeguard; more than ``LIMIT`` if it is not missed."""
-    order = range(LIMIT) if IS_WHOLE else itertools.chain([FIRST.get(name, 0)], range(LIMIT))
+    order = range(LIMIT) if is_soak() else itertools.chain([FIRST.get(name, 0)], range(LIMIT))
     with without(name):
         for count, seed in enumerate(order, start=1):
             try:
@@ -76,7 +76,7 @@ def test_a_safeguard_that_is_missing_is_found(name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SAFEGUARDS)
 def test_with_the_safeguard_the_same_runs_are_right(name: str) -> None:
-    seeds = range(200) if IS_WHOLE else (FIRST.get(name, 0), 1)
+    seeds = range(200) if is_soak() else (FIRST.get(name, 0), 1)
     for seed in seeds:
         run(SCENARIOS[name], seed)
 

@@ -26,7 +26,7 @@ from asyncpar.testing.simulation.loop import SimulationLoop
 from asyncpar.testing.simulation.patches import simulated_machine
 from asyncpar.testing.simulation.process import SimulatedProcess
 from asyncpar.testing.simulation.trace import Trace
-from tests.products import IS_WHOLE
+from tests.soak import chosen
 
 VOTERS = ("n0", "n1", "n2")
 GENESIS = Entry(generation=0, voters=VOTERS, nodes=VOTERS)
@@ -134,7 +134,7 @@ def is_safe(notes: list[SimulationNote]) -> bool:
 
 
 def test_voters_agree_and_go_on_when_faults_are_over() -> None:
-    for seed in range(300 if IS_WHOLE else 8):
+    for seed in range(chosen(8, soak=300)):
         notes = vote(seed)
         assert is_safe(notes), seed
         assert any(one.at > CALM_FROM for one in notes), f"seed {seed}: nothing was decided in the end"
