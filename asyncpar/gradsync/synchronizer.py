@@ -18,7 +18,6 @@ from asyncpar.codecs import Values
 from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator, refuse_elastic, step_meter
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
-from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.observe.records import EventState
@@ -60,6 +59,7 @@ from asyncpar.gradsync.step import (
     propose_to_measure,
     refuse,
 )
+from asyncpar.gradsync.time_limit import TimeLimit
 from asyncpar.gradsync.tuned_steps import StepTuning
 from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 
@@ -74,7 +74,7 @@ class GradientSynchronizer:
     Those that are frozen (``requires_grad`` is false, on all ranks alike) take no part, and keep their residuals.
     ``when_not_finite`` says what to do about NaN and infinity.  A step in which a rank does nothing for
     ``config.communication_timeout_ms`` ends with ``PeerTimeout``; unless that is given, the ``timeout`` of
-    ``communicator`` holds.
+    ``communicator`` holds.  Ranks that are given different ones get ``SettingsDiffer`` in the first step.
 
     Gradients may be arrays on this rank's CUDA device: NCCL averages their buckets on streams of their own, after the
     work that computes them, and their streams wait for the result.  That is for data parallelism alone.  Codecs that
@@ -105,7 +105,8 @@ class GradientSynchronizer:
         tuning: TuningConfig | None = None,
     ) -> None:
         self._claimed = communicator
-        self._groups = SyncGroups.of(config, rank_mapping, _timed(communicator, config, name))
+        self._limit = TimeLimit(communicator, config, name)
+        self._groups = SyncGroups.of(config, rank_mapping, self._limit.communicator)
         self._bucketing = bucketing or GradientBucketingConfig()
         self._policy = NonFinitePolicy(when_not_finite)
         if self._policy is NonFinitePolicy.DROP and config.world_size != config.dp_size:
@@ -147,7 +148,7 @@ class GradientSynchronizer:
     ) -> Self:
         """Return the synchronizer where every rank of ``communicator`` holds a replica of the whole model."""
         config = ThreeDParallelismConfig(dp_size=communicator.size)
-        return cls(
+        made = cls(
             config,
             RankMapping(config, communicator.rank),
             communicator=communicator,
@@ -157,6 +158,8 @@ class GradientSynchronizer:
             name=name,
             tuning=tuning,
         )
+        made._limit.take_as_agreed()
+        return made
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -425,6 +428,7 @@ class GradientSynchronizer:
         What is wrong on this rank alone is told to the others, which then raise, too.
         """
         try:
+            await self._limit.compare()
             if self._layouts.must_measure:
                 self._standing.tell_change()
                 comparison = propose_to_measure(self._groups, self._keys)
@@ -580,14 +584,3 @@ class GradientSynchronizer:
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:
             raise UsageError(f"{what}: the previous step of this synchronizer is still under way")
-
-
-def _timed(communicator: Communicator, config: ThreeDParallelismConfig, name: str) -> Communicator:
-    """Return ``communicator``, or a group of the same ranks with the timeout that ``config`` was given."""
-    milliseconds = config.communication_timeout_ms
-    if is_default(milliseconds) or communicator.timeout == milliseconds / 1000:
-        return communicator
-    own = communicator.subgroup(range(communicator.size), name=name, key=f"{name}/timed", has_own_timeout=True)
-    assert own is not None, "this rank is one of its ranks"
-    own.timeout = milliseconds / 1000
-    return own

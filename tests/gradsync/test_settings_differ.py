@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.core.config.placement import Placement, Replication
 from asyncpar.errors import AsyncparError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, NonFinitePolicy
 from asyncpar.nn import Array
 from asyncpar.node import Node
+from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 
 SECONDS = 30.0
@@ -39,6 +41,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "feedback": ({}, {"compression": GradientCompressionConfig(error_feedback=False)}),
     "buckets": ({}, {"bucketing": GradientBucketingConfig(bucket_size_mb=1.0)}),
     "policy": ({}, {"when_not_finite": NonFinitePolicy.SKIP_STEP}),
+    "limit": ({"communication_timeout_ms": 9_000}, {}),
 }
 
 
@@ -62,3 +65,58 @@ async def test_all_ranks_hear_of_settings_that_differ(difference: str, culprits:
         assert isinstance(error, AsyncparError), f"rank {rank}: {error!r}"
         assert f"rank {culprits[0]}" in str(error), f"rank {rank}: {error}"
         assert "rank 0" in str(error), f"rank {rank}: {error}"
+
+
+NONE = "no communication_timeout_ms but the timeout of its communicator, 300 s"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ((2_000, 9_000, 2_000), ("communication_timeout_ms 2000", "communication_timeout_ms 9000")),
+        ((None, 2_000, None), (NONE, "communication_timeout_ms 2000")),
+        ((2_000, None, None), ("communication_timeout_ms 2000", NONE)),
+    ],
+)
+def test_limits_that_differ_are_both_named_at_once_and_in_every_step(
+    limits: tuple[int | None, ...], said: tuple[str, str]
+) -> None:
+    async def steps(node: Node) -> list[SettingsDiffer]:
+        limit = limits[node.rank]
+        given: dict[str, Any] = {} if limit is None else {"communication_timeout_ms": limit}
+        config = ThreeDParallelismConfig(dp_size=3, **given)
+        synchronizer = GradientSynchronizer(config, RankMapping(config, node.rank), communicator=node.world)
+        errors = []
+        for _ in range(2):
+            with pytest.raises(SettingsDiffer) as caught:
+                await synchronizer.synchronize_gradients({"w": np.ones(8, np.float32)})
+            errors.append(caught.value)
+        return errors
+
+    async def main() -> tuple[list[list[SettingsDiffer]], float]:
+        async with local_world(3, transport="inproc") as nodes:
+            begun = asyncio.get_running_loop().time()
+            errors = await asyncio.gather(*map(steps, nodes))
+            return errors, asyncio.get_running_loop().time() - begun
+
+    errors, waited = run_virtual(main())
+    for error in (error for of_rank in errors for error in of_rank):
+        assert f"where rank 0 has {said[0]}, rank 1 has {said[1]}" in str(error)
+    assert waited < 1.0
+
+
+def test_a_limit_that_is_the_timeout_of_the_communicator_agrees_with_none() -> None:
+    async def step(node: Node) -> float:
+        given: dict[str, Any] = {"communication_timeout_ms": 300_000} if node.rank == 1 else {}
+        config = ThreeDParallelismConfig(dp_size=2, **given)
+        synchronizer = GradientSynchronizer(config, RankMapping(config, node.rank), communicator=node.world)
+        gradient = np.full(8, node.rank, np.float32)
+        for _ in range(2):
+            await synchronizer.synchronize_gradients({"w": gradient})
+        return float(gradient[0])
+
+    async def main() -> list[float]:
+        async with local_world(2, transport="inproc") as nodes:
+            return list(await asyncio.gather(*map(step, nodes)))
+
+    assert run_virtual(main()) == [0.5, 0.5]

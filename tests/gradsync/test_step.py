@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +40,7 @@ class SlowCommunicator:
     """Stands in for one of two ranks that hold the same gradients: a reduction takes one virtual second."""
 
     rank, size, ranks, traffic, bandwidth, hosts = 0, 2, (0, 1), NoTraffic(), 1.0, ((0, 1),)
+    timeout = 300.0
 
     def __init__(self) -> None:
         self.started: list[float] = []
@@ -63,6 +64,13 @@ class SlowCommunicator:
 
     async def all_gather_object(self, value: object, **_: Any) -> list[object]:
         return [value, value]
+
+    def subgroup(self, ranks: Iterable[int], **_: Any) -> SlowCommunicator:
+        assert tuple(ranks) == self.ranks
+        return self
+
+    def close(self) -> None:
+        """The group is this one."""
 
     def claim(self, name: str, owner: object) -> None:
         """No other synchronizer is there."""
