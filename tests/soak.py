@@ -6,6 +6,7 @@ rarely what the sample does not.  Each of them has a small, deterministic case a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import pytest
@@ -34,6 +35,13 @@ def is_soak() -> bool:
 def chosen(few: T, *, soak: T) -> T:
     """Return ``few``, or ``soak`` with ``--soak``: numbers, cases, seeds."""
     return soak if is_soak() else few
+
+
+def first(count: int, values: Iterable[T]) -> list[T]:
+    """Return the first ``count`` of ``values``, or all with ``--soak``: what shows most comes first."""
+    everything = list(values)
+    assert count < len(everything), "there is nothing to leave out"
+    return everything if is_soak() else everything[:count]
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,14 +12,16 @@ def truncations(valid: bytes) -> Iterator[bytes]:
         yield valid[:length]
 
 
-def bit_flips(valid: bytes, *, first: int = 0, last: int | None = None) -> Iterator[bytes]:
-    """Yield ``valid`` with each single bit of its bytes ``first`` up to ``last`` flipped."""
+def bit_flips(valid: bytes, *, first: int = 0, last: int | None = None, each: int = 1) -> Iterator[bytes]:
+    """Yield ``valid`` with each single bit of its bytes ``first`` up to ``last`` flipped, or with every so many-th.
+
+    With an odd number that is less than 8, that is a bit of each byte, at all places in turn.
+    """
     changed = bytearray(valid)
-    for place in range(first, len(valid) if last is None else last):
-        for bit in range(8):
-            changed[place] ^= 1 << bit
-            yield bytes(changed)
-            changed[place] ^= 1 << bit
+    for bit in range(8 * first, 8 * (len(valid) if last is None else last), each):
+        changed[bit // 8] ^= 1 << bit % 8
+        yield bytes(changed)
+        changed[bit // 8] ^= 1 << bit % 8
 
 
 def mutated(valid: bytes, dice: random.Random) -> bytes:

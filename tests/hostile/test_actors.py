@@ -18,9 +18,14 @@ from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.links import Links
 from tests.hostile.actor_messages import TARGET, every_message
 from tests.hostile.inputs import bit_flips, mutated, truncations
+from tests.soak import chosen
 
 MESSAGES = every_message()
 PER_WORLD = 200
+EACH = chosen(7, soak=1)
+"""Of so many bits of a message one is changed: one of each byte."""
+
+COUNT = chosen(1000, soak=10_000)
 
 
 class Target(Actor):
@@ -106,7 +111,7 @@ async def say_all(payloads: list[bytes]) -> tuple[int, int]:
 async def test_each_message_with_any_bit_changed_or_cut_ends_the_link_at_most(name: str) -> None:
     valid = MESSAGES[name]
     cuts = list(truncations(valid))
-    _, refused = await say_all([valid, *cuts, *bit_flips(valid)])
+    _, refused = await say_all([valid, *cuts, *bit_flips(valid, each=EACH)])
     assert refused >= len(cuts)
 
 
@@ -114,7 +119,7 @@ async def test_messages_in_any_order_and_mutated_end_the_link_at_most() -> None:
     dice = random.Random(9)
     messages = list(MESSAGES.values())
     payloads = [
-        mutated(dice.choice(messages), dice) if dice.random() < 0.2 else dice.choice(messages) for _ in range(3000)
+        mutated(dice.choice(messages), dice) if dice.random() < 0.2 else dice.choice(messages) for _ in range(COUNT)
     ]
     taken, refused = await say_all(payloads)
     assert taken > 100

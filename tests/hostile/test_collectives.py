@@ -1,7 +1,7 @@
 """A peer whose frames are changed on their way, while ranks compute: a right result or a typed error, in time.
 
 On virtual time.  Of the elements of an array any value is as good as another; see ``test_frames``, where every bit of
-every frame is changed in front of one link.  Here worlds run, so only every fifth bit is, unless all is tested.
+every frame is changed in front of one link.  Here worlds run, so few bits are, unless all is tested (``--soak``).
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def flip(frame: int, bit: int) -> Change:
 
 
 def _bits(first: int, end: int) -> range:
-    """Return bits of the bytes ``first`` to ``end``: one or two of each byte, at all places in turn; or all bits."""
-    return range(8 * first, 8 * end, chosen(5, soak=1))
+    """Return bits of the bytes ``first`` to ``end``: one of every three bytes, at all places in turn; or all bits."""
+    return range(8 * first, 8 * end, chosen(23, soak=1))
 
 
 def repeat(frame: int, times: int) -> Change:

@@ -1,12 +1,11 @@
 """Seeded faults on the way between ranks: the right result or a typed error within seconds, on both ranks.
 
-A sample by default; ``ASYNCPAR_FAULTS=1000`` makes so many trials of each kind of lane.
+A few trials of each kind of lane; with ``--soak`` 300.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections import Counter
@@ -27,9 +26,10 @@ from asyncpar.net.transport.connect import TcpListener, dial_tcp
 from asyncpar.net.transport.links import Links
 from tests.hostile.faults import Fault, FaultyProxy, proxy
 from tests.net.transport.worlds import Rank, open_world
+from tests.soak import chosen
 
-TRIALS = int(os.environ.get("ASYNCPAR_FAULTS", "0"))
-LANES = {"tcp": ("tcp", 1, 20), "tcp striped": ("tcp", 3, 12), "grpc": ("grpc", 1, 12)}
+TRIALS = chosen(0, soak=300)
+LANES = {"tcp": ("tcp", 1, 10), "tcp striped": ("tcp", 3, 6), "grpc": ("grpc", 1, 6)}
 """Pinned lane, connections, and trials of the sample."""
 
 JOBS = {"small": 16, "medium": 12_000, "large": 400_000, "messages": 3_000}

@@ -18,6 +18,7 @@ from asyncpar.launch.cli import main
 from asyncpar.net.membership.credentials import create_secret
 from tests.hostile.floods import ELASTIC, PLAIN, Crowd, Flooded, eventually, many_descriptors, terminate
 from tests.launch.test_launch_hosts import free_port
+from tests.soak import chosen
 
 pytestmark = [
     pytest.mark.process,
@@ -36,7 +37,7 @@ def plain(job: Flooded) -> subprocess.Popen[bytes]:
 
 
 def by_tcp(job: Flooded) -> subprocess.Popen[bytes]:
-    return job.start("launch", "--nproc-per-node", "2", "--transport", "tcp", job.write(PLAIN))
+    return job.start("launch", "--nproc-per-node", "2", "--transport", "tcp", *SHOWN, job.write(PLAIN))
 
 
 def elastic(job: Flooded) -> subprocess.Popen[bytes]:
@@ -57,11 +58,14 @@ def agent(job: Flooded) -> subprocess.Popen[bytes]:
 
 LISTENING: dict[str, tuple[Start, int]] = {
     "launch": (plain, 7),
-    "launch, lanes over TCP": (by_tcp, 5),
+    "launch, lanes over TCP": (by_tcp, 7),
     "launch --elastic": (elastic, 9),
     "agent": (agent, 11),
 }
 """Commands that run jobs, each with the least number of sockets on which it and its ranks listen."""
+
+BRIEF = ("launch, lanes over TCP", "agent")
+"""Between them, these listen in every way that there is."""
 
 OTHERS = {
     "doctor": "--listen, below",
@@ -126,8 +130,9 @@ def go_on(job: Flooded, ranks: int = 2) -> None:
     eventually(are_further, lambda: f"{before} {job.steps()} {job.said()}")
 
 
-@pytest.mark.parametrize(("start", "least"), LISTENING.values(), ids=LISTENING.keys())
-def test_a_job_goes_on_and_ends_while_every_socket_is_flooded(job: Flooded, start: Start, least: int) -> None:
+@pytest.mark.parametrize("name", chosen(BRIEF, soak=tuple(LISTENING)))
+def test_a_job_goes_on_and_ends_while_every_socket_is_flooded(job: Flooded, name: str) -> None:
+    start, least = LISTENING[name]
     process = start(job)
     eventually(lambda: len(job.steps()) == 2, job.said)
     addresses = job.listening()

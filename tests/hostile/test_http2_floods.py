@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,6 +11,7 @@ import pytest
 from tests.hostile.floods import Flooded, eventually, many_descriptors, terminate
 from tests.hostile.http2_floods import FLOODS, Http2Flood, is_grpc
 from tests.hostile.test_floods import elastic, go_on
+from tests.soak import chosen
 
 pytestmark = [
     pytest.mark.process,
@@ -18,7 +19,9 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="needs /proc"),
 ]
 
-CUTS = 8
+CUTS = chosen(2, soak=8)
+"""How often each port has cut a flood off before we look."""
+
 KEPT = 128 << 20
 """Most bytes of memory that a process keeps of a flood."""
 
@@ -31,10 +34,11 @@ def job(tmp_path: Path) -> Iterator[Flooded]:
         made.close()
 
 
-@pytest.mark.parametrize("make", FLOODS.values(), ids=FLOODS.keys())
+@pytest.mark.parametrize("kinds", [tuple(FLOODS), *chosen([], soak=[(kind,) for kind in FLOODS])], ids=", ".join)
 def test_a_job_goes_on_while_its_servers_are_flooded_and_gives_the_memory_back(
-    job: Flooded, make: Callable[[], Iterator[bytes]]
+    job: Flooded, kinds: tuple[str, ...]
 ) -> None:
+    """One flood after another meets the same job."""
     process = elastic(job)
     eventually(lambda: len(job.steps()) == 2, job.said)
     tcp = {address[1]: pid for address, pid in job.listening().items() if isinstance(address, tuple)}
@@ -45,9 +49,10 @@ def test_a_job_goes_on_while_its_servers_are_flooded_and_gives_the_memory_back(
     def kept() -> dict[int, int]:
         return {pid: psutil.Process(pid).memory_info().rss - rss for pid, rss in before.items()}
 
-    with Http2Flood(list(ports), make) as flood:
-        eventually(lambda: min(flood.cut.values()) >= CUTS, lambda: f"{flood.cut} {flood.sent}")
+    for kind in kinds:
+        with Http2Flood(list(ports), FLOODS[kind]) as flood:
+            eventually(lambda: min(flood.cut.values()) >= CUTS, lambda: f"{kind} {flood.cut} {flood.sent}")  # noqa: B023  # called before the next turn
+            go_on(job)
         go_on(job)
-    go_on(job)
-    eventually(lambda: max(kept().values()) < KEPT, lambda: f"{kept()}")
+        eventually(lambda: max(kept().values()) < KEPT, lambda: f"{kind} {kept()}")  # noqa: B023  # called before the next turn
     assert terminate(process) == 143, job.said()
