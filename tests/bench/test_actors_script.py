@@ -36,6 +36,7 @@ def document(path: Path) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.soak
 def test_without_peers_our_own_figures_are_shown(tmp_path: Path) -> None:
     done = run(*SMALL, "--soak", "1000", "--envs", tmp_path / "none", "--json", tmp_path / "figures.json")
     assert done.returncode == 0, done.stderr
@@ -69,6 +70,7 @@ def test_peers_stand_beside_us_with_ratios_and_verdicts(tmp_path: Path) -> None:
     assert [(one["what"], one["ok"]) for one in written["verdicts"]] == [("ask, against xoscar", True)]
 
 
+@pytest.mark.soak
 def test_wrong_answers_and_failures_of_a_peer_are_told(tmp_path: Path) -> None:
     make_peer(tmp_path, "xoscar", f"echo '{ASK % (1.0, 3)}'")
     make_peer(tmp_path, "monarch", "echo no luck >&2; exit 3")
@@ -79,6 +81,7 @@ def test_wrong_answers_and_failures_of_a_peer_are_told(tmp_path: Path) -> None:
     assert "| ask " in done.stdout
 
 
+@pytest.mark.soak
 def test_a_peer_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way of the environments")
     done = run(*SMALL, "--figures", "ask", "--envs", tmp_path / "file", "--peers", "xoscar", "--install")

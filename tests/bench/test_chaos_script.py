@@ -28,6 +28,7 @@ def measured(found: dict[str, Any], goal: str) -> list[str]:
     return [value for number, _, value, _ in found["rows"] if number == goal]
 
 
+@pytest.mark.soak
 def test_ranks_are_killed_and_come_again_and_every_bit_is_compared() -> None:
     found = run("chaos.py", "--ranks", "3", "--faults", "1", "--kinds", "kill", "--compute", "0.02")
     assert [fault["kind"] for fault in found["faults"]] == ["kill"]
@@ -35,6 +36,7 @@ def test_ranks_are_killed_and_come_again_and_every_bit_is_compared() -> None:
     assert "-" not in measured(found, "G3"), "the others went on"
 
 
+@pytest.mark.soak
 def test_ranks_are_drained_by_the_clock_and_every_step_is_compared() -> None:
     times = ("--minutes", "0.2", "--calibrate", "2", "--every", "1")
     found = run("endurance.py", "--ranks", "2", "--kinds", "drain", "--compute", "0.05", *times)

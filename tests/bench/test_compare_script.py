@@ -45,6 +45,7 @@ def document(out: Path) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.soak
 def test_without_peers_our_own_figures_are_shown(tmp_path: Path) -> None:
     done = run(*QUICK, "--ops", "all_reduce,barrier", "--envs", tmp_path / "none", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_peers_stand_beside_us_with_ratios_and_verdicts(tmp_path: Path) -> None:
     assert document(tmp_path)["results"][0]["seconds"]["gloo"] == [100.0, 100.0]
 
 
+@pytest.mark.soak
 def test_the_tcp_lane_is_judged_by_its_own_targets(tmp_path: Path) -> None:
     make_gloo(tmp_path, records((4, 100.0, 0), (1024, 100.0, 0)))
     options = ("--ops", "all_reduce", "--envs", tmp_path, "--peers", "gloo", "--transport", "tcp", "--out", tmp_path)
@@ -81,6 +83,7 @@ def test_the_tcp_lane_is_judged_by_its_own_targets(tmp_path: Path) -> None:
     assert document(tmp_path)["lanes"] == ["tcp"]
 
 
+@pytest.mark.soak
 def test_wrong_elements_and_failures_of_a_peer_are_told(tmp_path: Path) -> None:
     make_gloo(tmp_path, records((4, 1.0, 3)))
     make_program(tmp_path / "mpich" / "bin" / "python", "echo 5.0")
@@ -93,6 +96,7 @@ def test_wrong_elements_and_failures_of_a_peer_are_told(tmp_path: Path) -> None:
     assert "| 1 KiB |" in done.stdout
 
 
+@pytest.mark.soak
 def test_ctrl_c_shows_what_there_is_and_leaves_nothing(tmp_path: Path) -> None:
     make_gloo(
         tmp_path,

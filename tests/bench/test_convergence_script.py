@@ -72,6 +72,7 @@ def test_curves_are_means_over_windows() -> None:
     assert smooth([1.0, 3.0, 5.0, 7.0, 9.0], 2) == [2.0, 6.0]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_tiny_run_writes_table_figures_and_picture(tmp_path: Path) -> None:
     text = tmp_path / "text"

@@ -45,6 +45,7 @@ def test_a_connection_is_held_until_its_other_side_closes() -> None:
     one.close()
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_short_run_prints_its_figures() -> None:
     command = [sys.executable, str(SCRIPT), "--nproc", "2", "--size", "4K", "--connections", "5"]

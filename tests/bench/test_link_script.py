@@ -39,6 +39,7 @@ def namespaces() -> list[str]:
     return [line.split()[0] for line in listed.splitlines() if line]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_all_forms_are_measured_and_nothing_is_left(allowed: None, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), *TINY, "--envs", str(tmp_path), "--json", str(tmp_path / "link.json")]
@@ -55,6 +56,7 @@ def test_all_forms_are_measured_and_nothing_is_left(allowed: None, tmp_path: Pat
     assert [name for name in namespaces() if name.endswith(str(process.pid))] == []
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_nothing_either(allowed: None, number: signal.Signals) -> None:

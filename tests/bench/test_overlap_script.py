@@ -16,6 +16,7 @@ TINY = ("--size", "400000", "--parameters", "4", "--bucket-mb", "0.1", "--iterat
 FIGURES = {"communication": 0.100, "compute": 0.120, "both": 0.128, "overlap_fraction": 0.94}
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.parametrize("options", [("--compute", "matmul"), ("--int8", "--views")], ids=["matmul", "int8"])
 def test_all_figures_are_measured(options: tuple[str, ...], tmp_path: Path) -> None:

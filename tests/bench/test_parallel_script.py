@@ -45,6 +45,7 @@ def test_hops_are_measured(tmp_path: Path) -> None:
         assert record["seconds"]["raw"] > 0.0
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_stages_of_zero_are_measured(tmp_path: Path) -> None:
     _, records = run("zero", tmp_path)
@@ -56,6 +57,7 @@ def test_stages_of_zero_are_measured(tmp_path: Path) -> None:
     assert all(one["seconds"] > 0.0 for one in records)
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_layouts_are_measured_and_torch_is_said_to_be_missing(tmp_path: Path) -> None:
     said, records = run("layouts", tmp_path)

@@ -39,6 +39,7 @@ def test_the_address_is_read_from_what_the_job_prints() -> None:
         find_address(io.StringIO("Traceback\n"))
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_requests_are_measured_with_and_without_pushes_and_none_fails() -> None:
     command = [sys.executable, str(SCRIPT), "--seconds", "2", "--size", "1MB", "--push-every", "0.1"]
