@@ -25,6 +25,7 @@ from asyncpar.launch import bench as bench_command
 from asyncpar.launch.bench import BenchOptions, finish, parse_options
 from asyncpar.launch.cli import main
 from tests.bench.samples import ROW, SURROUNDINGS
+from tests.soak import first
 
 QUICK = ("--budget", "0.01")
 LIMIT = 50.0
@@ -183,6 +184,7 @@ def test_wrong_elements_are_exit_code_1(capsys: pytest.CaptureFixture[str]) -> N
     assert finish(replace(report, measurements=(ROW,)), options) == 0
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_table_for_people() -> None:
     done = run("--sizes", "4,1000", *QUICK)
@@ -208,6 +210,7 @@ def test_json_is_all_there_is_on_stdout_and_nothing_is_left(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_one_rank_alone_and_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "bench.png"
@@ -218,7 +221,7 @@ def test_one_rank_alone_and_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", first(1, ["tcp", "grpc"]))
 def test_what_is_pinned_is_used(transport: str) -> None:
     pins = ("--transport", transport, "--algorithm", "tree", "--dtype", "bfloat16", "--redop", "max", "--calibrate")
     done = run("--sizes", "4K", *QUICK, *pins)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.soak import chosen
+
 pytestmark = pytest.mark.process
 
 PROGRAM = """
@@ -85,8 +87,11 @@ PROGRAM = """
 PHASES = ("line", "serving", "joining", "arena", "links", "collective", "closing")
 
 
+ENDS = (*((phase, "kill") for phase in PHASES), ("serving", "raise"), ("collective", "raise"))
+
+
 @pytest.mark.parametrize(
-    ("phase", "how"), [*((phase, "kill") for phase in PHASES), ("serving", "raise"), ("collective", "raise")]
+    ("phase", "how"), chosen((("joining", "kill"), ("arena", "kill"), ("collective", "raise")), soak=ENDS)
 )
 def test_survivors_that_are_busy_get_the_error_first(launcher: Any, phase: str, how: str) -> None:
     program = PROGRAM.replace("PIDS)", f"{str(launcher.pids_directory)!r})")

@@ -13,6 +13,7 @@ import pytest
 
 from asyncpar.net.membership.credentials import create_secret
 from tests.hosts import only_ipv6
+from tests.soak import first
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -68,13 +69,16 @@ SERVING = """
 
 @pytest.mark.parametrize(
     "options",
-    [
-        (),
-        ("--rdzv-endpoint", "[::1]:29555"),
-        ("--rdzv-endpoint", "localhost:29555", "--transport", "tcp"),
-        ("--master-addr", "::1", "--transport", "grpc"),
-        ("--transport", "tcp", "--dashboard", "--metrics"),
-    ],
+    first(
+        1,
+        [
+            (),
+            ("--rdzv-endpoint", "[::1]:29555"),
+            ("--rdzv-endpoint", "localhost:29555", "--transport", "tcp"),
+            ("--master-addr", "::1", "--transport", "grpc"),
+            ("--transport", "tcp", "--dashboard", "--metrics"),
+        ],
+    ),
     ids=" ".join,
 )
 def test_ranks_meet(launcher: Launcher, options: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.net.security.parties import make_directory
+from tests.soak import first
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -111,12 +112,15 @@ def test_two_agents_with_certificates_need_no_node_rank_and_no_secret_file(launc
 
 @pytest.mark.parametrize(
     ("leader_has", "follower_has", "message"),
-    [
-        ("one/host-0", "two/host-1", "the same `asyncpar certs init`"),
-        ("one/host-0", None, "wants certificates, and this side has none; give all hosts --certs"),
-        (None, "one/host-1", "does not answer in TLS"),
-    ],
-    ids=["of two runs", "only the first has some", "only the second has some"],
+    first(
+        1,
+        [
+            ("one/host-0", "two/host-1", "the same `asyncpar certs init`"),
+            ("one/host-0", None, "wants certificates, and this side has none; give all hosts --certs"),
+            (None, "one/host-1", "does not answer in TLS"),
+        ],
+    ),
+    ids=first(1, ["of two runs", "only the first has some", "only the second has some"]),
 )
 def test_agents_whose_certificates_do_not_fit_learn_it_at_once(
     launcher: Launcher, tmp_path: Path, leader_has: str | None, follower_has: str | None, message: str
@@ -157,7 +161,7 @@ def test_certificates_for_fewer_ranks_than_the_job_has_are_refused(launcher: Lau
     assert "has certificates for 2 ranks, this host runs 3" in done.stderr
 
 
-@pytest.mark.parametrize(("has_certificates", "lane"), [(True, "grpc"), (False, "tcp")])
+@pytest.mark.parametrize(("has_certificates", "lane"), first(1, [(True, "grpc"), (False, "tcp")]))
 def test_who_listens_on_the_wire_reads_nothing_where_there_are_certificates(
     launcher: Launcher, namespaces: tuple[str, str], tmp_path: Path, has_certificates: bool, lane: str
 ) -> None:

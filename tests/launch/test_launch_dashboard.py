@@ -17,6 +17,7 @@ import pytest
 from asyncpar.launch.command_line import fill_bare
 from tests.launch.conftest import LIMIT
 from tests.launch.test_launch_hosts import start_pair
+from tests.soak import first
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -223,14 +224,17 @@ def test_sinks_get_the_job_and_a_broken_one_does_not_disturb_it(launcher: Launch
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [
-        (["--dashboard=here"], "--dashboard: expected ADDRESS:PORT, such as 127.0.0.1:8787, got 'here'"),
-        (["--metrics=127.0.0.1"], "--metrics: expected ADDRESS:PORT"),
-        (["--dashboard-names", "hub"], "--dashboard-names: expected with --dashboard"),
-        (["--dashboard=192.0.2.1:80"], "--dashboard: 192.0.2.1:80 cannot be bound"),
-        (["--metrics=192.0.2.1:80"], "--metrics: 192.0.2.1:80 cannot be bound"),
-        (["--sink", "nothing"], "--sink: expected one of those installed"),
-    ],
+    first(
+        2,
+        [
+            (["--dashboard=here"], "--dashboard: expected ADDRESS:PORT, such as 127.0.0.1:8787, got 'here'"),
+            (["--metrics=127.0.0.1"], "--metrics: expected ADDRESS:PORT"),
+            (["--dashboard-names", "hub"], "--dashboard-names: expected with --dashboard"),
+            (["--dashboard=192.0.2.1:80"], "--dashboard: 192.0.2.1:80 cannot be bound"),
+            (["--metrics=192.0.2.1:80"], "--metrics: 192.0.2.1:80 cannot be bound"),
+            (["--sink", "nothing"], "--sink: expected one of those installed"),
+        ],
+    ),
 )
 def test_what_cannot_be_served_is_said_before_ranks_start(
     launcher: Launcher, arguments: list[str], problem: str

@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.soak import first
+
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
 Eventually = Callable[[Callable[[], bool]], None]
@@ -99,7 +101,7 @@ PHASES: dict[str, Callable[[subprocess.Popen[str]], bool]] = {
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", first(2, PHASES))
 def test_ctrl_c_gives_130_in_every_phase(launcher: Launcher, eventually: Eventually, phase: str) -> None:
     """From our first line on: what comes before is Python's own start."""
     process = launcher.start("--no-python", "--nproc-per-node", "1", "sleep", "1000")

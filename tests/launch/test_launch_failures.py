@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.soak import first
+
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
 
@@ -76,11 +78,14 @@ def test_all_frames_are_shown_on_demand(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize(
     ("program", "kind", "frame"),
-    [
-        ("def f(:", "SyntaxError: invalid syntax", "def f(:"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'", "import no_such_module"),
-        ("def f():\n    1 / 0\nf()", "ZeroDivisionError: division by zero", "1 / 0"),
-    ],
+    first(
+        1,
+        [
+            ("def f(:", "SyntaxError: invalid syntax", "def f(:"),
+            ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'", "import no_such_module"),
+            ("def f():\n    1 / 0\nf()", "ZeroDivisionError: division by zero", "1 / 0"),
+        ],
+    ),
 )
 def test_ranks_that_fail_alike_are_told_once(launcher: Launcher, program: str, kind: str, frame: str) -> None:
     path = launcher.pids_directory.parent / "broken.py"
@@ -105,7 +110,7 @@ def test_a_killed_rank_is_first_however_fast_others_hear_of_it(launcher: Launche
     assert all(re.search(r"PeerLost: (rank \d: )?all_reduce #[34]: rank 1", line) for line in told), lines
 
 
-@pytest.mark.parametrize("leaving", ["os._exit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("leaving", first(1, ["os._exit(0)", "sys.exit(0)"]))
 def test_a_rank_that_leaves_quietly_is_first_with_its_code(launcher: Launcher, leaving: str) -> None:
     done = launcher.run("--nproc-per-node", "3", launcher.script(STEPS.format(failure=leaving)))
     lines = summary_of(done.stderr)

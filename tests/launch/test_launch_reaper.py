@@ -53,6 +53,7 @@ def test_a_killed_reaper_is_replaced_and_the_next_one_cleans_up(launcher: Launch
     eventually(lambda: launcher.ranks_alive() == [])
 
 
+@pytest.mark.soak
 def test_what_was_registered_before_and_after_the_kill_is_cleaned_up(tmp_path: Path) -> None:
     reaper = ReaperClient()
     before, after = tmp_path / "before", tmp_path / "after"
@@ -70,6 +71,7 @@ def test_what_was_registered_before_and_after_the_kill_is_cleaned_up(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_a_reaper_that_was_killed_last_of_all_is_replaced_for_the_cleaning(tmp_path: Path) -> None:
     reaper = ReaperClient()
     path = tmp_path / "left"

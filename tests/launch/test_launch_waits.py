@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.soak import first
+
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
 
@@ -32,11 +34,14 @@ STOP = """
 
 @pytest.mark.parametrize(
     ("trouble", "where"),
-    [
-        ("await asyncio.sleep(3)", "sleeps at job.py:"),
-        ("time.sleep(3)", "blocks its event loop at job.py:"),
-        (STOP, "is stopped (SIGSTOP, or a debugger);"),
-    ],
+    first(
+        1,
+        [
+            ("await asyncio.sleep(3)", "sleeps at job.py:"),
+            ("time.sleep(3)", "blocks its event loop at job.py:"),
+            (STOP, "is stopped (SIGSTOP, or a debugger);"),
+        ],
+    ),
 )
 def test_the_culprit_is_named_once_with_its_place(launcher: Launcher, trouble: str, where: str) -> None:
     script = launcher.script(HANG.format(trouble=trouble))

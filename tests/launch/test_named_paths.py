@@ -14,6 +14,7 @@ import pytest
 
 from tests.launch.conftest import LIMIT
 from tests.launch.test_launch_hosts import start_pair
+from tests.soak import first
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +26,7 @@ def log_files_in(text: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("keeps", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("keeps", first(1, [(0,), (1,), (0, 1)]))
 def test_the_last_words_of_a_job_of_two_hosts_name_the_log_of_the_rank_that_failed(
     launcher: Any, failing: int, keeps: tuple[int, ...]
 ) -> None:
@@ -50,7 +51,7 @@ def test_the_log_of_a_rank_that_the_last_attempt_has_not_is_that_of_the_attempt_
     assert all(path.is_file() for path in named)
 
 
-@pytest.mark.parametrize("options", [(), ("--tee", "0:2"), ("--redirects", "0:1")])
+@pytest.mark.parametrize("options", first(1, [(), ("--tee", "0:2"), ("--redirects", "0:1")]))
 def test_both_streams_of_all_ranks_are_kept_where_a_folder_is_named_whatever_is_shown(
     launcher: Any, options: tuple[str, ...]
 ) -> None:
@@ -145,7 +146,7 @@ def test_paths_that_commands_name_are_there(launcher: Any, eventually: Callable[
 
 @pytest.mark.parametrize("ending", ["well", "badly"])
 @pytest.mark.parametrize(
-    "options", [("--tee", "3"), ("--redirects", "1"), ("--log-dir", "logs"), ("--post-mortem", "remains"), ()]
+    "options", first(2, [("--tee", "3"), ("--redirects", "1"), ("--log-dir", "logs"), ("--post-mortem", "remains"), ()])
 )
 def test_paths_that_a_launcher_names_are_there_however_its_job_ends(
     launcher: Any, options: tuple[str, ...], ending: str

@@ -34,6 +34,7 @@ CHAIN = """
 """
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(90)
 def test_survivors_on_two_hosts_name_the_stopped_rank_and_not_the_late_one(launcher: Any) -> None:
     options = ("--nproc-per-node", "2", "--silent-after", "off", "--grace-period", "1")

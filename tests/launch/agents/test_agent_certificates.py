@@ -158,6 +158,7 @@ def wait_for_world(group: AgentGroup, size: int, *, after: int = -1) -> SeenWorl
     return seen
 
 
+@pytest.mark.soak
 def test_ranks_that_start_again_with_every_world_prove_themselves_in_each(group: AgentGroup) -> None:
     group.start_all("one", "two")
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "2", "--last-call", "30")

@@ -116,6 +116,7 @@ def group(tmp_path: Path) -> Iterator[Bridged]:
         made.dismantle()
 
 
+@pytest.mark.soak
 def test_a_minority_parks_and_commits_nothing_and_comes_back(group: Bridged) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all(*NAMES)

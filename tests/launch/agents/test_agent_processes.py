@@ -21,6 +21,7 @@ import pytest
 from asyncpar.observe.image import read_image
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
+from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -87,6 +88,7 @@ def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: Age
     assert "restart 1" not in "".join(group.said(name) for name in group.agents)
 
 
+@pytest.mark.soak
 def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_its_step_and_starts_again(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two")
@@ -187,6 +189,7 @@ SUMMING = """
 """
 
 
+@pytest.mark.soak
 def test_jobs_of_any_name_start_again_with_every_world(group: AgentGroup) -> None:
     group.start_all("one", "two")
     for name in ((), ("--rdzv-id", "nightly")):
@@ -217,7 +220,7 @@ FAILING = """
 """
 
 
-@pytest.mark.parametrize("hosts", ["1:2", "2:2"])
+@pytest.mark.parametrize("hosts", first(1, ["1:2", "2:2"]))
 def test_a_step_that_fails_on_every_host_ends_the_job_and_is_named(group: AgentGroup, hosts: str) -> None:
     group.start_all("one", "two")
     options = ("--nnodes", hosts, "--elastic", "ranks", "--max-restarts", "50", "--last-call", "30")
@@ -227,6 +230,7 @@ def test_a_step_that_fails_on_every_host_ends_the_job_and_is_named(group: AgentG
     assert "ValueError: bad batch" in group.said("launch")
 
 
+@pytest.mark.soak
 def test_a_crash_is_healed_where_all_hosts_are_needed(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two")
@@ -284,6 +288,7 @@ def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(
     assert max(map(int, worlds)) == 2
 
 
+@pytest.mark.soak
 def test_a_host_beyond_the_most_waits_also_where_ranks_start_again_with_every_world(group: AgentGroup) -> None:
     group.start_all("one", "two", "three")
     launcher = group.launch(PLAIN, options=("--nnodes", "1:2", "--last-call", "30"))
@@ -306,6 +311,7 @@ def test_a_host_beyond_the_most_waits_also_where_ranks_start_again_with_every_wo
     assert {path.name.rsplit("-", 1)[1] for path in group.folder.glob("world-*")} == {"2"}
 
 
+@pytest.mark.soak
 def test_spares_that_have_waited_for_long_step_in_for_ranks_that_are_killed_or_stopped(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two")
@@ -343,6 +349,7 @@ BUSY = TRAINING.replace(
 )
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_busy_when_a_world_ends_is_waited_for(group: AgentGroup) -> None:
     group.start_all("one", "two", "three")
     options = ("--nnodes", "3:3", "--elastic", "ranks", "--max-restarts", "9")
@@ -359,6 +366,7 @@ def test_a_rank_that_is_busy_when_a_world_ends_is_waited_for(group: AgentGroup) 
     assert launcher.wait(timeout=60) == 0, group.said("launch")
 
 
+@pytest.mark.soak
 def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start("one")
@@ -387,6 +395,7 @@ def voters(group: AgentGroup) -> set[str]:
     return set() if view is None else {host.name for host in view.hosts if host.is_voter}
 
 
+@pytest.mark.soak
 def test_of_four_hosts_three_are_killed_in_turn_and_the_first_voter_goes_on_alone(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     names = ["one", "two", "three", "four"]

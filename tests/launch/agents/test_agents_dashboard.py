@@ -15,6 +15,7 @@ import pytest
 
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
 from tests.launch.test_launch_dashboard import ask, pictures
+from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -96,6 +97,7 @@ def test_the_launcher_shows_what_agents_run_on_all_hosts(group: AgentGroup) -> N
     assert set(hosts_of(document["picture"]).values()) == {"one", "two"}
 
 
+@pytest.mark.soak
 def test_the_page_outlives_the_leader_of_the_group(group: AgentGroup) -> None:
     group.start_all("one", "two", "three")
     launcher = group.launch(TRAINING, FOREVER, options=("--nnodes", "1:3", *ELASTIC, *SHOWN))
@@ -130,6 +132,7 @@ def test_an_agent_shows_jobs_and_the_metrics_of_its_ranks(group: AgentGroup) -> 
     assert launcher.wait(timeout=60) == 143
 
 
+@pytest.mark.soak
 def test_launchers_that_run_a_job_as_agents_show_it(group: AgentGroup) -> None:
     address = f"127.0.0.1:{group.free_port()}"
     script = group.script(TRAINING)
@@ -146,7 +149,7 @@ def test_launchers_that_run_a_job_as_agents_show_it(group: AgentGroup) -> None:
     second.wait(timeout=60)
 
 
-@pytest.mark.parametrize("is_submitted", [True, False])
+@pytest.mark.parametrize("is_submitted", first(1, [True, False]))
 def test_a_page_that_cannot_be_served_is_said_before_the_job_runs(group: AgentGroup, is_submitted: bool) -> None:
     endpoint = f"127.0.0.1:{group.free_port()}"
     if is_submitted:

@@ -31,6 +31,7 @@ from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_r
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from tests.launch.agents.simulated_hosts import record
 from tests.net.security.parties import make_homes
+from tests.soak import first
 
 pytestmark = pytest.mark.process
 JOB = record((1, 2))
@@ -144,7 +145,7 @@ async def test_a_rank_is_no_agent_neither_for_those_who_call_it_nor_for_those_it
             await ControlClient(server.address, group.of(0)).status()
 
 
-@pytest.mark.parametrize("asks", ["to join", "for the status"])
+@pytest.mark.parametrize("asks", first(1, ["to join", "for the status"]))
 async def test_who_has_no_certificates_or_those_of_another_run_is_told_at_once(
     homes: list[Path], tmp_path: Path, asks: str
 ) -> None:
@@ -199,7 +200,7 @@ async def test_votes_of_another_host_or_of_a_time_without_certificates_are_not_g
             await group.start("one", Credentials(secret), votes="new")
 
 
-@pytest.mark.parametrize("mode", ElasticMode)
+@pytest.mark.parametrize("mode", first(1, ElasticMode))
 async def test_agents_with_certificates_take_jobs_of_both_modes(
     homes: list[Path], tmp_path: Path, mode: ElasticMode
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_host_that_computes_otherwise_is_named_and_backs_off_and_the_others_no
     launcher.kill()
 
 
+@pytest.mark.soak
 def test_a_host_that_computes_otherwise_later_is_reported_by_name_and_no_worlds_follow(group: AgentGroup) -> None:
     group.start_all("one", "two")
     launcher = group.launch(PROGRAM, options=OPTIONS)

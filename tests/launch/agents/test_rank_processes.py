@@ -14,6 +14,7 @@ import pytest
 
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import LIMIT, TRAINING, AgentGroup, eventually
+from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -138,11 +139,14 @@ runpy.run_path("training.py", run_name="__main__")
 
 @pytest.mark.parametrize(
     ("what", "options"),
-    [
-        ("a place", ("--nproc-per-node", "1", "--spares", "1")),
-        ("its first world", ("--nproc-per-node", "2")),
-        ("the next world", ("--nproc-per-node", "2", "--silent-after", "5", "--on-total-loss", "restart")),
-    ],
+    first(
+        1,
+        [
+            ("a place", ("--nproc-per-node", "1", "--spares", "1")),
+            ("its first world", ("--nproc-per-node", "2")),
+            ("the next world", ("--nproc-per-node", "2", "--silent-after", "5", "--on-total-loss", "restart")),
+        ],
+    ),
 )
 def test_a_rank_that_is_stopped_while_it_waits_is_ended_and_starts_again(
     group: AgentGroup, what: str, options: tuple[str, ...]

@@ -17,6 +17,7 @@ import pytest
 from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
 from scripts.bench.namespaces import NoNamespacesError
 from scripts.bench.pods import RunningPod, finish, running_pods
+from tests.soak import first
 
 ROOT = Path(__file__).parents[3]
 LIMIT = 150.0
@@ -61,7 +62,7 @@ def pods_of(
 
 @pytest.mark.parametrize(
     ("is_jobset", "names"),
-    [(True, ["train-ranks-0-0", "train-ranks-0-1"]), (False, ["train-0", "train-1"])],
+    first(1, [(True, ["train-ranks-0-0", "train-ranks-0-1"]), (False, ["train-0", "train-1"])]),
 )
 def test_pods_meet_when_their_names_come_to_be_known(is_jobset: bool, names: list[str]) -> None:
     with pods_of("sum", is_jobset=is_jobset, names_after=8.0) as pods:  # launchers wait then, also on a slow machine
@@ -88,7 +89,7 @@ def ask_to_end(pod: RunningPod) -> None:
     first.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("asked", [(1,), (0, 1)])
+@pytest.mark.parametrize("asked", first(1, [(1,), (0, 1)]))
 def test_when_pods_are_asked_to_end_all_ranks_write_their_checkpoints(tmp_path: Path, asked: tuple[int, ...]) -> None:
     with pods_of("saving", str(tmp_path), names_after=0.1) as pods:
         wait_for_ranks(pods, tmp_path)
