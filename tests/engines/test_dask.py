@@ -86,6 +86,7 @@ def test_futures_of_dask_among_the_arguments_are_the_values_for_the_ranks(client
     assert ap.cluster.run(programs.add, more[0], more[1], ranks=1, console=RecordingConsole()) == [7]
 
 
+@pytest.mark.soak
 async def test_futures_of_an_asynchronous_client_are_awaited(cluster: Any) -> None:
     async with distributed.Client(cluster.scheduler_address, asynchronous=True) as client:
         one = client.submit(abs, -1)
@@ -125,6 +126,7 @@ async def test_too_few_workers_are_told_at_once_or_waited_for(client: Any) -> No
         await ap.dask.launch(client, programs.add, 1, 2, ranks=1, workers=["tcp://127.0.0.1:1"])
 
 
+@pytest.mark.soak
 async def test_jobs_that_share_workers_take_turns(client: Any) -> None:
     """Eight gangs of two on three workers: none waits for another that waits for it."""
     names = list(client.scheduler_info(n_workers=-1)["workers"])

@@ -32,6 +32,7 @@ from asyncpar.testing.engines import (
 )
 from tests.engines.consoles import RecordingConsole
 from tests.engines.kernels import interrupt_a_cell, start_kernel
+from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -226,7 +227,7 @@ loop.run_until_complete(cell())
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("times", "function"), [(1, "linger"), (2, "ignore_interrupts")])
+@pytest.mark.parametrize(("times", "function"), first(1, [(1, "linger"), (2, "ignore_interrupts")]))
 def test_an_interrupted_cell_leaves_nothing_and_can_be_run_again(tmp_path: Path, times: int, function: str) -> None:
     """The second interrupt kills ranks that ignore the first, long before their grace is over."""
     done = subprocess.run(

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.soak import first
+
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
 
@@ -30,7 +32,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return last_line("-m", "asyncpar", "launch", "--nproc-per-node", "4", script, *TINY, "--out", out)
 
 
-@pytest.mark.parametrize("engine", ["local", "dask_cluster", "ray_cluster"])
+@pytest.mark.parametrize("engine", first(1, ["local", "dask_cluster", "ray_cluster"]))
 def test_an_engine_has_the_losses_of_the_launcher(engine: str, launched: dict[str, Any]) -> None:
     if engine == "dask_cluster":
         pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_small_programs import EXAMPLES, LAUNCH, run, run_without
+from tests.soak import first
 
 pytestmark = pytest.mark.process
 
@@ -64,7 +65,7 @@ def test_a_library_of_a_backend_is_named_where_it_is_missing(tmp_path: Path) -> 
     assert line.endswith('pip install "asyncpar[mpi]"')
 
 
-@pytest.mark.parametrize(("name", "words", "expected", "status"), WORDS)
+@pytest.mark.parametrize(("name", "words", "expected", "status"), first(3, WORDS))
 def test_words_that_make_no_sense_are_one_line(name: str, words: list[str], expected: str, status: int) -> None:
     _, errors = run(EXAMPLES / f"{name}.py", *words, status=status)
     assert expected in last_line(errors)
@@ -87,6 +88,6 @@ def test_pods_with_a_wrong_option_say_so_before_there_are_any() -> None:
     assert errors == "train_lm: argument --steps: invalid int value: 'many'\n"
 
 
-@pytest.mark.parametrize("name", sorted(HARMLESS - {"actors", "first_steps", "mesh_training"}))
+@pytest.mark.parametrize("name", first(1, sorted(HARMLESS - {"actors", "first_steps", "mesh_training"})))
 def test_three_ranks_run_what_takes_any_number(name: str) -> None:
     run(*LAUNCH, 3, EXAMPLES / f"{name}.py")

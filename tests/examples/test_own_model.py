@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import first
+
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "own_model.py"
 
 
@@ -20,7 +22,7 @@ def test_the_example_is_short_and_on_its_page() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", first(1, [2, 1]))
 def test_the_model_learns(ranks: int) -> None:
     launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [sys.executable, "-W", "error", *launch, str(EXAMPLE)]

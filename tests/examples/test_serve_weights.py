@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.soak import first
+
 httpx = pytest.importorskip("httpx", reason="httpx (extra test) is not installed")
 pytest.importorskip("fastapi", reason="fastapi (extra test) is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn (extra test) is not installed")
@@ -95,7 +97,7 @@ async def drive(addresses: list[str], last: int) -> list[list[dict[str, Any]]]:
         return await asyncio.gather(*questions)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", first(1, [2, 3]))
 def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0(ranks: int) -> None:
     with launched(*SMALL, "--port", "0", ranks=ranks) as job:
         addresses = job.addresses(ranks - 1)
@@ -113,7 +115,7 @@ def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0
     assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "expected"), first(1, [(signal.SIGTERM, 143), (signal.SIGINT, 130)]))
 def test_a_signal_to_the_launcher_ends_the_job_without_noise_or_orphans(number: signal.Signals, expected: int) -> None:
     with launched(*SMALL, "--port", "0") as job:
         asyncio.run(drive(job.addresses(1), last=2))

@@ -17,6 +17,7 @@ from asyncpar.checkpoint import latest
 from asyncpar.train import Summary
 from scripts.examples.train_lm import main
 from tests.core.config.test_environment import PLACE
+from tests.soak import first
 
 EMPTY = str(Path(ap.__file__).with_name("py.typed"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_lm.py"
@@ -60,6 +61,7 @@ def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     assert "loss=" in done.stderr
 
 
+@pytest.mark.soak
 def test_tuned_steps_pass_the_check_and_their_choices_are_printed(tmp_path: Path) -> None:
     done = run(*TINY, "--tune", "--check", "--out", tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
@@ -77,7 +79,7 @@ def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
     assert "train 6/6 (100%) loss=" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["", "tcp"])
+@pytest.mark.parametrize("transport", first(1, ["", "tcp"]))
 def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path, transport: str) -> None:
     larger = ("--steps", "3", "--batch", "4", "--seq", "16", "--dim", "128", "--layers", "1")
     done = run(*larger, "--codec", "int8", "--check", "--out", tmp_path, ranks=2, transport=transport)
@@ -88,6 +90,7 @@ def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path, transport
     assert figures["residual_norm"] > 0.0
 
 
+@pytest.mark.soak
 def test_sparse_codecs_rounds_and_held_out_text_go_together(tmp_path: Path) -> None:
     options = ("--codec", "topk:0.05+int8", "--sync", "diloco:3:0.7:0.5", "--held-out", "0.1", "--beta1", "0")
     done = run(*TINY, *options, "--check", "--out", tmp_path, ranks=2, transport="tcp")
@@ -98,6 +101,7 @@ def test_sparse_codecs_rounds_and_held_out_text_go_together(tmp_path: Path) -> N
     assert 4.0 < figures["held_out_loss"] < 6.0
 
 
+@pytest.mark.soak
 def test_ranks_that_do_not_wait_for_each_other_pass_the_check(tmp_path: Path) -> None:
     done = run(*TINY, "--sync", "stale:1", "--check", "--out", tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
@@ -158,7 +162,7 @@ def test_bad_input_is_one_clear_line_before_anything_starts(
     assert shown.out == ""
 
 
-@pytest.mark.parametrize(("option", "ranks"), [(("--seed", "-1"), 0), (("--text", "/nowhere"), 2)])
+@pytest.mark.parametrize(("option", "ranks"), first(1, [(("--seed", "-1"), 0), (("--text", "/nowhere"), 2)]))
 def test_bad_input_ends_processes_with_one_line(tmp_path: Path, option: tuple[str, str], ranks: int) -> None:
     done = run("--out", tmp_path, *option, ranks=ranks)
     assert done.returncode == 2
@@ -173,10 +177,13 @@ LAYERED = ("--steps", "8", "--batch", "8", "--seq", "16", "--dim", "32", "--laye
 
 @pytest.mark.parametrize(
     ("layout", "described"),
-    [
-        (("--dp", 2, "--pp", 2), "dp 2, pp 2, one_forward_one_backward"),
-        (("--tp", 2, "--zero", 3, "--recompute", "all"), "dp 2, tp 2, zero 3, recompute all"),
-    ],
+    first(
+        1,
+        [
+            (("--dp", 2, "--pp", 2), "dp 2, pp 2, one_forward_one_backward"),
+            (("--tp", 2, "--zero", 3, "--recompute", "all"), "dp 2, tp 2, zero 3, recompute all"),
+        ],
+    ),
 )
 def test_four_ranks_in_any_layout_train_as_one_process_does(
     tmp_path: Path, layout: tuple[object, ...], described: str
