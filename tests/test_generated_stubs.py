@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import first
+
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUTS = {"flat": ("proto/asyncpar/v1", "actors_pb2"), "in folders": ("proto", "asyncpar.v1.actors_pb2")}
 TALK = """
@@ -53,7 +55,7 @@ def stubs(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_first", first(1, [True, False]))
 def test_they_talk_to_a_node_of_the_same_process(stubs: str, is_first: bool, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TALK.format(name=stubs, is_first=is_first)],

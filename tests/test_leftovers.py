@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.soak import first
+
 ROOT = Path(__file__).parents[1]
 PATIENCE = 60.0
 
@@ -69,7 +71,7 @@ def is_there(pid: int) -> bool:
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize("end", ["pass", "SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("end", first(2, ["pass", "SIGINT", "SIGTERM", "SIGKILL"]))
 def test_nothing_that_a_test_starts_outlives_it(end: str, workers: str, tmp_path: Path) -> None:
     from tests.launch.test_launch_hosts import free_port
 

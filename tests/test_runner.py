@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import asyncpar as ap
+from tests.soak import first
 
 WAITING = """
 import asyncio, asyncpar as ap
@@ -137,7 +138,7 @@ def test_a_handler_that_the_program_sets_stays() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", first(1, ["uvloop", "asyncio"]))
 def test_children_of_forks_inherit_no_signal_handler_and_end_alone(tmp_path: Path, loop: str) -> None:
     """A loop's own handlers would write to the file that wakes the parent's loop."""
     program = tmp_path / "forking.py"
@@ -154,7 +155,7 @@ def test_children_of_forks_inherit_no_signal_handler_and_end_alone(tmp_path: Pat
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", first(1, ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]))
 def test_a_program_runs_with_its_standard_streams_closed(tmp_path: Path, closed: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -206,7 +207,7 @@ def test_signals_end_a_program_in_good_order(
 
 @pytest.mark.process
 @pytest.mark.parametrize("style", ["asyncio", "blocking"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first(1, [signal.SIGINT, signal.SIGTERM]))
 def test_what_ctrl_c_did_to_other_ranks_first_is_not_shown_as_an_error(
     tmp_path: Path, style: str, number: signal.Signals
 ) -> None:
@@ -232,7 +233,7 @@ def test_what_ctrl_c_did_to_other_ranks_first_is_not_shown_as_an_error(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize("seconds", first(1, [0.0, 0.02]))
 def test_what_sigterm_did_to_other_ranks_first_is_not_shown_as_an_error(tmp_path: Path, seconds: float) -> None:
     """A rank goes on for a moment after SIGTERM: it may lose ranks that had the signal before it and have left."""
     program = tmp_path / "left.py"

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from asyncpar.launch.cli import main
 from tests.options.test_command_line import _commands
+from tests.soak import first
 
 NOWHERE = "/proc/nowhere/x"
 SPACED = "no such value"
@@ -248,17 +249,20 @@ ap.run(main)
 @pytest.mark.process
 @pytest.mark.parametrize(
     "variable",
-    [
-        "ALGORITHM",
-        "ARENA_BYTES",
-        "ARENA_WAIT",
-        "CHECKSUMS",
-        "CONNECTIONS",
-        "LINK_TIMEOUT",
-        "NCCL_BETWEEN_HOSTS",
-        "TORCH_CUDA",
-        "WAIT_WARNING",
-    ],
+    first(
+        2,
+        [
+            "ALGORITHM",
+            "ARENA_BYTES",
+            "ARENA_WAIT",
+            "CHECKSUMS",
+            "CONNECTIONS",
+            "LINK_TIMEOUT",
+            "NCCL_BETWEEN_HOSTS",
+            "TORCH_CUDA",
+            "WAIT_WARNING",
+        ],
+    ),
 )
 def test_a_program_alone_refuses_a_wrong_variable_by_its_name(variable: str) -> None:
     environment = {**os.environ, f"ASYNCPAR_{variable}": "nonsense"}

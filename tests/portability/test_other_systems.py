@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import first
+
 ROOT = Path(__file__).parents[2]
 INTERPRETER = Path(__file__).with_name("interpreter")
 
@@ -113,7 +115,7 @@ def run(system: str, *arguments: str, directory: Path = ROOT) -> subprocess.Comp
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("system", ["darwin", "win32"])
+@pytest.mark.parametrize("system", first(1, ["darwin", "win32"]))
 def test_worlds_in_a_process_work(system: str) -> None:
     done = run(system, "-W", "error", "-c", IN_PROCESS)
 
@@ -153,7 +155,7 @@ def test_a_launcher_without_calls_of_linux_reports_a_failure(tmp_path: Path) -> 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", [("launch", "job.py"), ("agent",)], ids=" ".join)
+@pytest.mark.parametrize("command", first(1, [("launch", "job.py"), ("agent",)]), ids=" ".join)
 def test_a_launcher_on_a_system_without_groups_of_processes_says_where_to_start_it(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_launcher_on_a_system_without_groups_of_processes_says_where_to_start_
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_part_of_this_suite_passes_without_calls_of_linux() -> None:
     done = run(

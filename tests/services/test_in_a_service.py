@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.soak import first
 from tests.world.processes import Rank, process_world
 
 httpx = pytest.importorskip("httpx", reason="httpx (extra test) is not installed")
@@ -99,7 +100,7 @@ async def test_a_node_in_a_service_talks_to_its_world_and_leaves_loop_and_signal
         assert await running.get("/node") == {"doubled": 42, "loop": loop, "is_untouched": True}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize("server", SERVERS)
 async def test_a_service_that_gets_a_signal_leaves_the_world_in_good_order(
     server: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.soak import first
+
 pytest_plugins = ["pytester"]
 
 PASSING = """
@@ -97,7 +99,8 @@ def run(pytester: pytest.Pytester, program: str, *options: str) -> pytest.RunRes
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "options", [("-p", "no:asyncio", "-p", "no:anyio"), ("-o", "asyncio_mode=auto"), ("-o", "asyncio_mode=strict")]
+    "options",
+    first(1, [("-p", "no:asyncio", "-p", "no:anyio"), ("-o", "asyncio_mode=auto"), ("-o", "asyncio_mode=strict")]),
 )
 def test_a_suite_passes_with_and_without_plugins_for_coroutines(
     pytester: pytest.Pytester, options: tuple[str, ...]
@@ -111,7 +114,7 @@ def test_a_suite_passes_on_several_workers(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("mode", ["asyncio", "anyio"])
+@pytest.mark.parametrize("mode", first(1, ["asyncio", "anyio"]))
 def test_coroutines_of_other_plugins_open_worlds(pytester: pytest.Pytester, mode: str) -> None:
     program = f"import pytest\npytestmark = pytest.mark.{mode}\n{COROUTINE}"
     pytester.makeconftest("import pytest\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n")
@@ -143,7 +146,7 @@ def test_a_deadlock_on_virtual_time_is_named_as_well(pytester: pytest.Pytester) 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("virtual", first(1, [False, True]))
 def test_a_wait_for_nothing_is_shown_where_it_is(pytester: pytest.Pytester, virtual: bool) -> None:
     program = f"""
 import asyncio, numpy as np, pytest
