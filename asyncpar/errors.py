@@ -120,10 +120,12 @@ class NodeClosed(PeerLost):
     """
 
     @classmethod
-    def of(cls, rank: int) -> Self:
-        """Return the error of ``rank``."""
+    def of(cls, rank: int | None, operation: str | None = None) -> Self:
+        """Return the error of ``rank``, where ``operation`` was asked for."""
         text = "this node is closed; use it, its communicators and its actors inside the block that opens it"
-        return cls(text, rank=rank, cause="closed")
+        return cls(
+            text if operation is None else f"{operation}: {text}", rank=rank, operation=operation, cause="closed"
+        )
 
 
 class LinkDamaged(PeerLost):

@@ -45,7 +45,7 @@ from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.whereabouts import describe_program
 from asyncpar.core.system_errors import note_limit
 from asyncpar.core.tables import html_table
-from asyncpar.errors import AsyncparError, PeerLost, UsageError
+from asyncpar.errors import AsyncparError, NodeClosed, PeerLost, UsageError
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
 from asyncpar.net.checked_settings import check_settings
@@ -219,6 +219,7 @@ class Node:
 
         With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
         """
+        self._check_open("ref")
         if actor_class is None:
             return self._actors.ref(name, rank)
         return self._actors.ref(name, rank, actor_class=actor_class)
@@ -265,6 +266,7 @@ class Node:
         It is called in another thread, since the loop cannot call it.  The function returned ends that.  In virtual
         time, and in ``local_world``, nothing is watched.
         """
+        self._check_open("on_blocked")
         self._actors.loop_watch.sharpen()
         return self._actors.loop_watch.subscribe(callback)
 
@@ -275,6 +277,10 @@ class Node:
         without the lost ranks is ``world.shrink()``; under ``asyncpar.elastic``, ``job.watch_world`` has whole worlds.
         """
         return self._changes.listen()
+
+    def _check_open(self, what: str) -> None:
+        if self.links.closed is not None:
+            raise NodeClosed.of(self.rank, what)
 
     def _tell_loss(self, rank: int, error: PeerLost) -> None:
         change = WorldChange(

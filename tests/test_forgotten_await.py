@@ -1,4 +1,4 @@
-"""A forgotten await, a forgotten block and a block that has ended each say what to write."""
+"""A forgotten await and a forgotten block say what to write."""
 
 from __future__ import annotations
 
@@ -12,23 +12,10 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.core.concurrency.async_block import opened_by
-from asyncpar.errors import NodeClosed, PeerLost, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.testing import local_world
 
 X = np.ones(2)
-
-
-class Counter(ap.Actor):
-    """Counts."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    @ap.endpoint
-    async def add(self, more: int) -> int:
-        """Add ``more`` and return the number."""
-        self.number += more
-        return self.number
 
 
 CALLS: dict[str, Callable[[ap.Communicator], Any]] = {
@@ -165,39 +152,3 @@ async def test_a_block_keeps_its_signature_and_handles_errors() -> None:
             raise KeyError
     assert seen == ["KeyError", "end"]
     assert (number.__doc__, list(inspect.signature(number).parameters)) == ("Give a number.", ["x"])
-
-
-# -- closed nodes ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CALLS)
-async def test_a_call_on_a_closed_node_is_one_error(name: str) -> None:
-    async with local_world(2) as nodes:
-        pass
-    with pytest.raises(NodeClosed, match="this node is closed; use it, its communicators and its actors inside"):
-        await CALLS[name](nodes[0].world)
-
-
-async def test_what_actors_are_asked_on_a_closed_node_is_the_same_error() -> None:
-    async with ap.init() as node:
-        counter = await node.spawn(Counter, name="c")
-    asked: list[Callable[[], Any]] = [
-        lambda: node.spawn(Counter),
-        lambda: node.nodes.spawn(Counter),
-        lambda: counter.add(1),
-        lambda: node.ref("c").add(1),
-        lambda: node.watch(counter),
-        lambda: node.stop_actor(counter),
-        lambda: node.kill_actor(counter),
-    ]
-    for ask in asked:
-        with pytest.raises(NodeClosed, match="this node is closed; use it, its communicators and its actors inside"):
-            await ask()
-    await node.stop()
-
-
-def test_a_closed_node_is_a_lost_rank() -> None:
-    error = NodeClosed.of(3)
-    assert isinstance(error, PeerLost)
-    assert not isinstance(error, UsageError), "ranks that are closed have not used anything in a wrong way, all alike"
-    assert (error.rank, error.cause) == (3, "closed")

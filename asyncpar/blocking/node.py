@@ -172,8 +172,7 @@ class Node:
 
         With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
         """
-        if self.is_closed:
-            raise UsageError(f"ref: the node of rank {self.rank} has been closed")
+        self._handle.check_open("ref")
         made: Any = (
             self.on_loop.ref(name, rank)
             if actor_class is None
@@ -198,7 +197,7 @@ class Node:
     def close(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent.
 
-        Operations that other threads wait for raise; later calls raise ``UsageError``.  In a child of a fork, which has
+        Operations that other threads wait for raise; later calls raise ``NodeClosed``.  In a child of a fork, which has
         no node, nothing happens.
         """
         thread = self._handle.thread

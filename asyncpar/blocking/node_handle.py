@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.thread import LoopThread
-from asyncpar.errors import UsageError
+from asyncpar.errors import NodeClosed, UsageError
 
 T = TypeVar("T")
 
@@ -23,8 +23,7 @@ class NodeHandle:
 
     def wait(self, what: str, make: Callable[[], Coroutine[Any, Any, T]], timeout: float | None = None) -> T:
         """Run the coroutine that ``make`` returns and return its result; ``what`` names it in messages."""
-        if self.is_closed:
-            raise self._refusal(what)
+        self.check_open(what)
         if timeout is not None:
             try:
                 check_timeout(timeout)
@@ -36,18 +35,27 @@ class NodeHandle:
 
     def start(self, what: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
         """Begin the coroutine that ``make`` returns."""
-        if self.is_closed:
-            raise self._refusal(what)
+        self.check_open(what)
         return self.thread.start(make, what=what)
 
     def do(self, what: str, function: Callable[[], T]) -> T:
         """Return what ``function`` returns, called on the loop."""
-        if self.is_closed:
-            raise self._refusal(what)
+        self.check_open(what)
         return self.thread.do(function)
 
-    def _refusal(self, what: str) -> UsageError:
-        return UsageError(f"{what}: the node of rank {self.rank} has been closed")
+    def read(self, what: str, function: Callable[[], T]) -> T:
+        """Return what ``function`` returns, which only looks at what is there: it is, too, when the node is closed."""
+        return function() if self.is_closed else self.do(what, function)
+
+    def end(self, what: str, function: Callable[[], None]) -> None:
+        """Call ``function`` on the loop, which ends something: all has ended when the node is closed."""
+        if not self.is_closed:
+            self.do(what, function)
+
+    def check_open(self, what: str) -> None:
+        """Raise ``NodeClosed`` for ``what`` if the node is closed."""
+        if self.is_closed:
+            raise NodeClosed.of(self.rank, what)
 
 
 def _refuse(call: Coroutine[Any, Any, Any], error: UsageError) -> None:

@@ -430,11 +430,11 @@ class Operations:
     @property
     def traffic(self) -> Traffic:
         """Statistics of the finished operations of this rank: a snapshot."""
-        return self._handle.do("traffic", lambda: self.on_loop.traffic)
+        return self._handle.read("traffic", lambda: self.on_loop.traffic)
 
     def late_counts(self, key: str | None = None) -> LateCounts:
         """Return what has become of this rank's parts of operations with a policy (``until``) and this ``key``."""
-        return self._handle.do("late_counts", lambda: self.on_loop.late_counts(key))
+        return self._handle.read("late_counts", lambda: self.on_loop.late_counts(key))
 
     @property
     def may_share_memory(self) -> bool:
@@ -577,7 +577,7 @@ class Operations:
 
     def release(self, name: str, owner: object) -> None:
         """Give back a name that ``owner`` has claimed; does nothing if it has not."""
-        self._handle.do("release", lambda: self.on_loop.release(name, owner))
+        self._handle.end("release", lambda: self.on_loop.release(name, owner))
 
     def give_up(self, rank: int, text: str) -> None:
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
@@ -586,7 +586,7 @@ class Operations:
         they have waited for something that this one will not call, which is after a second (a receive from any rank
         is not told).  What the group has of the arena is given back when all its ranks have given it up.
         """
-        self._handle.do("give_up", lambda: self.on_loop.give_up(rank, text))
+        self._handle.end("give_up", lambda: self.on_loop.give_up(rank, text))
 
     def revoke(self, reason: str | BaseException = "") -> None:
         """End this group, and every group made from it, on all its ranks: for programs that go on after a loss.
@@ -597,7 +597,7 @@ class Operations:
         dead or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards, other groups go on.  A rank that has
         left the world tells nobody: it says so that there is a newer world, and gets ``StaleGeneration`` from this one.
         """
-        self._handle.do("revoke", lambda: self.on_loop.revoke(reason))
+        self._handle.end("revoke", lambda: self.on_loop.revoke(reason))
 
     @property
     def is_revoked(self) -> bool:
@@ -645,7 +645,7 @@ class Operations:
         closes by itself when no reference to it, or to a call of it, is left.  The world ends with its node, and cannot
         be closed.
         """
-        self._handle.do("close", self.on_loop.close)
+        self._handle.end("close", self.on_loop.close)
 
     def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
         """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.
@@ -654,25 +654,25 @@ class Operations:
         ``PeerCancelled``, which says why, and the next calls of all ranks meet.  Calls of this class that are refused
         do so by themselves.
         """
-        self._handle.do("refuse", lambda: self.on_loop.refuse(operation, error, key=key))
+        self._handle.end("refuse", lambda: self.on_loop.refuse(operation, error, key=key))
 
     def refuse_send(self, error: BaseException, dest: int, *, tag: int = 0) -> None:
         """Give a send its place that is refused with ``error`` before it gets here; see ``refuse``.
 
         The receive that would have got it ends.  Nothing is told of wrong ``dest`` and ``tag``.
         """
-        self._handle.do("refuse_send", lambda: self.on_loop.refuse_send(error, dest, tag=tag))
+        self._handle.end("refuse_send", lambda: self.on_loop.refuse_send(error, dest, tag=tag))
 
     def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
         """Let a receive that is refused with ``error`` before it gets here take its message; see ``refuse``.
 
         The send of it ends, if it is not over.  A receive from any rank takes none.
         """
-        self._handle.do("refuse_recv", lambda: self.on_loop.refuse_recv(error, source, tag=tag))
+        self._handle.end("refuse_recv", lambda: self.on_loop.refuse_recv(error, source, tag=tag))
 
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
-        return self._handle.do("describe_waits", self.on_loop.describe_waits)
+        return self._handle.read("describe_waits", self.on_loop.describe_waits)
 
     def send(self, x: Array, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).

@@ -305,6 +305,7 @@ class Communicator(ArrayOperations):
 
         To be called on all ranks, with the same figures: an operation of ranks with others is an ``OperationMismatch``.
         """
+        self._engine.check_node("set_device_lanes")
         if not isinstance(lanes, DeviceLanes):
             raise UsageError(f"lanes: expected DeviceLanes, got {lanes!r}")
         self._engine.policy = replace(self._engine.policy, device_lanes=lanes)
@@ -315,6 +316,7 @@ class Communicator(ArrayOperations):
         Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
         array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
         """
+        self._engine.check_node("empty")
         arena = self._engine.table.arena
         return np.empty(shape, dtype) if arena is None else arena.arena.empty(shape, dtype)
 
@@ -342,6 +344,7 @@ class Communicator(ArrayOperations):
         Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
         group.
         """
+        self._engine.check_node("subgroup")
         check_key(key)
         if key is None:
             engine = subgroups.subgroup(self._engine, ranks, name, has_own_timeout=has_own_timeout)
@@ -373,6 +376,7 @@ class Communicator(ArrayOperations):
         Raises ``UsageError`` while another object has it: their operations could meet.  ``kind`` is what messages call
         the owner, by default the name of its class.
         """
+        self._engine.check_node("claim")
         kind = kind or type(owner).__name__
         self._engine.table.claims.claim(self.group, name, owner, kind=kind, group_name=self.name)
 

@@ -58,7 +58,7 @@ from asyncpar.core.observe.records import (
     head_of,
 )
 from asyncpar.core.observe.reporting import text_of
-from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.errors import AsyncparError, NodeClosed, UsageError
 from asyncpar.net.arena.channel import Channel
 
 T = TypeVar("T")
@@ -240,6 +240,14 @@ class Engine:
     def bind(self, schedule: RankSchedule, layout: ChunkLayout, *, phase: int = 0) -> Plan:
         """Return the messages of ``schedule`` over memory that lies as ``layout`` says."""
         return Plan(schedule, layout, rank=self.rank, ranks=self.ranks, phase=phase)
+
+    def check_node(self, what: str) -> None:
+        """Raise what ``what``, which is no operation, meets on a closed node: the error of operations."""
+        links = self.table.links
+        if links.closed is not None:
+            if self.group.revocation is not None:
+                raise self.group.revocation.stale(self.group.name)
+            raise NodeClosed.of(links.rank, what)
 
     def subgroup_number(self, ranks: tuple[int, ...], key: str | None = None) -> int:
         """Return a number for a group of ``ranks`` (of the world) that all its members find without talking.

@@ -295,10 +295,15 @@ class PointToPoint:
         )
 
     def _gone(self, request: _PendingReceive) -> PeerLost | None:
-        """Return why nothing can come for ``request``: its source is gone; or one has failed, or all have left."""
-        lost = self._table.links.lost
-        if request.filled.done() or not lost:
+        """Return why nothing can come for ``request``: its source is gone; or one has failed, or all have left.
+
+        Or this rank has.
+        """
+        lost, closed = self._table.links.lost, self._table.links.closed
+        if request.filled.done() or not (lost or closed):
             return None
+        if closed is not None:
+            return closed
         if request.source is not None:
             return lost.get(self._engine.ranks[request.source])
         errors = [error for rank, error in lost.items() if rank in self._engine.others]
@@ -359,6 +364,7 @@ class PointToPoint:
             if request.wants(slot.source, slot.tag) and not request.operation.is_over
         ]
         if isinstance(error, PeerLost):
+            error = self._table.links.closed or error
             for request in wanting:
                 may_come_of_others = request.source is None and not self._table.links.is_closing
                 self._refuse(request, self._gone(request) if may_come_of_others else error)

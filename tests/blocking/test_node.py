@@ -17,7 +17,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.blocking import Cancelled, LoopThread, Node, Ref, init
-from asyncpar.errors import NotFound, PeerCancelled, PeerLost, RemoteError, UsageError
+from asyncpar.errors import NodeClosed, NotFound, PeerCancelled, PeerLost, RemoteError, UsageError
 from asyncpar.testing.blocking_world import blocking_world, run_ranks
 
 
@@ -98,7 +98,7 @@ def test_after_closing_everything_is_refused() -> None:
         lambda: node.ref("counter"),
         lambda: actor.add(1),
     ):
-        with pytest.raises(UsageError, match="the node of rank 0 has been closed"):
+        with pytest.raises(NodeClosed, match="this node is closed"):
             attempt()
     assert node.rank == 0
 

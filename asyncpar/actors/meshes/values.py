@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape, NoSuchPlace
-from asyncpar.errors import AsyncparError
+from asyncpar.errors import AsyncparError, NodeClosed
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -77,9 +77,15 @@ class MeshError(AsyncparError, ExceptionGroup[Exception]):
 
 def mesh_error(
     what: str, shape: MeshShape, failures: Mapping[int, Exception], found: Mapping[int, object]
-) -> MeshError:
-    """Return the error for the ranks in ``failures``, in mesh order; each failure is noted with its place."""
+) -> MeshError | NodeClosed:
+    """Return the error for the ranks in ``failures``, in mesh order; each failure is noted with its place.
+
+    On a closed node it is one, that of any call.
+    """
     failed = [rank for rank in shape.ranks if rank in failures]
+    own = [error for error in failures.values() if isinstance(error, NodeClosed)]
+    if len(own) == len(shape):
+        return NodeClosed.of(own[0].rank, what)
     for rank in failed:
         with suppress(AttributeError, TypeError):  # some exceptions take no notes
             failures[rank].add_note(f"from rank {rank} at {shape.coordinates(rank)} of a {shape}")

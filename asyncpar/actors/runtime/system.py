@@ -18,7 +18,6 @@ from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.actors.runtime.ending import Down
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
 from asyncpar.actors.runtime.executor import EndpointGuard
-from asyncpar.actors.runtime.failure import lost_during
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.lifecycle import Lifecycle, Requests, check_actor_class
 from asyncpar.actors.runtime.message import MeshPlace
@@ -389,7 +388,7 @@ class ActorSystem(Messenger):
         if self._loop is None:
             raise UsageError(f"{title}: the actor system of rank {self.rank} is not open")
         if ref is None and not self._is_open:
-            raise lost_during(NodeClosed.of(self.rank), title)
+            raise NodeClosed.of(self.rank, title)
         check_home_loop(self._loop, title)
 
     def _reference(self, name: str, rank: object, actor_class: type[Any] | None) -> ActorRef[Any]:

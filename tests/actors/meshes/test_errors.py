@@ -6,7 +6,7 @@ import pytest
 
 from asyncpar.actors.meshes.shape import MeshShape
 from asyncpar.actors.meshes.values import MeshError, mesh_error
-from asyncpar.errors import AsyncparError, PeerLost, RemoteError
+from asyncpar.errors import AsyncparError, NodeClosed, PeerLost, RemoteError
 
 GRID = MeshShape.line(range(4)).reshape({"dp": 2, "tp": 2})
 
@@ -16,7 +16,16 @@ def failed() -> MeshError:
         3: PeerLost("rank 3 is gone", rank=3),
         1: RemoteError("no", rank=1, type_name="ValueError", remote_traceback=""),
     }
-    return mesh_error("step", GRID, failures, {0: "a", 2: "b"})
+    error = mesh_error("step", GRID, failures, {0: "a", 2: "b"})
+    assert isinstance(error, MeshError)
+    return error
+
+
+def test_a_closed_node_is_one_error_and_not_one_for_each_place() -> None:
+    error = mesh_error("step", GRID, {rank: NodeClosed.of(2) for rank in range(4)}, {})
+    assert isinstance(error, NodeClosed)
+    assert str(error).startswith("step: this node is closed")
+    assert error.rank == 2
 
 
 def test_each_failure_says_where_it_is_from() -> None:
