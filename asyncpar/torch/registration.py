@@ -30,6 +30,7 @@ def _create(options: Any, backend_options: Any) -> Any:
     import torch
 
     with _without_collection():
+        import asyncpar.torch.functional_operators  # noqa: F401  # torch takes its kernels from then on
         from asyncpar.errors import UsageError
         from asyncpar.torch.process_group import create_group
 
