@@ -16,7 +16,6 @@ from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.launch.failure import (
     LEFT_EARLY,
     RankEnd,
@@ -327,7 +326,7 @@ class CoordinatorMachine:
         if self._phase == JobPhase.RUNNING and is_known and rank not in self._give_up:
             self._silent.take(state, now=now)
             before = self._waits.condition(rank)
-            self._waits.set_condition(rank, CONDITION_WORDS[state.condition], now)
+            self._waits.set_condition(rank, state.describe(), now)
             return self._tell_condition(rank, before)
         return []
 

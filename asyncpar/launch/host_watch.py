@@ -22,7 +22,7 @@ from asyncpar.launch.rank_channel import RankChannel
 from asyncpar.launch.stack_files import StackFile, state_of
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.observe.service import ObserverReply
-from asyncpar.observe.stack_views import ProcessStacks
+from asyncpar.observe.stack_views import ProcessStacks, ThreadView
 from asyncpar.observe.summary import (
     MOST_PAST,
     HostSummary,
@@ -55,6 +55,7 @@ class _WatchedRank(msgspec.Struct):
     channel: RankChannel
     told: Mapping[str, Callable[[], bytes]] = msgspec.field(default_factory=dict)
     stacks: StackFile | None = None
+    on_place: Callable[[str], None] = lambda _: None
     state: RankState | None = None
     state_at: float = 0.0
     summary: RankSummary | None = None
@@ -63,13 +64,13 @@ class _WatchedRank(msgspec.Struct):
     ended_at: float = 0.0
     failure: str = ""
     blames: int | None = None
-    seen_at: str = ""
-    """Where its program is, as far as it could be read while the rank did not answer."""
+    seen: ThreadView | None = None
+    """Its main thread, as far as it could be read while the rank did not answer."""
 
-    def find_place(self) -> str:
-        """Return where the program of the main thread is now, read from its memory; "" if that is not known."""
+    def find_main(self) -> ThreadView | None:
+        """Return the main thread as it is now, read from the rank's memory; None if that cannot be read."""
         threads = () if self.stacks is None or self.ending else self.stacks.read()
-        return threads[0].place if threads and threads[0].is_main else ""
+        return threads[0] if threads and threads[0].is_main else None
 
     @property
     def rank(self) -> int:
@@ -98,11 +99,12 @@ class HostWatch:
         connection: socket.socket,
         told: Mapping[str, Callable[[], bytes]] | None = None,
         stacks: StackFile | None = None,
+        on_place: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Watch a new process, which answers over ``connection``; it takes the place of the one before.
 
-        Kinds in ``told`` are answered by the agent, also for ranks that are stopped or have ended.  Into ``stacks`` it
-        writes its stacks when it cannot answer.
+        Kinds in ``told`` are answered by the agent, also for ranks that are stopped or have ended.  By ``stacks`` its
+        own are read when it cannot answer; ``on_place`` gets the place where its program is then.
         """
         before = self._ranks.get(place.local_rank)
         if before is not None and before.failure:
@@ -111,7 +113,7 @@ class HostWatch:
             self._past = [*self._past, past][-MOST_PAST:]
         self._forget(place.local_rank)
         self.memory.forget(place.rank)
-        self._ranks[place.local_rank] = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks)
+        self._ranks[place.local_rank] = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks, on_place)
 
     def begin_job(self) -> None:
         """Forget the failures of the job before."""
@@ -166,7 +168,8 @@ class HostWatch:
     def find_place(self, place: LaunchEnvironment) -> str:
         """Return where the program of a rank that does not answer is now; "" if that cannot be read."""
         known = self._ranks.get(place.local_rank)
-        return "" if known is None else known.find_place()
+        main = None if known is None else known.find_main()
+        return "" if main is None else main.place
 
     async def look(self) -> None:
         """Ask all ranks for their summaries now."""
@@ -174,7 +177,9 @@ class HostWatch:
 
     async def _look_at(self, known: _WatchedRank) -> None:
         reply = await known.channel.ask("summary", within=_ANSWER_SECONDS)
-        known.seen_at = known.find_place() if reply is None else ""
+        known.seen = known.find_main() if reply is None else None
+        if known.seen is not None and known.seen.place:
+            known.on_place(known.seen.place)
         if reply is not None and reply.content:
             with suppress(msgspec.DecodeError):
                 known.summary, known.heard_at = unpack(reply.content, RankSummary), time.monotonic()
@@ -269,7 +274,8 @@ def _report(known: _WatchedRank) -> RankReport:
         summary=known.summary,
         ending=known.ending,
         blames=known.blames,
-        place=known.seen_at,
+        place="" if known.seen is None else known.seen.place,
+        doing="" if known.seen is None else known.seen.doing,
     )
 
 

@@ -92,7 +92,7 @@ _CONDITIONS = {
 
 def encode_state(state: RankState) -> pb.AgentEvent:
     fields = asdict(state) | {"phase": _PHASES[state.phase], "condition": _CONDITIONS[state.condition]}
-    del fields["place"]
+    fields["place"] = state.place.encode("utf-8", "backslashreplace").decode()  # names of files are any bytes
     return pb.AgentEvent(state=pb.RankState(**fields))
 
 
@@ -103,6 +103,7 @@ def decode_state(message: pb.RankState) -> RankState:
         phase=next((phase for phase, number in _PHASES.items() if number == message.phase), None),
         condition=next((kind for kind, number in _CONDITIONS.items() if number == message.condition), Condition.WELL),
         seconds=message.seconds if math.isfinite(message.seconds) else 0.0,
+        place=message.place,
     )
 
 

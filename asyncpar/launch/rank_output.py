@@ -318,6 +318,11 @@ class RankOutput:
             prefix = self._prefix.encode()
             await self._display.lines(b"".join(prefix + line + b"\n" for line in lines), is_output=True)
 
+    def relocate(self, place: str) -> None:
+        """Take where the program is, read from outside, of a rank that does not answer: what it reported is older."""
+        if self._told.blocked:
+            self._tell(replace(self._told, blocked=place))
+
     def _tell(self, told: RankTold) -> None:
         if told != self._told:
             self._told = told

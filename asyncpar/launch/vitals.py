@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.waits import CONDITION_WORDS
 
 LOOK_SECONDS: Final = 0.2
 """Seconds between two looks of an agent at its ranks."""
@@ -53,7 +54,7 @@ class RankState:
     """The state of a rank as its agent sees it; it has been in ``condition`` for ``seconds``.
 
     ``phase`` None: none was reported; programs that do not use asyncpar report none.  ``place`` is where the program of
-    a rank is that is not well, "" if its memory does not say that; it stays on its host.
+    a rank is that is not well, "" if its memory does not say that.
     """
 
     generation: int
@@ -62,6 +63,11 @@ class RankState:
     condition: Condition = Condition.WELL
     seconds: float = 0.0
     place: str = ""
+
+    def describe(self) -> str:
+        """Return what others hear of the rank: ``is stopped (SIGSTOP, or a debugger), at train.py:57``; "" if well."""
+        words = CONDITION_WORDS[self.condition]
+        return f"{words}, at {self.place}" if words and self.place else words
 
 
 class Vitals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,15 +27,25 @@ class RankTold:
     has_failed: bool = False
 
 
+class _SaidWait(NamedTuple):
+    """A wait that was said: of ``ranks`` in order; ``how`` their culprit was stopped or blocked then, "" if not."""
+
+    ranks: list[int]
+    how: str
+
+
 class WaitBoard:
-    """What the ranks of one generation wait for.  A wait is said once, and once more when it is over."""
+    """What the ranks of one generation wait for.
+
+    A wait is said once, once more if its culprit turns out to be stopped or blocked only later, and when it is over.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, WaitNotice] = {}
         self._blocked: dict[int, str] = {}
         self._conditions: dict[int, str] = {}
-        self._told: dict[int | None, list[int]] = {}
-        """By culprit: who waits for it, in order."""
+        self._told: dict[int | None, _SaidWait] = {}
+        """By culprit."""
         self._said: set[str] = set()
         """Deadlocks that were told."""
         self._has_failed = False
@@ -100,14 +110,16 @@ class WaitBoard:
         lines = []
         for culprit in [culprit for culprit in self._told if culprit not in by_culprit]:
             gone_on = [
-                rank for rank in self._told.pop(culprit) if rank not in self._waiting and not self.condition(rank)
+                rank for rank in self._told.pop(culprit).ranks if rank not in self._waiting and not self.condition(rank)
             ]
             if gone_on and not self._has_failed:
                 lines.append(f"{name_ranks(gone_on)} {'goes' if len(gone_on) == 1 else 'go'} on")
         self._has_failed = False
         for culprit, waiting in by_culprit.items():
-            if culprit not in self._told:
-                self._told[culprit] = sorted(waiting)
+            how = "" if culprit is None else self.condition(culprit)
+            said = self._told.get(culprit)
+            if said is None or (how and not said.how):
+                self._told[culprit] = _SaidWait(sorted(waiting), how)
                 lines += [line for line in sum_up(notices, only=waiting) if line not in self._said]
                 self._said |= {notice.cycle for notice in waiting.values() if notice.cycle}
         return lines

@@ -267,7 +267,8 @@ class WorkerGroup:
             "output": output.recent.read,
             "tail": lambda: output.recent.tail(process.pid),
         }
-        self._tools.watch.add(plan.place, process.pid, asking, told, self._files.stacks.get(plan.place.local_rank))
+        stacks = self._files.stacks.get(plan.place.local_rank)
+        self._tools.watch.add(plan.place, process.pid, asking, told, stacks, output.relocate)
         return process, output
 
     async def _watch(self, plan: RankPlan, process: RankProcess, output: RankOutput, tasks: asyncio.TaskGroup) -> None:

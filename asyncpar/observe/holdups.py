@@ -161,8 +161,9 @@ def find_trouble(report: RankReport) -> str:
     if summary is None:
         return ""
     if (blocked := summary.blocked) is not None and is_blocked(report):
-        what = f" in {blocked.what}" if blocked.what else ""
-        return f"blocks its event loop{what} at {blocked.where}, for {spell_seconds(blocked.seconds)}"
+        what = f" in {blocked.what}" if blocked.what and not report.place else ""
+        where = report.place or blocked.where
+        return f"blocks its event loop{what} at {where}, for {spell_seconds(blocked.seconds + report.age)}"
     return f"has told nothing for {spell_seconds(report.age)}" if report.age >= SILENT_SECONDS else ""
 
 
@@ -171,7 +172,7 @@ def describe_rank(report: RankReport) -> str:
     summary = report.summary
     site = "" if summary is None else summary.user_site
     if trouble := find_trouble(report):
-        if report.place:
+        if report.place and f" at {report.place}," not in trouble:
             return f"{trouble}, at {report.place}"
         return f"{trouble}, last seen at {site}" if site and CONDITION_WORDS.get(report.condition) else trouble
     if report.condition == "ended":

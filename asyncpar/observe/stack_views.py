@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from asyncpar.core.observe.waits import describe_place
+
 _DUMPED_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _DUMPED_FRAME: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')
 _COLLECTING: Final = "Garbage-collecting"
@@ -81,6 +83,11 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             if frame.file.startswith(_LOOP):
                 return ""
         return ""
+
+    @property
+    def doing(self) -> str:
+        """What the program does there, in the words in which ranks report it; "" if the place is not known."""
+        return describe_place(self.place, is_inside=bool(self.frames) and self.frames[-1].file.startswith(_PACKAGE))
 
 
 class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -228,7 +228,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code runs, but it computes), ``uninterruptible`` (in the kernel), or ``ended``, for ``seconds``.  ``summary`` is
     what it told last, ``age`` seconds ago; None: it has told nothing (it does not use asyncpar, or has not yet come so
     far).
-    ``place`` is where its program is, as its agent reads it from outside while the rank does not answer.
+    ``place`` is where its program is, as its agent reads it from outside while the rank does not answer, and ``doing``
+    what it does there, in the words of ``RankSummary.doing``.
     ``ending`` says how it ended, and ``blames`` is the rank that it has named as the cause then.
     """
 
@@ -244,6 +245,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ending: str = ""
     blames: int | None = None
     place: str = ""
+    doing: str = ""
 
     def aged(self, seconds: float) -> RankReport:
         """Return it that many seconds later: a condition lasts as long as no other one is reported."""

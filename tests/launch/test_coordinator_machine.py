@@ -353,6 +353,13 @@ def test_a_rank_without_a_sign_of_life_is_never_condemned_unless_the_user_asks(c
     assert coordinator.handle(CoordinatorTick(), now=1e6) == []
 
 
+def test_the_others_hear_where_a_rank_is_stopped() -> None:
+    coordinator = running()
+    state = replace(stopped(2), place="train.py:9")
+    [first, _] = orders(coordinator.handle(RankChanged(1, state), now=1.0), TellCondition)
+    assert first[1].how == "is stopped (SIGSTOP, or a debugger), at train.py:9"
+
+
 def test_a_rank_that_runs_again_in_time_is_kept_and_an_agent_speaks_for_its_own_only() -> None:
     coordinator = running()
     coordinator.handle(RankChanged(1, stopped(0)), now=0.5)  # rank 0 is not its own

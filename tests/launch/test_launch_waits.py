@@ -39,7 +39,7 @@ STOP = """
         [
             ("await asyncio.sleep(3)", "sleeps at job.py:"),
             ("time.sleep(3)", "blocks its event loop at job.py:"),
-            (STOP, "is stopped (SIGSTOP, or a debugger);"),
+            (STOP, "is stopped (SIGSTOP, or a debugger), at job.py:"),
         ],
     ),
 )

@@ -63,7 +63,7 @@ def test_an_introduction_tells_no_place_from_place_0(node_rank: int | None) -> N
 @pytest.mark.parametrize("phase", [None, *Phase])
 @pytest.mark.parametrize("condition", list(Condition))
 def test_a_state_arrives_in_any_phase_and_condition(phase: Phase | None, condition: Condition) -> None:
-    state = RankState(generation=1, rank=2, phase=phase, condition=condition, seconds=1.5)
+    state = RankState(generation=1, rank=2, phase=phase, condition=condition, seconds=1.5, place="é\n.py:9")
     assert decode_state(encode_state(state).state) == state
 
 

@@ -68,6 +68,18 @@ def test_agents_know_what_a_stopped_or_blocked_rank_cannot_tell() -> None:
     assert blocked.condition(2) == ""
 
 
+def test_a_culprit_that_is_found_stopped_or_blocked_later_is_said_once_more() -> None:
+    waits = board(waiting(0, 2, where="has not answered for 2.2 s"))
+    assert "which has not answered" in waits.say(2.0)[0]
+    waits.take(RankTold(0, 2, None, "t.py:9"), 3.0)
+    [line] = waits.say(4.0)
+    assert line.startswith("rank 0 waits for rank 2 (b), which blocks its event loop at t.py:9;")
+    waits.take(RankTold(0, 2, None, "t.py:10"), 5.0)
+    assert waits.say(6.0) == []
+    waits.take(RankTold(0, 0), 7.0)
+    assert waits.say(8.0) == ["rank 0 goes on"]
+
+
 def test_a_rank_that_waited_itself_before_it_was_stopped_is_the_culprit() -> None:
     waits = board(waiting(2, 0), waiting(0, 2))
     waits.set_condition(2, "is stopped", 1.0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice
 from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.launch.commands.job_text import show_job
 from asyncpar.launch.wait_board import RankTold, WaitBoard
-from asyncpar.observe.holdups import describe_holdups, find_waits
+from asyncpar.observe.holdups import describe_holdups, describe_rank, find_waits
 from asyncpar.observe.summary import (
     AskSummary,
     BlockedSummary,
@@ -53,6 +53,15 @@ def report(
     return RankReport(
         rank=rank, host="a", pid=100 + rank, phase="member", condition=condition, seconds=3.0, summary=summary
     )
+
+
+def test_what_a_rank_reported_is_replaced_by_what_is_read_from_outside_while_it_does_not_answer() -> None:
+    told = report(1, blocked=BlockedSummary(what="task 'a'", where="train.py:9", seconds=2.0))
+    assert describe_rank(told) == "blocks its event loop in task 'a' at train.py:9, for 2.0 s"
+    later = msgspec.structs.replace(told, age=3.0, place="train.py:40", doing="is in user code at train.py:40")
+    assert describe_rank(later) == "blocks its event loop at train.py:40, for 5.0 s"
+    hung = msgspec.structs.replace(later, condition="hung", seconds=6.0)
+    assert describe_rank(hung) == f"{CONDITION_WORDS['hung']}, for 6.0 s, at train.py:40"
 
 
 def job(*reports: RankReport) -> JobSummary:

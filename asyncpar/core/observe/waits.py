@@ -23,6 +23,15 @@ CONDITION_WORDS: Final = {
 }
 """The words about a rank in a condition that its agent sees (``launch/vitals.py``), everywhere."""
 
+
+def describe_place(place: str, *, is_inside: bool) -> str:
+    """Return what a program does at ``place``: ``is in user code at train.py:57``, or it waits inside of asyncpar.
+
+    "" if the place is not known.
+    """
+    return f"{'waits' if is_inside else 'is in user code'} at {place}" if place else ""
+
+
 _LONGEST: Final = 300
 _LONGEST_WAY: Final = 6
 

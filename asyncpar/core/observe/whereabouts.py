@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from asyncpar.core.observe.recorder import is_internal
+from asyncpar.core.observe.waits import describe_place
 
 _STANDARD: Final = (str(Path(threading.__file__).parent) + os.sep, "<frozen")
 _PACKAGES: Final = f"{os.sep}site-packages{os.sep}"
@@ -62,9 +63,7 @@ def _describe_running(frame: FrameType | None) -> str:
 
 def describe_frame(frame: FrameType | None) -> str:
     """Return what the code of ``frame`` does for the user's code that has called it."""
-    is_inside = frame is not None and is_internal(frame.f_code)
-    place = user_place(frame)
-    return f"{'waits' if is_inside else 'is in user code'} at {place}" if place else ""
+    return describe_place(user_place(frame), is_inside=frame is not None and is_internal(frame.f_code))
 
 
 def user_place(frame: FrameType | None) -> str:

@@ -93,12 +93,14 @@ def row_of(report: RankReport) -> tuple[str, ...]:
         if state == "member" and is_waiting(ask, report.age):
             state, seconds = "waiting", ask.seconds
     if summary is not None and summary.blocked is not None and report.condition == "well":
-        state, seconds, site = "blocked", summary.blocked.seconds, summary.blocked.where
-        what = what or summary.blocked.what
+        state, seconds = "blocked", summary.blocked.seconds + report.age
+        site = report.place or summary.blocked.where
+        what = what or (summary.blocked.what if site == summary.blocked.where else "")
     if report.ending:
         what = report.ending
-    if not what and summary is not None and site and not report.place:
-        what = summary.doing.removesuffix(f" at {site}")
+    if not what and site:
+        doing = report.doing if report.place or summary is None else summary.doing
+        what = doing.removesuffix(f" at {site}")
     state = "running" if state == "member" else state
     if summary is not None and report.is_stale and report.condition != "ended":
         state += f" (reported {spell_seconds(report.age)} ago)"

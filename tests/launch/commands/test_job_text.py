@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncpar.launch.commands.job_text import MOST_HOLDUPS, MOST_LINES, name_dashboard, show_job
+from asyncpar.launch.commands.job_text import MOST_HOLDUPS, MOST_LINES, TITLES, name_dashboard, row_of, show_job
 from asyncpar.observe.summary import (
     HostSummary,
     JobSummary,
@@ -49,6 +49,15 @@ def test_nothing_is_said_of_a_job_that_is_well() -> None:
     assert lines[0] == "job train: running for 20 s, 2 ranks on 1 host"
     assert lines[2].split() == ["rank", "host", "pid", "state", "for", "what", "at"]
     assert lines[3].split() == ["0", "a", "100", "running", "train.py:9"]
+
+
+def test_a_rank_that_is_read_from_outside_has_a_place_and_what_it_does_there() -> None:
+    stopped = msgspec.structs.replace(
+        report(1), condition="stopped", seconds=3.0, place="t.py:5", doing="is in user code at t.py:5"
+    )
+    for each in (stopped, msgspec.structs.replace(stopped, summary=None)):
+        row = dict(zip(TITLES, row_of(each), strict=True))
+        assert (row["state"], row["for"], row["what"], row["at"]) == ("stopped", "3.0 s", "is in user code", "t.py:5")
 
 
 def test_the_last_reasons_why_ranks_began_again_are_listed_the_newest_first() -> None:

@@ -178,7 +178,7 @@ class AgentInterrupted(_message.Message):
     def __init__(self, signal_number: _Optional[int] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("generation", "rank", "phase", "condition", "seconds")
+    __slots__ = ("generation", "rank", "phase", "condition", "seconds", "place")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[RankState.Phase]
@@ -206,12 +206,14 @@ class RankState(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     rank: int
     phase: RankState.Phase
     condition: RankState.Condition
     seconds: float
-    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., phase: _Optional[_Union[RankState.Phase, str]] = ..., condition: _Optional[_Union[RankState.Condition, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    place: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., phase: _Optional[_Union[RankState.Phase, str]] = ..., condition: _Optional[_Union[RankState.Condition, str]] = ..., seconds: _Optional[float] = ..., place: _Optional[str] = ...) -> None: ...
 
 class HostObserved(_message.Message):
     __slots__ = ("summary",)
