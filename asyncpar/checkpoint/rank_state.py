@@ -39,8 +39,11 @@ def pieces_of_rank(rank: int, state: Mapping[str, NDArray[Any]]) -> list[Piece]:
     ]
 
 
-def wanted_of_rank(rank: int, arrays: Sequence[tuple[int, str]]) -> list[Wanted]:
-    """Return what to load of what ``pieces_of_rank`` has saved: ``arrays`` are its counts and names of dtypes."""
+def wanted_of_rank(rank: int, arrays: Sequence[tuple[int, str]], *, first: int = 0) -> list[Wanted]:
+    """Return what to load of what ``pieces_of_rank`` has saved.
+
+    ``arrays`` are its counts and names of dtypes, from number ``first`` on.
+    """
     return [
         Wanted(
             name=_name(rank, index),
@@ -49,7 +52,7 @@ def wanted_of_rank(rank: int, arrays: Sequence[tuple[int, str]]) -> list[Wanted]
             flat=(0, size),
             dtype=dtype_named(dtype) or np.dtype(dtype),
         )
-        for index, (size, dtype) in enumerate(arrays)
+        for index, (size, dtype) in enumerate(arrays, first)
     ]
 
 
@@ -69,16 +72,20 @@ async def load_rank_state(
     model: Mapping[str, Any],
     communicator: Communicator,
     what: str,
+    lost: Collection[str] | None = None,
 ) -> dict[str, NDArray[Any]] | None:
     """Return this rank's state in a checkpoint that was ``loaded``; None where it has none for this ``layout``.
 
     ``described`` is what ``describe_state`` has returned on each rank that saved; all ranks call this.  State of
-    another layout is dropped, and rank 0 logs a warning that says so, calling it ``what``, and names its arrays.
+    another layout is dropped, and rank 0 logs a warning that says so, calling it ``what``, and names its arrays: those
+    that are ``lost`` (None: all), if there are any.
     """
     saved = [one for one in described if one is not None]
     is_same = len(saved) == len(described) == communicator.size and all(one["layout"] == layout for one in saved)
     if not is_same:
-        if communicator.rank == 0 and any(one["arrays"] for one in saved):
+        names = dict.fromkeys(key for one in saved for key, _, _ in one["arrays"])
+        dropped = [key for key in names if lost is None or key in lost]
+        if communicator.rank == 0 and dropped:
             _log.warning(
                 "%s: %s was saved by %d ranks (%s) and is dropped on %d ranks (%s): %s",
                 loaded.path,
@@ -87,7 +94,7 @@ async def load_rank_state(
                 saved[0]["layout"],
                 communicator.size,
                 layout,
-                _listed(dict.fromkeys(key for one in saved for key, _, _ in one["arrays"])),
+                _listed(dropped),
             )
         return None
     if not any(one["arrays"] for one in saved):

@@ -167,10 +167,17 @@ class BucketLayout:
         if self.mirrors is not None:
             self.mirrors.close()
 
-    def restore(self, residuals: Mapping[str, Values], state: Mapping[str, Values]) -> None:
-        """Fill in what an earlier layout kept, as far as it fits."""
+    def restore(
+        self, residuals: Mapping[str, Values], lacking: Mapping[str, Values], state: Mapping[str, Values]
+    ) -> None:
+        """Fill in what an earlier layout kept, as far as it fits.
+
+        ``lacking`` is what means lack, equal on all replicas; it becomes the residuals of the ranks that have some.
+        """
         for scheme in self.schemes:
-            scheme.restore_residuals(residuals)
+            names = [slot.name for slot in scheme.bucket.slots if slot.name in lacking]
+            owed = {name: lacking[name] * np.float32(scheme.residual_gain) for name in names}
+            scheme.restore_residuals({**residuals, **owed})
             scheme.restore(state)
 
 
@@ -230,6 +237,7 @@ class SchemeMaker:
             self.hosts.inside,
             None if between is None else self._flat(bucket, between, None, memory),
             hosts=hosts,
+            replicas=self.groups.replicas.size,
             is_mean=self._gives_mean(hosts),
             dtype=self._dtype(bucket),
             memory=memory,

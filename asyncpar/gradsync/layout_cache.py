@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs import Values
+from asyncpar.codecs import AnyCodec, Identity, Values
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.placement import Placement
 from asyncpar.core.config.rank_order import RankOrder
@@ -43,9 +44,12 @@ from asyncpar.gradsync.tuning import AUTO, Choice
 T = TypeVar("T")
 
 _RESIDUAL = "residual/"
+_LACKING = "lacking/"
 _CODEC = "codec/"
 _ORDER = "order"
 _CHOICE = "choice of auto"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +71,25 @@ class SyncSettings:
 class _Kept:
     """Residuals and codec state for the next layout: float32 vectors by parameter's name.
 
-    Beside a layout, those of parameters that are not in it, because they are frozen.
+    ``lacking`` is what means lack, equal on all replicas, which becomes residuals in it: which ranks have some is known
+    only then.  Beside a layout, those of parameters that are not in it, because they are frozen.
     """
 
     residuals: dict[str, Values] = field(default_factory=dict)
     codec_state: dict[str, Values] = field(default_factory=dict)
+    lacking: dict[str, Values] = field(default_factory=dict)
 
     def of(self, names: Collection[str]) -> _Kept:
         """Return what is kept of ``names``."""
         return _Kept(
             {name: values for name, values in self.residuals.items() if name in names},
             {name: values for name, values in self.codec_state.items() if name in names},
+            {name: values for name, values in self.lacking.items() if name in names},
         )
+
+
+DROPPED = "residuals of compression from before are dropped %s: %s"
+"""The warning for what cannot be made up for: why, and the names."""
 
 
 class LayoutCache:
@@ -153,7 +164,9 @@ class LayoutCache:
         if place is not None and wanted.is_staged(place):
             mirrors, place = HostMirrors(by_name, place), None
         layout = replace(self._make(specs, self._resolved, place, frozen), mirrors=mirrors)
-        layout.restore(self._kept.residuals, self._kept.codec_state)
+        layout.restore(self._kept.residuals, self._kept.lacking, self._kept.codec_state)
+        if not self._has_feedback(settled.codec):
+            self._warn_of([spec.name for spec in specs if spec.name in self._kept.lacking])
         if self._settings.bucketing.gradient_as_bucket_view:
             bind_views(layout, by_name)
         self._layout, self._kept = layout, self._kept.of(frozen if self.compression.error_feedback else ())
@@ -215,7 +228,8 @@ class LayoutCache:
         """Free the buffers, but keep what belongs to parameters."""
         if self._layout is not None:
             residuals = {name: residual.copy() for name, residual in self._layout.residuals()}
-            self._kept = _Kept(self._kept.residuals | residuals, self._kept.codec_state | self._layout.codec_state())
+            codec_state = self._kept.codec_state | self._layout.codec_state()
+            self._kept = _Kept(self._kept.residuals | residuals, codec_state, self._kept.lacking)
             self._layout.close()
             self._layout = None
 
@@ -239,6 +253,7 @@ class LayoutCache:
 
     def _all_residuals(self) -> Iterator[tuple[str, Values]]:
         yield from self._kept.residuals.items()
+        yield from self._kept.lacking.items()
         if self._layout is not None:
             yield from self._layout.residuals()
 
@@ -251,19 +266,35 @@ class LayoutCache:
     @property
     def residual_nbytes(self) -> int:
         """Bytes that error feedback takes."""
-        waiting = sum(values.nbytes for values in self._kept.residuals.values())
-        return waiting + (0 if self._layout is None else self._layout.residual_nbytes)
+        waiting = [*self._kept.residuals.values(), *self._kept.lacking.values()]
+        return sum(values.nbytes for values in waiting) + (0 if self._layout is None else self._layout.residual_nbytes)
 
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
         """Go on from other residuals."""
         self.drop()
         self._kept.residuals = {name: _flat_copy(values) for name, values in residuals.items()}
+        self._kept.lacking = {}
+
+    def owe(self, lacking: Mapping[str, Values]) -> list[str]:
+        """Make up for what means lack, equal on all replicas, by residuals of the next layout, in place of others.
+
+        Returns the names of those for which nothing can make up, because nothing is encoded with error feedback.
+        """
+        self.drop()
+        self._kept.residuals, self._kept.lacking = {}, {}
+        codec = None if self.compression.is_automatic else self.compression.make_codec()
+        if not self._has_feedback(codec):
+            return [name for name, values in lacking.items() if np.any(values)]
+        self._kept.lacking = {name: _flat_copy(values) for name, values in lacking.items()}
+        return []
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of residuals, codec state, the observed order of gradients and what ``"auto"`` has chosen."""
         codec = self._kept.codec_state | ({} if self._layout is None else self._layout.codec_state())
-        residuals = {f"{_RESIDUAL}{name}": values for name, values in self.residuals().items()}
-        state: dict[str, NDArray[Any]] = residuals | {f"{_CODEC}{name}": kept.copy() for name, kept in codec.items()}
+        residuals = self._kept.residuals | ({} if self._layout is None else dict(self._layout.residuals()))
+        state: dict[str, NDArray[Any]] = {f"{_RESIDUAL}{name}": values.copy() for name, values in residuals.items()}
+        state |= {f"{_LACKING}{name}": values.copy() for name, values in self._kept.lacking.items()}
+        state |= {f"{_CODEC}{name}": kept.copy() for name, kept in codec.items()}
         if self.is_observed and self._order is not None:
             state[_ORDER] = _json(self._order)
         if self._choice is not None:
@@ -283,6 +314,8 @@ class LayoutCache:
         for key, values in state.items():
             if key.startswith(_RESIDUAL):
                 self._kept.residuals[key.removeprefix(_RESIDUAL)] = _flat_copy(values)
+            elif key.startswith(_LACKING):
+                self._kept.lacking[key.removeprefix(_LACKING)] = _flat_copy(values)
             elif key.startswith(_CODEC):
                 self._kept.codec_state[key.removeprefix(_CODEC)] = _flat_copy(values)
             elif key == _ORDER:
@@ -291,11 +324,23 @@ class LayoutCache:
                 self._chosen = _decoded(key, values, str)
             else:
                 raise UsageError(
-                    f"state: expected {_ORDER}, {_CHOICE} and names that begin with {_RESIDUAL} or {_CODEC}, "
-                    f"got {key!r}"
+                    f"state: expected {_ORDER}, {_CHOICE} and names that begin with {_RESIDUAL}, {_LACKING} or "
+                    f"{_CODEC}, got {key!r}"
                 )
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _has_feedback(self, codec: AnyCodec | None) -> bool:
+        """Can anything be a residual with ``codec``; None: with what will be chosen?"""
+        return (
+            self.compression.error_feedback
+            and self._settings.groups.replicas.size > 1
+            and not isinstance(codec, Identity)
+        )
+
+    def _warn_of(self, lost: Sequence[str]) -> None:
+        if lost and self._settings.groups.replicas.rank == 0:
+            _log.warning(DROPPED, "without a codec and error feedback", ", ".join(lost))
 
     def _plan(
         self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None, bucket_size_mb: float | None = None
@@ -497,3 +542,14 @@ def find_non_finite(scheme: Scheme) -> list[str]:
         return scheme.find_non_finite()
     packed = scheme.payload
     return [slot.name for slot in scheme.bucket.slots if not np.isfinite(packed[slot.start : slot.stop]).all()]
+
+
+def owed_parameter(key: str) -> str | None:
+    """Return the parameter whose residual ``state`` has as ``key``; None if it is something else."""
+    prefix = next((prefix for prefix in (_RESIDUAL, _LACKING) if key.startswith(prefix)), None)
+    return None if prefix is None else key.removeprefix(prefix)
+
+
+def is_of_codec(key: str) -> bool:
+    """Is what ``state`` has as ``key`` kept by a codec?"""
+    return key.startswith(_CODEC)

@@ -396,6 +396,16 @@ class GradientSynchronizer:
         self._layouts.restore_residuals(residuals)
         self._standing.doubt()
 
+    def owe(self, lacking: Mapping[str, Values]) -> list[str]:
+        """Make up for ``lacking`` in the next steps, in place of residuals so far; to be called on all ranks.
+
+        That is what means were too small by in another layout of ranks: flat, by parameter, equal on all replicas.
+        Returns the parameters for which that cannot be, as nothing is compressed with error feedback here.
+        """
+        self._check_idle("owe")
+        self._standing.doubt()
+        return self._layouts.owe(lacking)
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of all that error feedback and codecs keep on this rank, vectors by name, for checkpoints.
 
@@ -403,6 +413,11 @@ class GradientSynchronizer:
         final, which decides on buckets, is part of it, and so is what the codec ``"auto"`` has chosen.
         """
         return self._layouts.state()
+
+    @property
+    def replicas(self) -> Communicator:
+        """The group of the ranks that hold what this one holds, over which gradients are averaged."""
+        return self._groups.replicas
 
     @property
     def steps(self) -> int:

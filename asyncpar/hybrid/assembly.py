@@ -12,7 +12,12 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.checks import is_default
-from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import (
+    CommunicationStrategy,
+    MemoryOptimizationStrategy,
+    RankMapping,
+    ThreeDParallelismConfig,
+)
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig
@@ -169,7 +174,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
         worker=worker,
         memory=memory,
         memory_limit=limit,
-        layout=f"{config.parallelism.rank_order()}, {config.compression}, {config.bucketing}, {config.zero}",
+        layout=_describe_layout(config, groups),
     )
 
 
@@ -242,6 +247,13 @@ def _synchronizer_of_shards(config: HybridConfig, groups: ProcessGroups) -> Grad
         when_not_finite=NonFinitePolicy.SKIP_STEP,
         name="hybrid/shared",
     )
+
+
+def _describe_layout(config: HybridConfig, groups: ProcessGroups) -> str:
+    """Return what decides on who keeps which residuals; where it is only one rank of each host, hosts, too."""
+    by_host = config.parallelism.comm_strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
+    hosts = f", hosts {groups.world.hosts}" if by_host or config.compression.is_automatic else ""
+    return f"{config.parallelism.rank_order()}, {config.compression}, {config.bucketing}, {config.zero}{hosts}"
 
 
 async def _find_room(limit: int, taken: int, groups: ProcessGroups) -> int:

@@ -30,6 +30,7 @@ from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.checkpointing import carry_over, load_flow, save_flow, wanted_by
 from asyncpar.zero.errors import StepTorn
+from asyncpar.zero.lacking import gather_lacking, take_over
 from asyncpar.zero.share import StatePiece
 
 _log = logging.getLogger(__name__)
@@ -192,8 +193,8 @@ class ThreeDParallelismCoordinator:
         but where parameters and states lie: sizes and order of the axes, layers of stages, the stage of ZeRO, states
         that the rule has not had.  That, what does not fit model or world, and what ranks say differently, is a
         ``UsageError`` on every rank, with nothing changed.  For a while memory holds both.  Gradients that no
-        ``optimizer_step`` has used are dropped, and so are residuals of compression where gradients are reduced in
-        another way than before.
+        ``optimizer_step`` has used are dropped.  Residuals of compression are summed up and shared out anew where
+        gradients are reduced in another way than before; what cannot be is named in a warning in the log.
         """
         if isinstance(config, ThreeDParallelismConfig):
             config = replace(self.config, parallelism=config)
@@ -210,8 +211,11 @@ class ThreeDParallelismCoordinator:
             arrays = await carry_over(self.pieces(), flow.pieces(), apart)
             mine = self._assembly.flow
             await flow.restore(arrays, mine.step_count, mine.skipped, other._runner.attempt)
+            state = mine.reduction_state()
             if self._assembly.layout == other._assembly.layout:
-                flow.restore_reduction(mine.reduction_state())
+                flow.restore_reduction(state)
+            else:
+                take_over(flow, await gather_lacking(state, mine.parameters, other.groups), lost=state.lost)
         except BaseException:
             await other.close()
             raise
@@ -226,8 +230,9 @@ class ThreeDParallelismCoordinator:
     async def save(self, folder: Path, *, extra: Mapping[str, Any] | None = None, keep: int | None = None) -> Path:
         """Save a checkpoint that coordinators of any other layout can load, and return its folder.
 
-        Residuals of compression and the order of buckets are part of it, for the same layout: there training goes on
-        to the same bits.  In another layout they are dropped, with a warning in the log.
+        Residuals of compression and the order of buckets are part of it: in the same layout training goes on to the
+        same bits.  In another one residuals are summed up and shared out anew; what cannot be is named in a warning in
+        the log.
         ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest are left.
         """
         await self._settle(Intent.SAVE)
@@ -253,11 +258,16 @@ class ThreeDParallelismCoordinator:
         self._has_failed = True
         assembly, identity = self._assembly, self.model.identity
         loaded = await load_flow(
-            folder, self._wanted, layout=assembly.layout, model=identity, communicator=self.groups.world
+            folder,
+            self._wanted,
+            assembly.flow.parameters,
+            layout=assembly.layout,
+            model=identity,
+            communicator=self.groups.world,
         )
         self._is_torn = True
         await assembly.flow.restore(loaded.arrays, loaded.run["updates"], loaded.skipped, self._runner.attempt)
-        assembly.flow.restore_reduction(loaded.reduction)
+        loaded.restore_reduction(assembly.flow)
         self.steps = loaded.run["steps"]
         self._scaler.restore(loaded.run["scaler"])
         self._verdict, self._was_taken = None, False

@@ -261,7 +261,13 @@ def replicated(
         hosts=groups if groups.hosts > 1 else None,
     )
     flow = ReplicatedFlow(
-        intake.parameters, rule, synchronizer, replicas=1, rank=world.ranks[world.rank], gradients=intake.gradients
+        intake.parameters,
+        rule,
+        synchronizer,
+        replicas=1,
+        rank=world.ranks[world.rank],
+        gradients=intake.gradients,
+        weight=1 if config.zero_config.average else world.size,
     )
     return NodeFlow(flow, intake, config, groups, name=name)
 

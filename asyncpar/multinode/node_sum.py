@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.collectives.arrays import collective_reduction
 from asyncpar.collectives.call import WatchedCall
@@ -30,6 +31,16 @@ class NodeSums(RowSums):
 
     def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
         return NodeSum(self._groups, rows, row, op=op, between=self._between, pool=pool, feedback=feedback)
+
+    def senders(self, rows: int) -> NDArray[np.int64]:
+        """Rows of other nodes are encoded, by the first rank of each node."""
+        leaders, per_node = self._groups.between, self._groups.inside.size
+        if leaders is None:
+            return np.zeros(rows, np.int64)
+        return np.where(np.arange(rows) // per_node == leaders.rank, 0, leaders.size - 1)
+
+    def divisor(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
+        return 1 if collective_reduction(op, dtype).scales else super().divisor(rows, dtype, op)
 
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
         """Return what the first rank of a node takes: the sum of the node, the part of the node, and both encoded."""
@@ -130,6 +141,12 @@ class TimedSums(RowSums):
     def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
         inner = self._inner.make(rows, row, op=op, pool=pool, feedback=feedback)
         return TimedSum(inner, self._intervals(), self._clock)
+
+    def senders(self, rows: int) -> NDArray[np.int64]:
+        return self._inner.senders(rows)
+
+    def divisor(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
+        return self._inner.divisor(rows, dtype, op)
 
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
         return self._inner.extra_bytes(rows, width, dtype)

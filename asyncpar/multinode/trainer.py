@@ -208,8 +208,9 @@ class MultiNodeTrainer:
 
         Between steps; all ranks share ``folder``, in which the last ``keep`` stay (None: all).
         See ``asyncpar.checkpoint.save_checkpoint``.  Residuals of
-        compression and the order of buckets are part of it, for the same configuration: there training goes on to the
-        same bits.  With another one they are dropped, with a warning in the log.
+        compression and the order of buckets are part of it: with the same configuration training goes on to the
+        same bits.  With another one residuals are summed up and shared out anew; what cannot be is named in a warning
+        in the log.
         """
         known = self._known("save_checkpoint")
         known.check_between_steps("save_checkpoint")
@@ -236,10 +237,15 @@ class MultiNodeTrainer:
         await known.flow.resume()
         flow, world = known.flow.inner, self._open("load_checkpoint").world
         loaded = await load_flow(
-            Path(folder), wanted_by(flow), layout=known.layout, model=known.identity, communicator=world
+            Path(folder),
+            wanted_by(flow),
+            flow.parameters,
+            layout=known.layout,
+            model=known.identity,
+            communicator=world,
         )
         await flow.restore(loaded.arrays, loaded.run["steps"], loaded.skipped)
-        flow.restore_reduction(loaded.reduction)
+        loaded.restore_reduction(flow)
         self._steps, self._micro_steps = loaded.run["steps"], loaded.run["micro_steps"]
         return loaded.extra
 

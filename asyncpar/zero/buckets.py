@@ -58,6 +58,11 @@ class Means:
     row_sums: RowSums
     feedback: StepFeedback | None
 
+    @property
+    def op(self) -> ReduceOp:
+        """What gradients are reduced to."""
+        return "mean" if self.config.average else "sum"
+
     def squared_norm(self, without: Collection[str]) -> float:
         """Return the sum of squares of the reduced gradients that this rank owns, but those ``without``."""
         counted = (share for share in self.shares if not share.is_frozen and share.parameter.name not in without)
@@ -175,9 +180,8 @@ class BucketReduction:
             self._is_lent = lent is not None
             rows = self._loans.take((means.partition.size, bucket.width), bucket.dtype) if lent is None else lent
             row = self._loans.take((1, bucket.width), bucket.dtype)
-            op: ReduceOp = "mean" if means.config.average else "sum"
             feedback = None if means.feedback is None else means.feedback.of(bucket)
-            self._sum = means.row_sums.make(rows, row, op=op, pool=means.pool, feedback=feedback)
+            self._sum = means.row_sums.make(rows, row, op=means.op, pool=means.pool, feedback=feedback)
         return self._sum
 
     def _lent_rows(self) -> Rows | None:

@@ -11,13 +11,14 @@ from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
 from asyncpar.checkpoint.rank_state import describe_state, load_rank_state, pieces_of_rank
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.nn.parameter import Array
+from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero.flow import GradientFlow, ReductionState
+from asyncpar.zero.lacking import Lacking, describe_parts, load_lacking, take_over
 from asyncpar.zero.share import StatePiece
 
 _RUN, _USER, _REDUCTION, _NUMBER = "run", "user", "reduction", "reductions"
-_SKIPPED = "skipped"
-_WHAT = "what the reduction of gradients keeps between steps (residuals of compression, order of buckets)"
+_SKIPPED, _PARTS = "skipped", "parts"
+_WHAT = "what the reduction of gradients keeps between steps (residuals of compression, what codecs have learned)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class LoadedFlow:
     """The part of a checkpoint that this rank has asked for.
 
     ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` are what was saved as such.  ``reduction`` is
-    None where ranks reduce in another layout than those that saved.  ``skipped`` are updates in which parameters of any
+    None where ranks reduce in another layout than those that saved: then ``lacking`` is what they lacked, summed over
+    all of them.  ``skipped`` are updates in which parameters of any
     rank were frozen.
     """
 
@@ -33,7 +35,14 @@ class LoadedFlow:
     run: dict[str, Any]
     extra: dict[str, Any]
     reduction: ReductionState | None
+    lacking: Lacking
     skipped: dict[str, int]
+
+    def restore_reduction(self, flow: GradientFlow) -> None:
+        """Let ``flow`` go on from what was kept; what it cannot make up for is named in a warning."""
+        flow.restore_reduction(self.reduction)
+        if self.reduction is None:
+            take_over(flow, self.lacking)
 
 
 async def save_flow(
@@ -68,6 +77,7 @@ async def save_flow(
             _RUN: {**run, _NUMBER: reduction.number},
             _USER: dict(extra or {}),
             _REDUCTION: describe_state(layout, reduction.arrays),
+            _PARTS: describe_parts(flow, reduction),
             _SKIPPED: dict(flow.skipped),
         },
         keep=keep,
@@ -84,28 +94,43 @@ def wanted_by(flow: GradientFlow) -> list[Wanted]:
 
 
 async def load_flow(
-    folder: Path, wanted: Sequence[Wanted], *, layout: str, model: Mapping[str, Any], communicator: Communicator
+    folder: Path,
+    wanted: Sequence[Wanted],
+    parameters: Sequence[Parameter],
+    *,
+    layout: str,
+    model: Mapping[str, Any],
+    communicator: Communicator,
 ) -> LoadedFlow:
-    """Return what the latest checkpoint in ``folder`` holds for this rank; all ranks call it.
+    """Return what the latest checkpoint in ``folder`` holds for this rank, of ``parameters``; all ranks call it.
 
     Raises, on all of them, what ``asyncpar.checkpoint.load_checkpoint`` raises.
     """
     loaded = await load_checkpoint(folder, wanted, model=model, communicator=communicator)
     run: dict[str, Any] = loaded.extra[_RUN]
+    described = [one.get(_REDUCTION) for one in loaded.extras]
+    parts = [one[_PARTS] for one in loaded.extras if _PARTS in one]
+    has_parts = len(parts) == len(loaded.extras)  # not in checkpoints of earlier versions
     kept = await load_rank_state(
         loaded,
-        [one.get(_REDUCTION) for one in loaded.extras],
+        described,
         layout=layout,
         model=model,
         communicator=communicator,
         what=_WHAT,
+        lost={key for one in parts for key in one["lost"]} if has_parts else None,
     )
+    lacking: Lacking = {}
+    if kept is None and has_parts:
+        arrays = [[] if one is None else one["arrays"] for one in described]
+        lacking = await load_lacking(loaded, arrays, parts, parameters, model=model, communicator=communicator)
     return LoadedFlow(
         arrays={(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)},
         run=run,
         extra=loaded.extra[_USER],
         skipped={name: count for one in loaded.extras for name, count in one.get(_SKIPPED, {}).items()},
         reduction=None if kept is None else ReductionState(arrays=kept, number=run.get(_NUMBER, 0)),
+        lacking=lacking,
     )
 
 

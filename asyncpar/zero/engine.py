@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import compare
@@ -397,6 +398,24 @@ class ZeroEngine:
         """
         feedback = self._means.feedback
         return {} if feedback is None else feedback.by_name()
+
+    def weights(self) -> dict[str, float]:
+        """Return, for each parameter, what of a residual a reduced gradient gets, the parts of all ranks together."""
+        op, sums, size = self._means.op, self._means.row_sums, self.partition.size
+        return {spec.name: 1.0 / sums.divisor(size, spec.dtype, op) for spec in self.partition.specs}
+
+    def owe(self, lacking: Mapping[str, NDArray[Any]]) -> list[str]:
+        """Make up for ``lacking`` in the next steps, in place of residuals so far; all ranks call it, between steps.
+
+        That is what reduced gradients were too small by: flat and whole, by parameter, equal on all replicas.  Returns
+        the parameters for which that cannot be, as nothing is compressed with error feedback here.
+        """
+        self._state.check_prepared("owe")
+        means, size = self._means, self.partition.size
+        if means.feedback is None:
+            return [name for name, values in lacking.items() if np.any(values)]
+        means.feedback.owe(lacking, lambda dtype: means.row_sums.corrections(size, dtype, means.op))
+        return []
 
     def restore_residuals(self, residuals: Mapping[str, NDArray[Any]]) -> None:
         """Go on with the ``residuals`` of an earlier run of this rank, between steps."""

@@ -6,11 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+
+import numpy as np
 
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
+from asyncpar.gradsync.layout_cache import is_of_codec, owed_parameter
 from asyncpar.gradsync.plan import HasGradient
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers import Optimizer, Rule
@@ -23,11 +26,15 @@ from asyncpar.zero.share import Held, StatePiece, pieces_of, restore_pieces
 class ReductionState:
     """State of the reduction on one rank between steps, such as residuals: flat arrays by name.
 
-    ``number`` is that of the last reduction, equal on all ranks.
+    ``number`` is that of the last reduction, equal on all ranks.  ``parts`` are the arrays that are parts of what
+    reduced gradients lack: the parameter, and the weight of the part in the sum over all replicas.  ``lost`` are those
+    that another layout has no use for, and does not find anew either.
     """
 
     arrays: Mapping[str, Array]
     number: int
+    parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    lost: Sequence[str] = ()
 
 
 class GradientFlow(ABC):
@@ -125,6 +132,18 @@ class GradientFlow(ABC):
     def restore_reduction(self, state: ReductionState | None) -> None:
         """Go on from ``state``, or from nothing."""
 
+    @property
+    @abstractmethod
+    def replica(self) -> int:
+        """The number of this rank among those that hold the same parts of the same parameters."""
+
+    @abstractmethod
+    def owe(self, lacking: Mapping[str, Array]) -> Sequence[str]:
+        """Make up in the next steps for what reduced gradients lack: flat, by parameter.
+
+        It is equal on all replicas, and replaces residuals so far.  Returns the parameters for which it cannot be.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Give back the names by which its collectives meet."""
@@ -152,7 +171,8 @@ class ReplicatedFlow(GradientFlow):
     """``synchronizer`` makes gradients equal, over tensor-parallel ranks and ties, too; each replica updates all.
 
     A ``synchronizer`` that skips what is not finite makes the norm infinite.  ``rank`` is this one's number in the
-    world.  ``gradients`` are what is synchronized, if it is not the gradients of the parameters.
+    world.  ``gradients`` are what is synchronized, if it is not the gradients of the parameters, and ``weight`` is what
+    their means are multiplied by afterwards.
     """
 
     is_sharded = False
@@ -166,6 +186,7 @@ class ReplicatedFlow(GradientFlow):
         replicas: int,
         rank: int,
         gradients: Sequence[HasGradient] | None = None,
+        weight: int = 1,
     ) -> None:
         super().__init__(parameters)
         self._gradients = self.parameters if gradients is None else gradients
@@ -173,6 +194,7 @@ class ReplicatedFlow(GradientFlow):
         self._synchronizer = synchronizer
         self._replicas = replicas
         self._rank = rank
+        self._weight = weight
         self._outcome = StepOutcome()
 
     @property
@@ -241,13 +263,29 @@ class ReplicatedFlow(GradientFlow):
         self._optimizer.step_count, self._optimizer.skipped = step_count, skipped
 
     def reduction_state(self) -> ReductionState:
-        return ReductionState(arrays=self._synchronizer.state(), number=self._synchronizer.steps)
+        arrays = self._synchronizer.state()
+        share = self._weight / self._synchronizer.replicas.size
+        owed = {key: owed_parameter(key) for key in arrays}
+        return ReductionState(
+            arrays=arrays,
+            number=self._synchronizer.steps,
+            parts={key: (name, share) for key, name in owed.items() if name is not None},
+            lost=[key for key in arrays if is_of_codec(key)],
+        )
 
     def restore_reduction(self, state: ReductionState | None) -> None:
         if state is None:
             self._synchronizer.restore({})
         else:
             self._synchronizer.restore(state.arrays, steps=state.number)
+
+    @property
+    def replica(self) -> int:
+        return self._synchronizer.replicas.rank
+
+    def owe(self, lacking: Mapping[str, Array]) -> Sequence[str]:
+        of_means = {name: (values / self._weight).astype(np.float32) for name, values in lacking.items()}
+        return self._synchronizer.owe(of_means)
 
     def close(self) -> None:
         self._synchronizer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,22 @@ class RowSums(ABC):
     """Do rows lose values that error feedback can send later?"""
     loans: tuple[int, int] = (1, 1)
     """How many matrices of all rows, and how many single rows, a bucket takes of the pool."""
+
+    def corrections(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> NDArray[np.float64]:
+        """Return what each row's residual is here for a result that lacks 1, by owner; 0 where nothing is encoded.
+
+        What all ranks have of a row adds up to ``divisor``.
+        """
+        senders = self.senders(rows)
+        return np.where(senders > 0, self.divisor(rows, dtype, op) / np.maximum(senders, 1), 0.0)
+
+    @abstractmethod
+    def senders(self, rows: int) -> NDArray[np.int64]:
+        """Return on how many ranks each of ``rows`` rows is encoded, by owner; 0 for those that are not on this one."""
+
+    def divisor(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> int:  # noqa: ARG002
+        """Return by what residuals are divided on their way into a result."""
+        return rows if op == "mean" else 1
 
     @property
     def codec_name(self) -> str:
@@ -178,6 +194,11 @@ class ReplicaSums(RowSums):
             return CompressedSum(self._communicator, rows, row, op=op, pool=pool, feedback=feedback)
         return PlainSum(self._communicator, rows, row, op=op, algorithm=self._algorithm)
 
+    def senders(self, rows: int) -> NDArray[np.int64]:
+        senders = np.full(rows, rows - 1)
+        senders[self._communicator.rank] = 0
+        return senders
+
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:  # noqa: ARG002
         return CompressedSum.extra_bytes(rows, width) if self.is_lossy else 0
 
@@ -238,6 +259,10 @@ class RowFeedback:
         return 0 if self._arrays is None else sum(array.nbytes for array in self._arrays)
 
 
+Corrections = Callable[[np.dtype[Any]], NDArray[np.float64]]
+"""See ``RowSums.corrections``."""
+
+
 class StepFeedback:
     """The residuals of all buckets; by parameter they survive another division into buckets."""
 
@@ -258,6 +283,19 @@ class StepFeedback:
         """Forget what this step lost."""
         for rows in self._rows:
             rows.drop()
+
+    def owe(self, lacking: Mapping[str, NDArray[Any]], corrections: Corrections) -> None:
+        """Make up for ``lacking`` of results, flat, by parameter; ``corrections`` are those of rows of a dtype."""
+        for bucket, rows in zip(self._partition.buckets, self._rows, strict=True):
+            factors = corrections(bucket.dtype)
+            if not factors.any() and rows.residual is None:
+                continue
+            matrix = rows.restore()
+            for slot in bucket.slots:
+                flat = lacking.get(self._partition.specs[slot.parameter].name)
+                if flat is not None:
+                    pack_rows(self._partition, slot, flat, matrix)
+            matrix *= factors[:, np.newaxis].astype(np.float32)
 
     @property
     def nbytes(self) -> int:

@@ -113,11 +113,13 @@ class ShardedFlow(GradientFlow):
         await self._engine.restore(arrays, step_count=step_count, skipped=skipped, attempt=attempt or 0)
 
     def reduction_state(self) -> ReductionState:
-        arrays = {f"{_ENGINE}{name}": values for name, values in self._engine.residuals().items()}
+        residuals, weights = self._engine.residuals(), self._engine.weights()
+        arrays: dict[str, Array] = {f"{_ENGINE}{name}": values for name, values in residuals.items()}
+        parts = {f"{_ENGINE}{name}": (name, weights[name]) for name in residuals}
         if self._synchronizer is None:
-            return ReductionState(arrays=arrays, number=0)
+            return ReductionState(arrays=arrays, number=0, parts=parts)
         arrays |= {f"{_SHARED}{name}": values for name, values in self._synchronizer.state().items()}
-        return ReductionState(arrays=arrays, number=self._synchronizer.steps)
+        return ReductionState(arrays=arrays, number=self._synchronizer.steps, parts=parts)
 
     def restore_reduction(self, state: ReductionState | None) -> None:
         arrays = {} if state is None else state.arrays
@@ -127,6 +129,15 @@ class ShardedFlow(GradientFlow):
         if self._synchronizer is not None:
             shared = {key.removeprefix(_SHARED): arrays[key] for key in arrays if key.startswith(_SHARED)}
             self._synchronizer.restore(shared, steps=None if state is None else state.number)
+
+    @property
+    def replica(self) -> int:
+        return self._engine.communicator.rank
+
+    def owe(self, lacking: Mapping[str, Array]) -> Sequence[str]:
+        if self._synchronizer is not None:  # it encodes nothing, as each rank is its only replica
+            self._synchronizer.restore({})
+        return self._engine.owe(lacking)
 
     def close(self) -> None:
         self._engine.close()

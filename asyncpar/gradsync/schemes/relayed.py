@@ -71,6 +71,10 @@ class Relayed(Scheme):
     def residual_nbytes(self) -> int:
         return 0 if self._inner is None else self._inner.residual_nbytes
 
+    @property
+    def residual_gain(self) -> float:
+        return 1.0 if self._inner is None else self._inner.residual_gain
+
     def residuals(self) -> Iterator[tuple[str, Values]]:
         if self._inner is not None:
             yield from self._inner.residuals()
@@ -157,7 +161,7 @@ class Hosted(Relayed):
 
     ``inside`` joins the ranks of this host.  Its first rank has ``between``, a scheme over the first ranks of all
     hosts.  Gradients are divided by ``divisor_inside`` before they are added there; ``divisor`` and
-    ``gain`` are those of the result.
+    ``gain`` are those of the result.  ``replicas`` are the ranks of all hosts together.
     """
 
     def __init__(
@@ -167,6 +171,7 @@ class Hosted(Relayed):
         between: Scheme | None,
         *,
         hosts: int,
+        replicas: int,
         is_mean: bool,
         dtype: np.dtype[Any],
         memory: SchemeMemory,
@@ -179,6 +184,11 @@ class Hosted(Relayed):
         self.divisor = divisor
         self.gain = gain
         self._divisor_inside = divisor_inside
+        self._residual_gain = replicas / hosts / divisor_inside
+
+    @property
+    def residual_gain(self) -> float:
+        return self._residual_gain  # the first ranks of hosts have the residuals of all
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         inside = self._inside

@@ -170,6 +170,11 @@ class Scheme(ABC):
         """Bytes that error feedback takes."""
         return 0
 
+    @property
+    def residual_gain(self) -> float:
+        """What the mean lacks, times this, is the residual of each rank that has one: 1 where all replicas do."""
+        return 1.0
+
     def residuals(self) -> Iterator[tuple[str, Values]]:
         """Yield a view of each parameter's residual, flat, by name."""
         yield from ()
