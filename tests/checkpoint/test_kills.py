@@ -1,11 +1,10 @@
 """Real processes that are really killed while they save.
 
-``ASYNCPAR_CHECKPOINT_KILLS`` says how many are (default 10).
+Three are; a hundred with ``--soak``.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,8 +16,9 @@ from asyncpar.checkpoint import latest
 from asyncpar.testing.loop import run_virtual
 from tests.checkpoint.layouts import Layout, small_model
 from tests.checkpoint.worlds import load_and_check
+from tests.soak import chosen
 
-KILLS = int(os.environ.get("ASYNCPAR_CHECKPOINT_KILLS", "10"))
+KILLS = chosen(3, soak=100)
 ROOT = Path(__file__).parents[2]
 
 

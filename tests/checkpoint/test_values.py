@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from asyncpar.testing.blocking_world import blocking_world, run_ranks
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.worlds import each, each_fails
+from tests.soak import chosen
 
 
 def assert_equal(got: Any, expected: Any) -> None:
@@ -393,7 +393,7 @@ def test_blocking_programs_save_and_load(place: Path) -> None:
 @pytest.mark.process
 def test_a_kill_amid_a_save_keeps_the_last_one(place: Path) -> None:
     folder, complete = place / "checkpoints", -1
-    for seed in range(int(os.environ.get("ASYNCPAR_CHECKPOINT_KILLS", "4"))):
+    for seed in range(chosen(2, soak=100)):
         command = [sys.executable, "-W", "error", "-m", "tests.checkpoint.values_victim", str(folder), str(seed)]
         victim = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=False)
         assert victim.returncode == -signal.SIGKILL

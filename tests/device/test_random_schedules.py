@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -17,14 +16,14 @@ from asyncpar.errors import OperationMismatch, PeerCancelled, PeerError
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
+from tests.soak import chosen
 
-_FIRST, _, _LAST = os.environ.get("ASYNCPAR_TEST_SCHEDULES", "0-17").rpartition("-")
 FOUND = (339, 745, 1130, 2212, 2553, 2701, 2937, 2972)
 """Seeds that have found something: copies into freed memory, ranks that disagreed about a route, and ranks that waited
 for the first one though it was through, as a rank had left."""
 
-SEEDS = sorted({*range(int(_FIRST or 0), int(_LAST)), *FOUND})
-"""All of ``ASYNCPAR_TEST_SCHEDULES=0-2000`` take ten minutes."""
+SEEDS = sorted({*range(chosen(4, soak=2000)), *FOUND})
+"""Two thousand take ten minutes."""
 
 LIMIT = 20.0
 """Seconds in which all must have ended: a group's deadline would come later."""

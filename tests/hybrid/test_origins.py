@@ -1,11 +1,10 @@
 """NaN and infinity spread over slices, stages and replicas; errors name the rank, and the place, where they began.
 
-``ASYNCPAR_WHOLE_PRODUCT=1`` tries more layouts.
+``--soak`` tries more layouts.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +21,12 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Outcomes, Ranks, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import TINY, Array, make_config
+from tests.soak import is_soak
 
 MODEL = replace(TINY, layers=2, heads=2, tied_embeddings=True)
 LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2)]
 PRODUCT = [*product(LAYOUTS[:3], ZeROStage), *product(LAYOUTS[3:], (ZeROStage.NONE, ZeROStage.STAGE3))]
-if os.environ.get("ASYNCPAR_WHOLE_PRODUCT"):
+if is_soak():
     PRODUCT = [*product([*LAYOUTS, (2, 2, 2)], ZeROStage)]
 PLACES = {
     Moment.FORWARD: r"the forward pass of stage \d|what it gave to its tensor-parallel ranks",

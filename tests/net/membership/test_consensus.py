@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +24,9 @@ from asyncpar.net.membership.consensus_messages import (
     has_quorum,
 )
 from tests.net.membership.consensus_network import Network, UnsafeError
+from tests.soak import chosen
 
-SEEDS = range(int(os.environ.get("ASYNCPAR_CONSENSUS_SEEDS", "24")))
+SEEDS = range(chosen(8, soak=1000))
 FAULTY_SECONDS = 6.0
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 
 import asyncpar._proto.asyncpar.v1 as protos
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.net.transport.grpc_stream import FRAMES_METHOD, SERVICE
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+
+one_loop = pytest.mark.asyncio(loop_scope="module")
+"""One server for all calls."""
 
 CREDENTIALS = Credentials(b"s" * 32)
 
@@ -32,9 +35,9 @@ def declared_methods() -> list[str]:
     return sorted(paths)
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[grpc.aio.Channel]:
-    """Serve all our services, and return a channel that adds no token."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def address() -> AsyncIterator[str]:
+    """Serve all our services."""
     server = RpcServer(CREDENTIALS)
     GrpcConnector(credentials=CREDENTIALS).register(server)
     membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]
@@ -44,9 +47,15 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
         membership_pb2_grpc.CoordinatorServicer(), server.server
     )
     await server.start()
-    async with open_channel(server.address, None) as channel:
-        yield channel
+    yield server.address
     await server.stop(grace=0)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    """Open a channel that adds no token."""
+    async with open_channel(address, None) as opened:
+        yield opened
 
 
 METHODS = declared_methods()
@@ -59,25 +68,27 @@ def test_all_services_are_tried() -> None:
     assert "/asyncpar.v1.Coordinator/Attend" in METHODS
 
 
+@one_loop
 @pytest.mark.parametrize(
     "metadata",
     [(), OTHER_JOB, ((TOKEN, ""),), ((TOKEN, SHOWN[:-1]),), ((TOKEN, SHOWN.upper()),), ((TOKEN, "s" * 32),)],
     ids=["none", "of another job", "empty", "cut", "in capitals", "the secret itself"],
 )
 @pytest.mark.parametrize("method", [*METHODS, "/asyncpar.v1.Link/Unknown", "/unknown.Service/Method"])
-async def test_a_call_without_the_jobs_token_is_refused(method: str, metadata: tuple[tuple[str, str], ...]) -> None:
-    async with serving() as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(channel, method, metadata)
+async def test_a_call_without_the_jobs_token_is_refused(
+    channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, method, metadata)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_with_the_token_the_same_calls_get_through_to_the_service() -> None:
+@one_loop
+async def test_with_the_token_the_same_calls_get_through_to_the_service(channel: grpc.aio.Channel) -> None:
     """So that the test above is refused for the token and not for something else."""
-    async with serving() as channel:
-        assert await call(channel, "/grpc.health.v1.Health/Check", CREDENTIALS.metadata())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(channel, "/unknown.Service/Method", CREDENTIALS.metadata())
+    assert await call(channel, "/grpc.health.v1.Health/Check", CREDENTIALS.metadata())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, "/unknown.Service/Method", CREDENTIALS.metadata())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

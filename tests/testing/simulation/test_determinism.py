@@ -29,20 +29,20 @@ print(simulate(everything, size=3, seed=6).results)
 """
 
 
-def test_a_hundred_runs_of_a_seed_have_one_hash() -> None:
-    hashes = {simulate(everything, size=3, seed=7).trace_hash for _ in range(chosen(20, soak=100))}
+def test_runs_of_a_seed_have_one_hash() -> None:
+    hashes = {simulate(everything, size=3, seed=7).trace_hash for _ in range(chosen(5, soak=100))}
     assert len(hashes) == 1
 
 
-def test_a_hundred_seeds_run_twice_with_faults_have_equal_hashes() -> None:
-    seeds = range(chosen(25, soak=100))
+def test_seeds_run_twice_with_faults_have_equal_hashes() -> None:
+    seeds = range(chosen(8, soak=100))
     one, other = (explore(sums, size=4, seeds=seeds, faults=3) for _ in range(2))
     assert [run.trace_hash for run in one] == [run.trace_hash for run in other]
     assert len({run.trace_hash for run in one}) == len(seeds)
 
 
 def test_elastic_jobs_run_twice_with_faults_have_equal_hashes() -> None:
-    seeds = range(chosen(15, soak=100))
+    seeds = range(chosen(4, soak=100))
     one, other = (
         explore(bits, size=3, seeds=seeds, elastic=True, faults=3, kinds=ELASTIC, check=check_bits) for _ in range(2)
     )
@@ -61,7 +61,7 @@ def test_processes_with_other_orders_of_hashes_have_equal_runs() -> None:
             capture_output=True,
             text=True,
         ).stdout
-        for seed in ("0", "1", "12345")
+        for seed in chosen(("0", "12345"), soak=("0", "1", "2", "12345"))
     }
     assert len(printed) == 1
     assert printed.pop().count("\n") == 9

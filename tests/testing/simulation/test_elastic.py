@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 import asyncpar as ap
 from asyncpar.testing import run_virtual, simulate
 from asyncpar.testing.simulation import Fault, SimulationResult, explore
 from tests.elasticity.training import Result, check_equal, train
+from tests.soak import chosen
 from tests.testing.simulation.programs import UNTIL, bits, check_bits
 
-SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "36"))
-"""How many seeds; all that was promised: 10000."""
+SEEDS = chosen(12, soak=1000)
 
 ELASTIC = (
     *("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock", "replay", "damage"),

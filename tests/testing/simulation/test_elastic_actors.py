@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from asyncpar.errors import PeerError, StaleGeneration
 from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.testing.simulation import Fault, SimulationResult, explore, note, simulate
 from asyncpar.testing.simulation.faults import KINDS
+from tests.soak import chosen
 
-SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "36"))
+SEEDS = chosen(8, soak=500)
 UNTIL = 6
 
 

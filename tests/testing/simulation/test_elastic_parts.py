@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,8 +16,9 @@ from asyncpar.testing.simulation import SimulationResult, explore
 from tests.elasticity.pipeline_training import train_pipeline
 from tests.elasticity.round_training import train_rounds
 from tests.elasticity.sharded_training import train_sharded
+from tests.soak import chosen
 
-SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "36"))
+SEEDS = chosen(12, soak=500)
 FAULTS = 2
 KINDS = ("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock", "replay", "damage")
 

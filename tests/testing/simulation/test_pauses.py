@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 
 from asyncpar.testing.simulation import Fault, SimulationFailed, simulate
-from tests.soak import is_soak
+from tests.soak import chosen, is_soak
 from tests.testing.simulation.pauses import FIRST_AT, LEAVING, MISSING, Siege, besiege, besieged, without
 
-SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "24"))
+SEEDS = chosen(8, soak=500)
 """How many seeds; all that was promised: 10000."""
 LIMIT = 500
 MOST_SECONDS = 2.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import Any
 
@@ -22,10 +21,10 @@ from asyncpar.testing.simulation import (
     SimulationResult,
     explore,
 )
+from tests.soak import chosen
 from tests.testing.simulation.programs import check_named, check_sums, sums
 
-SEEDS = int(os.environ.get("ASYNCPAR_SIMULATION_SEEDS", "150"))
-"""How many seeds; all that was promised: 10000."""
+SEEDS = chosen(40, soak=2000)
 
 FAULTS = tuple(kind for kind in KINDS if kind != "restart")
 
