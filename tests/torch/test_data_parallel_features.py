@@ -9,6 +9,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -142,6 +144,57 @@ def test_a_feature_of_torch_gives_the_same_bits(name: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+LOGGED: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "hook": {},
+}
+
+NUMBERS_OF_ITS_OWN = {"bucket_cap_bytes", "gradient_as_bucket_view", "iteration", "num_buckets_reduced"}
+"""Torch's class counts one pass less, and has another size of buckets where ranks are crowded."""
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", list(LOGGED))
+def test_logging_data_have_the_names_and_settings_of_torch(name: str) -> None:
+    def log(wrap: Wrap) -> list[dict[str, Any]]:
+        model = wrap(make(), **LOGGED[name])
+        if name == "hook":
+            model.register_comm_hook(None, allreduce_hook)
+        model._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001
+        before = model._get_ddp_logging_data()  # noqa: SLF001
+        with model.join() if name == "usual" else nullcontext():
+            for number in range(3):
+                step(model, number)
+        return [before, model._get_ddp_logging_data()]  # noqa: SLF001
+
+    for ours, theirs in zip(log(DistributedDataParallel), log(TorchReplicas), strict=True):
+        assert not ours.keys() ^ theirs.keys(), ours.keys() ^ theirs.keys()
+        measured = {each for each in ours if "time" in each and "runtime" not in each}
+        buckets = {each for each in ours if "bucket_sizes" in each or "indices" in each}
+        for each in ours.keys() - measured - buckets - NUMBERS_OF_ITS_OWN:
+            assert ours[each] == theirs[each], each
+        assert all(ours[each] >= 0 for each in measured)
+    assert ours["iteration"] == 3
+    assert 0 < ours["backward_comm_time"] <= 3 * ours["avg_backward_comm_time"]
+    assert ours["backward_compute_time_start"] <= ours["backward_compute_time_end"] <= ours["backward_comm_time_end"]
+    sizes = [int(size) for size in ours["rebuilt_bucket_sizes"].split(", ")]
+    assert sum(sizes) == ours["total_parameter_size_bytes"]
+    assert len(sizes) == len(ours["rebuilt_per_bucket_param_indices"].split(", "))
+
+
+@on_ranks(2)
+def test_logging_data_say_what_was_not_used() -> None:
+    module = make()
+    module.more = nn.Linear(3, 5)
+    model = DistributedDataParallel(module, find_unused_parameters=True)
+    step(model)
+    assert model._get_ddp_logging_data()["unused_parameter_size"] == 4 * (3 * 5 + 5)  # noqa: SLF001
+    other = copy.deepcopy(model)
+    assert other._get_ddp_logging_data()["module_name"] == "Parts"  # noqa: SLF001
+    with pytest.raises(UsageError, match="expected 1 or more, got 0"):
+        model._set_ddp_runtime_logging_sample_rate(0)  # noqa: SLF001
+
+
 @on_ranks(2)
 def test_what_is_ignored_may_differ_between_ranks_and_lie_elsewhere() -> None:
     module = make()
@@ -263,6 +316,12 @@ def test_lazy_modules_are_refused_with_what_to_do() -> None:
     torch.manual_seed(1)
     lazy(torch.ones(2, WIDTH))
     step(DistributedDataParallel(lazy))
+
+
+@on_ranks(2)
+def test_norms_over_ranks_are_refused_as_torch_has_none_on_cpus() -> None:
+    with pytest.raises(ValueError, match=r"module norm: expected no SyncBatchNorm"):
+        DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(make()))
 
 
 class Words(nn.Module):

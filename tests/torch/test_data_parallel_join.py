@@ -91,6 +91,30 @@ def test_parameters_are_those_of_torch_bit_for_bit(name: str, counts: Sequence[i
     assert_same_everywhere(list(ours.parameters()))
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("divides_by_initial", [True, False])
+@pytest.mark.parametrize("as_views", [True, False])
+@pytest.mark.parametrize("name", ["plain"])
+def test_gradients_are_those_of_torch_in_each_step_and_after_it(
+    name: str, as_views: bool, divides_by_initial: bool
+) -> None:
+    def run(wrap: Callable[..., Any], **settings: Any) -> list[torch.Tensor]:
+        model = wrap(make(name), **MODELS[name][1], **settings)
+        found = []
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        with model.join(divide_by_initial_world_size=divides_by_initial):
+            for _ in range((2, 5)[dist.get_rank()]):
+                model.zero_grad()
+                model(torch.randn(BATCH, WIDTH, generator=generator)).square().mean().backward()
+                found += [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        return [*found, *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+
+    group = dist.new_group(backend="gloo")
+    ours = run(DistributedDataParallel)
+    theirs = run(TorchReplicas, process_group=group, gradient_as_bucket_view=as_views)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 @on_ranks(4)
 @pytest.mark.parametrize("divides_by_initial", [True, False])
 def test_four_ranks_divide_by_all_or_by_those_that_are_left(divides_by_initial: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,51 @@ from asyncpar.gradsync.schemes.scheme import all_finite
 from asyncpar.torch.arrays import array_of
 
 
+class HookedBucket:
+    """A bucket of gradients as hooks see it: what ``torch.distributed.GradBucket`` has, which Python cannot make."""
+
+    __slots__ = ("_buffer", "_index", "_is_last", "_parameters", "_views_of")
+
+    def __init__(
+        self,
+        buffer: torch.Tensor,
+        parameters: Sequence[torch.nn.Parameter],
+        views_of: Callable[[torch.Tensor], list[torch.Tensor]],
+        *,
+        index: int,
+        is_last: bool,
+    ) -> None:
+        self._buffer = buffer
+        self._parameters = [*parameters]
+        self._views_of = views_of
+        self._index = index
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Return the number of the bucket in the order of buckets of a backward pass, from 0."""
+        return self._index
+
+    def buffer(self) -> torch.Tensor:
+        """Return all gradients of the bucket in a row."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Replace the gradients of the bucket."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradient of each parameter of the bucket, a view of ``buffer``."""
+        return self._views_of(self._buffer)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return the parameters, in the order of their gradients."""
+        return [*self._parameters]
+
+    def is_last(self) -> bool:
+        """Report whether it is the last bucket of the backward pass."""
+        return self._is_last
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookBucket:
     """``buffer`` holds the gradients of ``parameters`` one after another, and is to hold their mean over ranks.
@@ -36,9 +81,9 @@ class HookBucket:
     refusal: BaseException | None = None
 
     @classmethod
-    def of(cls, bucket: dist.GradBucket) -> HookBucket:
+    def of(cls, bucket: dist.GradBucket | HookedBucket) -> HookBucket:
         """Return the contents of ``bucket``, which torch reuses and which must not be kept."""
-        if not isinstance(bucket, dist.GradBucket):
+        if not isinstance(bucket, dist.GradBucket | HookedBucket):
             raise UsageError(
                 "gradient_hook: expected a bucket of DistributedDataParallel, got "
                 f"{type(bucket).__name__}; FSDP and others have hooks of another kind"

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from typing import ParamSpec, Protocol
 
 import torch
 
 from asyncpar.errors import PeerCancelled
-from asyncpar.torch.work import Work
 
 P = ParamSpec("P")
+
+
+class Waitable(Protocol):
+    """What is under way: an operation, or a bucket that a hook reduces."""
+
+    def wait(self) -> bool:
+        """Wait until it is over and raise its error."""
+        ...
 
 
 class PassEnd:
@@ -52,7 +59,7 @@ def weakly(method: Callable[P, None]) -> Callable[P, None]:
     return call
 
 
-def wait_for_all(works: Sequence[Work]) -> None:
+def wait_for_all(works: Sequence[Waitable]) -> None:
     """Wait for all works, then raise the error that says most."""
     errors: list[BaseException] = []
     for work in works:

@@ -107,10 +107,14 @@ class GradientBucket:
         self.flat = tensor_of(array)
         self.missing = len(self.members)
         """Members whose gradients are not final in this backward pass."""
-        self.views = {
-            member.index: _view(self.flat, slot.start, member.parameter)
-            for member, slot in zip(self.members, bucket.slots, strict=True)
-        }
+        self.views = {member.index: view for member, view in zip(self.members, self.views_of(self.flat), strict=True)}
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the gradients of all members in ``flat``, which is as long as the bucket."""
+        return [
+            _view(flat, slot.start, member.parameter)
+            for member, slot in zip(self.members, self.bucket.slots, strict=True)
+        ]
 
     def take(self, member: Replicated) -> None:
         """Make the gradient of ``member`` its view, with the same values.
@@ -154,7 +158,7 @@ def make_buckets(
 def _view(flat: torch.Tensor, start: int, parameter: torch.Tensor) -> torch.Tensor:
     """Return a part of ``flat`` with the strides of ``parameter``, or contiguous if that has gaps."""
     strides = torch.empty_like(parameter, device="meta").stride()
-    return flat.as_strided(parameter.shape, strides, start)
+    return flat.as_strided(parameter.shape, strides, flat.storage_offset() + start)
 
 
 def _check(member: Replicated, gradient: torch.Tensor) -> None:

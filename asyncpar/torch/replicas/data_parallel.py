@@ -23,8 +23,10 @@ from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.instrumentation import not_traced, stepped_over
 from asyncpar.torch.process_group import ProcessGroup, own_group
 from asyncpar.torch.replicas.agreement import NAME, ReducerOffer, find_bucket_bytes
+from asyncpar.torch.replicas.comm_hook import CommHook
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
-from asyncpar.torch.replicas.joining import ForwardTurn, ReplicaJoinHook, agree_on_turn, find_last
+from asyncpar.torch.replicas.joining import ForwardTurn, OwnGradients, ReplicaJoinHook, agree_on_turn, find_last
+from asyncpar.torch.replicas.logging_data import LoggingData, describe_place
 from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
 from asyncpar.torch.replicas.replicated_module import ReplicatedModule
@@ -32,7 +34,7 @@ from asyncpar.torch.replicas.tuning import ReplicaTuning
 
 _TorchReplicas = torch.nn.parallel.DistributedDataParallel
 
-_OWN = frozenset({"process_group", "_reducer", "_replicas"})
+_OWN = frozenset({"process_group", "_reducer", "_replicas", "_own_gradients"})
 """Attributes that copies do not share."""
 
 _CHANGED = "as other parameters require gradients now"
@@ -120,6 +122,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """Do the next forward's buffers come from rank 0?"""
         self._turn = 0, 1.0
         """The rank whose order of gradients counts, and what means over all ranks are multiplied by."""
+        self._own_gradients: OwnGradients | None = None
+        """The gradients of the last step of this rank, while it is through."""
+        self._has_joined = False
+        """Has there been a ``Join``?"""
         self._divides_by_initial = True
         """Are gradients divided by the number of all ranks, also when some are through?"""
 
@@ -176,10 +182,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """Return a context in which ranks may have different numbers of batches, as that of torch's class.
 
         A rank that leaves the block goes on with gradients of zero until all ranks have left it; then all have the
-        parameters of one that was last.  Gradients are divided by the number of all ranks, or without
-        ``divide_by_initial_world_size`` by the number of those in the block.  With ``throw_on_early_termination`` all
-        ranks raise ``RuntimeError`` when the first has left.  ``Join([model, optimizer])`` does it for several.
-        Without ``enable`` nothing of this happens.
+        parameters of one that was last, and each the gradients of its own last step.  Gradients are divided by the
+        number of all ranks, or without ``divide_by_initial_world_size`` by the number of those in the block.  With
+        ``throw_on_early_termination`` all ranks raise ``RuntimeError`` when the first has left.
+        ``Join([model, optimizer])`` does it for several.  Without ``enable`` nothing of this happens.
         """
         return Join(
             [self],
@@ -190,6 +196,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return what ``Join`` calls on ranks that are through."""
+        self._has_joined = True
         self._divides_by_initial = bool(kwargs.get("divide_by_initial_world_size", True))
         return ReplicaJoinHook(self._shadow, self._end_join)
 
@@ -204,16 +211,58 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return self.process_group
 
     def register_comm_hook(self, state: object, hook: object) -> None:
-        """Reduce gradients from now on through ``state``, a ``GradientHook`` of this model alone, on all ranks.
+        """Reduce gradients from now on by ``hook(state, bucket)``, on all ranks alike, as torch's class does it.
 
-        ``hook`` is ``gradient_hook``, for the call that torch's class of this name has; no other can be used.
+        With ``gradient_hook`` that is through ``state``, a ``GradientHook`` of this model alone.  Other hooks return a
+        ``Future`` of the tensor that replaces ``bucket.buffer()``: those of torch
+        (``torch.distributed.algorithms.ddp_comm_hooks``), or the program's.  They are called for one bucket after the
+        other, each when the future of the one before is done.  What goes wrong in them is a ``RuntimeError`` with the
+        text of the error, as futures do not keep its type.
         """
         try:
-            if self._reducer is None:
-                self._renew(ForwardTurn(reduces=True, copies=False), ())
-            _register(self._current, state, hook)
+            if hook is gradient_hook:
+                _register(self._made(), state)
+            else:
+                self._use_comm_hook(CommHook(state, hook, self.process_group))
         except AsyncparError as error:
             raise as_torch(error, "register_comm_hook") from None
+
+    def _register_builtin_comm_hook(self, comm_hook_type: object) -> None:
+        """Reduce gradients from now on as torch's hook of this type does."""
+        try:
+            self._use_comm_hook(CommHook.builtin(comm_hook_type, self.process_group))
+        except AsyncparError as error:
+            raise as_torch(error, "_register_builtin_comm_hook") from None
+
+    _register_fused_optim = _TorchReplicas._register_fused_optim
+
+    def _get_ddp_logging_data(self) -> LoggingData:
+        """Return settings, buckets and times of passes by the names that torch's class has for them.
+
+        Times are in nanoseconds; ``avg_*`` are means of all passes that reduced gradients, of which torch's class takes
+        samples.  ``iteration`` is their number.
+        """
+        group, reducer = self.process_group, self._reducer
+        found: LoggingData = {
+            "backend_name": group.getBackendName(),
+            "broadcast_buffers": int(self._copies_buffers),
+            "device_ids": "",
+            "has_sync_bn": int(any(isinstance(part, torch.nn.SyncBatchNorm) for part in self.module.modules())),
+            "is_multi_device_module": 0,
+            "module_name": type(self.module).__name__,
+            "output_device": -1,
+            "rank": group.rank(),
+            "world_size": group.size(),
+            **describe_place(),
+        }
+        if self._has_joined:
+            found["join_uneven_inputs"] = 1
+        return found if reducer is None else found | reducer.describe()
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Do nothing, as the times of all passes are kept.  Raises ``UsageError`` for what torch's class refuses."""
+        if sample_rate < 1:
+            raise UsageError(f"sample_rate: expected 1 or more, got {sample_rate}")
 
     @property
     def gradient_hook(self) -> GradientHook | None:
@@ -257,7 +306,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def _restore(self, state: dict[str, Any], group: ProcessGroup) -> None:
         super().__setstate__(state)
         self.process_group = group
-        self._reducer = None
+        self._reducer = self._own_gradients = None
         self._replicas = ReplicatedModule(self.module)
 
     @property
@@ -269,6 +318,17 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def _tuning(self) -> ReplicaTuning | None:
         return None if self._reducer is None else self._reducer.tuning
 
+    def _made(self) -> GradientReducer:
+        """Return the reducer; a copy makes its own now."""
+        if self._reducer is None:
+            self._renew(ForwardTurn(reduces=True, copies=False), ())
+        return self._current
+
+    def _use_comm_hook(self, hook: CommHook) -> None:
+        reducer = self._made()
+        _check_has_no_hook(reducer)
+        reducer.use_comm_hook(hook)
+
     def _copy_all(self, source: int) -> None:
         """Copy from ``source`` what all ranks hold alike."""
         buffers = self._replicas.buffers() if self._copies_buffers else []
@@ -278,7 +338,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """Return a reducer for the parameters that require gradients now, and what must be equal on all ranks."""
         reducer = GradientReducer(self.process_group, self._replicas.members(), self._settings)
         try:
-            hook = self.gradient_hook
+            hook, comm_hook = self.gradient_hook, None if self._reducer is None else self._reducer.comm_hook
+            if comm_hook is not None:
+                reducer.use_comm_hook(comm_hook)
             if hook is not None:
                 reducer.use(hook, is_own=True)
             else:
@@ -286,11 +348,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
                     codec=self._codec, group=self.process_group, parameters=self.module.named_parameters()
                 )
                 if not hook.is_lossless:
-                    _register(reducer, hook, gradient_hook)
+                    _register(reducer, hook)
         except BaseException:
             reducer.release()
             raise
-        return reducer, [f"{self._settings}", f"{hook}", *self._replicas.lines(has_buffers=self._copies_buffers)]
+        settings = [f"{self._settings}", f"{hook}", f"{comm_hook}"]
+        return reducer, [*settings, *self._replicas.lines(has_buffers=self._copies_buffers)]
 
     def _renew(self, turn: ForwardTurn, owed: Sequence[torch.Tensor]) -> None:
         """Make a reducer for the parameters that require gradients now, together with all ranks."""
@@ -349,6 +412,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             raise
         if turn.reduces and not is_same:
             self._renew(turn, owed)
+        if turn.reduces:
+            self._current.times.forward_begins()
         if self._reducer is not None:
             self._reducer.is_on = turn.reduces
         try:
@@ -378,7 +443,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self.process_group.refuse(NAME, error, lambda: self.process_group.communicator.refuse(NAME, error))
 
     def _shadow(self) -> None:
-        """Repeat the collectives of a forward and backward of other ranks, with gradients of zero."""
+        """Repeat the collectives of a forward and backward of other ranks, with gradients of zero.
+
+        Until all are through, gradients are the means, by which optimizers that join step.
+        """
+        if self._own_gradients is None:
+            self._own_gradients = OwnGradients(self._replicas.parameters())
         turn = self._agree(None)
         self._prepare(turn, self._replicas.trainable())
         if turn.reduces:
@@ -386,6 +456,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     def _end_join(self, is_last: bool) -> None:
         """Make all ranks alike, when all are through."""
+        own, self._own_gradients = self._own_gradients, None
+        if own is not None:
+            own.restore()
         self._copy_all(find_last(self.process_group, is_last=is_last))
         self._turn = 0, 1.0
         self._join_config = _JoinConfig.construct_disabled_join_config()
@@ -410,19 +483,20 @@ def _run(module: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Any:
     return module(*inputs, **kwargs)
 
 
-def _register(reducer: GradientReducer, state: object, hook: object) -> None:
-    if hook is not gradient_hook:
-        name = getattr(hook, "__name__", type(hook).__name__)
-        raise UsageError(
-            f"hook: expected asyncpar.torch.gradient_hook, got {name}; use torch's DistributedDataParallel for others"
-        )
+def _register(reducer: GradientReducer, state: object) -> None:
     if not isinstance(state, GradientHook):
         raise UsageError(f"state: expected a GradientHook, got {type(state).__name__}")
     if state.group is not reducer.group:
         raise UsageError("state: expected a GradientHook with the process group of the model, got one with another")
+    _check_has_no_hook(reducer)
+    reducer.use(state)
+
+
+def _check_has_no_hook(reducer: GradientReducer) -> None:
     if reducer.hook is not None:
         raise UsageError("state: expected one GradientHook for a model, got another; leave out codec=")
-    reducer.use(state)
+    if reducer.comm_hook is not None:
+        raise UsageError(f"hook: expected one for a model, got another after {reducer.comm_hook}")
 
 
 def _checked_tuning(tuning: object) -> TuningConfig | None:

@@ -7,10 +7,11 @@ which collectives follow, and all learn which ranks are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch.distributed.algorithms.join import JoinHook
 
 from asyncpar.errors import UsageError
@@ -69,6 +70,22 @@ def _exchange(group: ProcessGroup, words: list[int]) -> np.ndarray[tuple[int, in
 def _say(words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> str:
     _, reduces, copies = words.tolist()
     return f"{'with' if reduces else 'without'} reduction and {'with' if copies else 'without'} buffers from another"
+
+
+class OwnGradients:
+    """The gradients of ``parameters`` as they are now."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._kept = [(each, None if each.grad is None else each.grad.clone()) for each in parameters]
+
+    def restore(self) -> None:
+        """Make them the gradients again, in the buckets that there are now."""
+        for parameter, gradient in self._kept:
+            now = parameter.grad
+            if gradient is None or now is None or now.layout is not torch.strided:
+                parameter.grad = gradient
+            else:
+                now.copy_(gradient)
 
 
 class ReplicaJoinHook(JoinHook):

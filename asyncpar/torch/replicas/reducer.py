@@ -12,7 +12,8 @@ undefined, as some buckets may be reduced; parameters are not touched.
 
 ``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets of all ranks are there, which
 costs what this saves.  Its plan of buckets and its tuning are.  With a ``GradientHook`` the buckets go through
-its codecs and error feedback instead of one all-reduce each; what a rank has not begun it begins as refused.
+its codecs and error feedback instead of one all-reduce each; what a rank has not begun it begins as refused.  A hook of
+torch or of the program does with them what it likes (``comm_hook.py``).
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ from asyncpar.core.observe.records import EventKind, EventState, bucket_name
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.tuning import TuningConfig
 from asyncpar.torch.hook.bucket import HookBucket
-from asyncpar.torch.hook.gradient_hook import GradientHook
+from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.packed import sparse_all_reduce
 from asyncpar.torch.process_group import ProcessGroup
-from asyncpar.torch.replicas.backward import PassEnd, wait_for_all, weakly
+from asyncpar.torch.replicas.backward import PassEnd, Waitable, wait_for_all, weakly
 from asyncpar.torch.replicas.buckets import GradientBucket, Replicated, make_buckets, plan
+from asyncpar.torch.replicas.comm_hook import CommHook
+from asyncpar.torch.replicas.logging_data import LoggingData, PassTimes, describe_parameters, in_a_row
 from asyncpar.torch.replicas.tuning import ReplicaTuning
 from asyncpar.torch.work import Work
 
@@ -77,7 +80,7 @@ class _GradientPass:
     order: list[int] = field(default_factory=list)
     begun: int = 0
     """The number of buckets begun."""
-    works: list[Work] = field(default_factory=list)
+    works: list[Waitable] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.ready = [False] * self.count
@@ -108,8 +111,16 @@ class GradientReducer:
         self._plan = self._made = plan(replicated, self._bucket_bytes)
         """The plan of the next pass, which is that of all ranks, and the plan of the buckets that there are."""
         self._adopt(self._make_buckets())
+        self._first_sizes = self.bucket_sizes
+        self.times = PassTimes()
+        self._last_order: list[int] = []
+        """Parameters in the order in which their gradients became final in the last pass."""
+        self._last_absent: Sequence[int] = ()
+        """Parameters without a gradient on this rank in it."""
         self.hook: GradientHook | None = None
         """Reduces the buckets, if there is one, through a codec."""
+        self.comm_hook: CommHook | None = None
+        """Reduces the buckets, if there is one, as torch or the program has it."""
         self.is_on = False
         """Do backward passes reduce gradients?  Else they accumulate on this rank."""
         self._source = 0
@@ -123,7 +134,7 @@ class GradientReducer:
         self._has_order = False
         self._pass: _GradientPass | None = None
         self._end: weakref.ref[PassEnd] | None = None
-        self._failed: list[Work] = []
+        self._failed: list[Waitable] = []
         """Operations of passes that failed here, which may still be under way."""
         self._recorder = recorder_of(group.communicator)
         self._meter = step_meter(group.communicator, "DistributedDataParallel")
@@ -154,18 +165,63 @@ class GradientReducer:
         """Bytes of the buckets, in the order in which they are reduced."""
         return [bucket.array.nbytes for bucket in self._buckets]
 
+    def describe(self) -> LoggingData:
+        """Return settings, buckets and times by torch's names."""
+        settings, parameters = self._settings, [each.parameter for each in self.replicated]
+        found: LoggingData = {
+            "bucket_cap_bytes": settings.bucket_bytes,
+            "bucket_sizes": in_a_row(self._first_sizes),
+            "find_unused_parameters": int(settings.finds_unused),
+            "gradient_as_bucket_view": 1,
+            "iteration": self.times.passes,
+            **describe_parameters(parameters),
+        }
+        if settings.is_static:
+            found["static_graph"] = 1
+        hook = self.comm_hook or self.hook
+        if hook is not None:
+            found["comm_hook"] = gradient_hook.__qualname__ if self.comm_hook is None else self.comm_hook.name
+        if not self.times.passes:
+            return found
+        indices = (" ".join(str(each.index) for each in bucket.members) for bucket in self._buckets)
+        return found | {
+            **self.times.describe(),
+            "has_rebuilt_buckets": int(self._has_order),
+            "num_buckets_reduced": len(self._buckets),
+            "prev_iteration_grad_ready_order_indices": in_a_row(self._last_order),
+            "rebuilt_bucket_sizes": in_a_row(self.bucket_sizes),
+            "rebuilt_per_bucket_param_indices": in_a_row(indices),
+            "unused_parameter_size": sum(parameters[index].nbytes for index in self._last_absent),
+        }
+
     def use(self, hook: GradientHook, *, is_own: bool = False) -> None:
         """Reduce the buckets through ``hook`` from now on; ``is_own`` says that another reducer of the model has it.
 
         Raises ``UsageError`` where buckets are tuned.
         """
-        if self.tuning is not None:
-            raise UsageError("tuning: expected no codec and no communication hook with it; leave one of them out")
+        self._check_not_tuned()
         for each in self.replicated:
             if each.dtype.is_complex:
                 raise UsageError(f"codec: expected none for complex gradients, such as {each.name}, got {hook}")
         hook.own(weakly(self.await_failed), again=is_own)
         self.hook = hook
+
+    def use_comm_hook(self, hook: CommHook) -> None:
+        """Reduce the buckets by ``hook`` from now on.
+
+        Raises ``UsageError`` where buckets are tuned, and where gradients are sparse, which have no bucket.
+        """
+        self._check_not_tuned()
+        if self._sparse:
+            raise UsageError(
+                f"{hook}: expected dense gradients, got sparse ones of {self._sparse[0].name}; use "
+                "Embedding(sparse=False), no hook, or torch's DistributedDataParallel"
+            )
+        self.comm_hook = hook
+
+    def _check_not_tuned(self) -> None:
+        if self.tuning is not None:
+            raise UsageError("tuning: expected no codec and no communication hook with it; leave one of them out")
 
     def watch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Learn when a backward pass begins through ``tensors``, outputs of the module."""
@@ -215,7 +271,11 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
         communicator = self.group.communicator
-        if self.hook is None:
+        if self.comm_hook is not None:
+            if done is None:
+                self.comm_hook.begin_pass()
+            owed = self.comm_hook.fail(len(self._plan.buckets)) + self._exchanges_words
+        elif self.hook is None:
             tells = self.tuning is not None and self.tuning.tells(self._passes)
             owed = len(self._plan.buckets) - begun + len(self._sparse) + self._exchanges_words + tells
         else:
@@ -247,6 +307,7 @@ class GradientReducer:
                 bucket = self._bucket_of[index]
                 now = self._begin_pass()
                 self._meter.works()
+                self.times.backward_begins()
             if bucket is not None:
                 bucket.take(self.replicated[index])
             if self._is_final(now, index):
@@ -280,10 +341,15 @@ class GradientReducer:
 
     def _complete(self, now: _GradientPass, absent: Sequence[int]) -> None:
         """Reduce what is left, where all gradients are in their places; ``absent`` had none in this pass."""
+        self.times.is_computed()
         try:
             for each in self._sparse:
                 each.check_sparse()
+            if self.comm_hook is not None:
+                self._meter.waits()
             self._begin_full(now, is_last=True)
+            if self.comm_hook is not None:
+                self.comm_hook.finish(is_last=True)
             sums = [self._begin_sparse(now, each) for each in self._sparse]
             words = self._begin_words(now, absent) if self._exchanges_words else None
             told = self._begin_telling(now)
@@ -304,6 +370,8 @@ class GradientReducer:
             self._forget_tuning()
             raise
         self._meter.end()
+        self.times.is_over()
+        self._last_order, self._last_absent = now.order, absent
         self._tune(told)
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
@@ -322,7 +390,7 @@ class GradientReducer:
 
     def _hand_out(self, absent: Sequence[int], used: NDArray[Any], sums: Sequence[torch.Tensor]) -> None:
         """Make the means the gradients of the parameters; those ``absent`` here have one if they were ``used``."""
-        if self._factor != 1.0:
+        if self._factor != 1.0 and self.comm_hook is None:
             for reduced in [*(bucket.flat for bucket in self._buckets), *sums]:
                 reduced.mul_(self._factor)
         for index in absent:
@@ -338,6 +406,8 @@ class GradientReducer:
         self._passes += 1
         self._meter.begin(self._passes)
         self._pass = _GradientPass(len(self.replicated))
+        if self.comm_hook is not None:
+            self.comm_hook.begin_pass()
         return self._pass
 
     @property
@@ -436,7 +506,14 @@ class GradientReducer:
         turns = len(buckets) if is_last else len(buckets) - 1
         while now.begun < turns and not buckets[now.begun].missing:
             bucket = buckets[now.begun]
-            if self.hook is None:
+            if not now.begun:
+                self.times.first_bucket_begins()
+            if self.comm_hook is not None:
+                if not (is_last or self.comm_hook.is_free):
+                    return
+                index = now.begun
+                now.works.append(self.comm_hook.start(bucket, index=index, is_last=index == len(buckets) - 1))
+            elif self.hook is None:
                 now.works.append(self._begin_bucket(now.begun, bucket))
             else:
                 now.works.append(self.hook.start(self._given(now.begun, bucket.flat)))

@@ -16,6 +16,9 @@ _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 """The attribute of modules in which torch keeps the names of what DistributedDataParallel leaves out."""
 
+_STEPS = "_in_backward_optimizers"
+"""The attribute of parameters in which torch keeps optimizers that step during backward."""
+
 
 class ReplicatedModule:
     """``module`` as ranks see it.  ``ignored`` are the names of parameters and buffers that each rank has for itself.
@@ -58,12 +61,24 @@ class ReplicatedModule:
             )
 
     def check(self) -> None:
-        """Raise ``UsageError`` for a module whose values ranks cannot hold alike."""
+        """Raise ``UsageError`` for a module whose values ranks cannot hold alike, or that cannot be computed here."""
+        for name, part in self.module.named_modules():
+            if isinstance(part, torch.nn.SyncBatchNorm):
+                raise UsageError(
+                    f"module {name}: expected no SyncBatchNorm, which torch computes on GPUs only; use BatchNorm, "
+                    "whose buffers are those of rank 0"
+                )
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             if isinstance(tensor, UninitializedParameter | UninitializedBuffer) and name not in self.ignored:
                 raise UsageError(
                     f"parameter {name}: expected one that has a shape, got that of a lazy module; "
                     "run module(example) once on each rank before DistributedDataParallel(module)"
+                )
+            if hasattr(tensor, _STEPS) and name not in self.ignored:
+                raise UsageError(
+                    f"parameter {name}: expected none with an optimizer that steps in backward, before gradients are "
+                    "reduced; leave out _apply_optimizer_in_backward, and call "
+                    "model._register_fused_optim(torch.optim.SGD, lr) to step as soon as they are"
                 )
 
     def members(self) -> list[Replicated]:
