@@ -196,7 +196,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return what ``Join`` calls on ranks that are through."""
-        self._has_joined = True
+        self._has_joined, self._own_gradients = True, None
         self._divides_by_initial = bool(kwargs.get("divide_by_initial_world_size", True))
         return ReplicaJoinHook(self._shadow, self._end_join)
 
