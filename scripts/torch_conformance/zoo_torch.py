@@ -143,7 +143,7 @@ def _shared(module: Any, words: torch.Tensor) -> torch.Tensor:
 def _autoencoder(module: Any, x: torch.Tensor) -> torch.Tensor:
     mean, spread = module.inner(x).chunk(2, -1)
     found: torch.Tensor = module.outer(mean + spread.exp() * 0.1) - x
-    return found + 0.01 * mean
+    return found + 0.01 * mean.mean(-1, keepdim=True)
 
 
 def _penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -389,6 +389,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "sparse, some unused": (lambda: Words(uses_all=False), {"find_unused_parameters": True}),
     "complex": (Waves, {}),
     "float16": (Halves, {}),
+    "scripted": (lambda: torch.jit.script(Block()), {}),
 }
 
 

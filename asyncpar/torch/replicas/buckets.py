@@ -62,7 +62,8 @@ class Replicated:
 
     def check(self) -> None:
         """Raise ``UsageError`` if the module has another parameter now, or this one has changed."""
-        now = self.owner._parameters.get(self.attribute)
+        held = self.owner._parameters
+        now = held[self.attribute] if self.attribute in held else None  # noqa: SIM401  # scripted modules have no ``get``
         if now is not self.parameter:
             raise self._changed("another object" if now is not None else "none")
         if not now.is_cpu:
