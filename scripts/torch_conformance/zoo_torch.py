@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -330,6 +331,106 @@ def _both(module: Any, x: torch.Tensor) -> Sequence[Any]:
     return [{"a": y, "b": (y.sum(), None)}, Outputs(y, 2 * y)]
 
 
+def _clipped(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = square(model(x))
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return loss
+
+
+def _kept(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Keep gradients in their memory between steps, with zeros."""
+    loss = square(model(x))
+    loss.backward()
+    for each in model.parameters():
+        assert each.grad is not None, "all are used"
+        each.grad = each.grad.clone() if each.dim() == 1 else each.grad
+    return loss
+
+
+def _two_losses(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = model(x)
+    losses = y.square().mean(), y.abs().mean()
+    torch.autograd.backward(losses)
+    return losses[0] + losses[1].detach()
+
+
+def _scaled(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = square(model(x))
+    torch.amp.GradScaler("cpu", init_scale=8.0).scale(loss).backward()
+    return loss
+
+
+def _renewed(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Put another tensor in the place of a buffer, as programs do that avoid changes in place."""
+    module.seen = module.seen + x.detach().mean(0)
+    found: torch.Tensor = module.body(x + module.seen)
+    return found
+
+
+def _ensemble(module: Any, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.vmap(functional.linear, (None, 0))(x, module.weights)
+    return found
+
+
+def _functional(module: Any, x: torch.Tensor) -> torch.Tensor:
+    halved = {name: 0.5 * each for name, each in module.body.named_parameters()}
+    found: torch.Tensor = torch.func.functional_call(module.body, halved, (x,))
+    return found
+
+
+def _returns_weights(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return module.body(x), module.scale, x
+
+
+def _norms_of_old() -> nn.Module:
+    return nn.Sequential(nn.utils.weight_norm(nn.Linear(D, D)), mlp())
+
+
+def _pruned() -> nn.Module:
+    made = mlp()
+    prune.l1_unstructured(made[0], "weight", 0.5)
+    return made
+
+
+def _integers() -> nn.Module:
+    return Own(
+        lambda m, x: m.body(x @ (m.packed.float() / 127)),
+        body=mlp(),
+        packed=nn.Parameter(torch.randint(-127, 127, (D, D), dtype=torch.int8), requires_grad=False),
+        mask=nn.Buffer(torch.ones(D, dtype=torch.bool)),
+        none=nn.Buffer(torch.zeros(0)),
+        wave=nn.Buffer(torch.ones(2, dtype=torch.complex64)),
+    )
+
+
+def _transposed() -> nn.Module:
+    return Own(lambda m, x: x @ m.weight, weight=nn.Parameter(torch.randn(D, 2 * D)[:, ::2]))
+
+
+def _watched() -> nn.Module:
+    made = mlp()
+    made[0].register_full_backward_hook(lambda *given: None if given[1][0] is None else (2 * given[1][0],))
+    made[2].register_forward_hook(lambda *given: given[2] + 1)
+    return made
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class of the program."""
+
+
+def _marked() -> nn.Module:
+    return Own(
+        lambda m, x: x @ m.weight.as_subclass(torch.Tensor),
+        weight=nn.Parameter(torch.randn(D, D).as_subclass(Marked)),
+    )
+
+
+def _distilled() -> nn.Module:
+    """Learn from a frozen copy that is in evaluation mode."""
+    return Own(lambda m, x: m.pupil(x) - m.teacher(x).detach(), pupil=mlp(), teacher=mlp().requires_grad_(False).eval())
+
+
 _UNUSED = {"find_unused_parameters": True}
 _STATIC = {"static_graph": True}
 
@@ -440,6 +541,23 @@ CASES: dict[str, Case] = {
     ),
     "policy": Case(make=mlp, loss=_policy),
     "bilinear": Case(make=lambda: Own(lambda m, x: m.b(x, x), b=nn.Bilinear(D, D, 3))),
+    "gradients clipped": Case(make=mlp, train=_clipped),
+    "gradients elsewhere": Case(make=mlp, train=_kept),
+    "two losses": Case(make=mlp, train=_two_losses),
+    "losses scaled": Case(make=mlp, train=_scaled),
+    "buffers renewed": Case(make=lambda: Own(_renewed, body=mlp(), seen=nn.Buffer(torch.zeros(D)))),
+    "ensemble": Case(make=lambda: Own(_ensemble, weights=nn.Parameter(torch.randn(3, D, D)))),
+    "functional": Case(make=lambda: Own(_functional, body=mlp())),
+    "outputs that are weights": Case(make=lambda: Own(_returns_weights, body=mlp(), scale=nn.Parameter(torch.ones(D)))),
+    "weight norm of old": Case(make=_norms_of_old),
+    "pruned": Case(make=_pruned),
+    "integers and other buffers": Case(make=_integers),
+    "transposed": Case(make=_transposed),
+    "hooks of modules": Case(make=_watched),
+    "a class of tensors": Case(make=_marked),
+    "distilled": Case(make=_distilled),
+    "Adagrad": Case(make=mlp, optimizer=torch.optim.Adagrad),
+    "AdamW, fused": Case(make=mlp, optimizer=partial(torch.optim.AdamW, fused=True)),
     "quantization-aware": Case(make=_qat),
     "many buckets": Case(make=lambda: nn.Sequential(*[mlp() for _ in range(6)]), settings={"bucket_cap_mb": 0.001}),
 }
