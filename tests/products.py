@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -23,6 +23,21 @@ def sampled(*axes: Sequence[Any], where: Callable[..., bool] | None = None) -> l
     if not is_soak() and len(axes) > 2:
         rows = sorted(_covering(rows))
     return [values(row) for row in rows]
+
+
+def in_turn(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return as many rows as the longest axis has values, so that each value occurs; the product with ``--soak``.
+
+    For what is expensive, and where values of different axes have little to do with each other.
+    """
+    lists = [list(axis) for axis in axes]
+    if is_soak():
+        return list(product(*lists))
+    longest = max(map(len, lists))
+    return [
+        tuple(values[(row + row // len(values) * (place > 0)) % len(values)] for place, values in enumerate(lists))
+        for row in range(longest)
+    ]
 
 
 def _covering(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -34,6 +34,7 @@ from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import local_world, run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
+from tests.soak import chosen
 
 LIVES: list[str] = []
 
@@ -536,7 +537,7 @@ def test_ranks_that_declare_different_actors_are_told() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(chosen(3, soak=100)))
 def test_no_number_is_given_twice_and_none_is_lost_under_random_kills_and_joins(seed: int) -> None:
     dice = random.Random(seed)
     run = Run()

@@ -27,6 +27,7 @@ from asyncpar.parallel.local.outer import OuterConfig
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.pipeline_training import train_pipeline
+from tests.products import in_turn
 
 Work = Callable[[], Awaitable[Any]]
 Form = Callable[[Work], Awaitable[Any]]
@@ -259,9 +260,7 @@ async def run_members(worlds: ElasticWorlds, member: Callable[[str], Any]) -> li
 SURFACES = ("reduce", "world", "ask", "endpoint", "told endpoint", "on_world")
 
 
-@pytest.mark.parametrize("is_late", [True, False])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize(("is_late", "form", "surface"), in_turn([True, False], FORMS, SURFACES))
 def test_the_end_of_a_world_is_no_failure_of_the_program(surface: str, form: str, *, is_late: bool) -> None:
     met = Met(FORMS[form])
 

@@ -23,6 +23,7 @@ from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.pipeline_training import make_stages, squares
 from tests.elasticity.training import PORTIONS, Model
+from tests.products import in_turn
 
 SEED = 11
 RATE = 0.01
@@ -146,9 +147,7 @@ def test_every_world_size_ends_with_the_bits_of_one_rank(size: int, cut: str) ->
     assert run_virtual(main()) == [alone] * size
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("place", ["frozen", "reduced", "updated"])
-@pytest.mark.parametrize("number", [1, 3, 6])
+@pytest.mark.parametrize(("cut", "place", "number"), in_turn(CUTS, ["frozen", "reduced", "updated"], [1, 3, 6]))
 def test_losses_and_newcomers_change_nothing_of_what_is_frozen(number: int, place: str, cut: str) -> None:
     alone = run_virtual(train(**CUTS[cut]))
 

@@ -24,6 +24,7 @@ from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.training import PORTIONS, OnStep, Result, Trace, check_equal, train
+from tests.soak import chosen
 
 UNTIL = 12
 
@@ -365,7 +366,7 @@ async def test_steps_are_used_one_at_a_time_and_once() -> None:
             ap.elastic(portions=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(chosen(3, soak=100)))
 def test_kills_joins_and_drains_at_any_moment_change_no_bit(seed: int, alone: Result) -> None:
     async def main() -> None:
         rng, trace = random.Random(seed), Trace()

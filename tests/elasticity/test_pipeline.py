@@ -24,6 +24,8 @@ from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.pipeline_training import make_stages, squares, train_pipeline
 from tests.elasticity.training import OnStep, Result, Trace, most_left_at_once
+from tests.products import in_turn
+from tests.soak import chosen
 
 UNTIL = 8
 Main = Callable[[WorldSource], Coroutine[Any, Any, Result]]
@@ -86,9 +88,7 @@ def test_every_world_size_ends_with_the_bits_of_one_rank(stages: int, size: int,
     run_virtual(main())
 
 
-@pytest.mark.parametrize("place", ["computed", "reduced", "updated"])
-@pytest.mark.parametrize("victim", range(4))
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("place", "victim", "size"), in_turn(["computed", "reduced", "updated"], range(4), [2, 4]))
 def test_a_stage_that_is_lost_anywhere_in_a_step_changes_no_bit(
     size: int, place: str, victim: int, alone: dict[int, Result]
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_step_that_one_may_have_committed_is_rolled_forward(
     run_virtual(main())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(chosen(4, soak=100)))
 def test_kills_joins_and_drains_at_any_moment_change_no_bit(seed: int, alone: dict[int, Result]) -> None:
     async def main() -> None:
         rng, trace = random.Random(seed), Trace()

@@ -22,6 +22,7 @@ from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.round_training import STEPS, WORKERS, RoundResult, train_rounds
 from tests.elasticity.training import most_left_at_once
+from tests.soak import chosen
 
 UNTIL = 6
 Pause = Callable[[str, ElasticRound, int], float]
@@ -203,7 +204,7 @@ def test_without_a_quorum_what_is_missing_is_trained_and_nothing_else(alone: Rou
     run_virtual(main())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(chosen(3, soak=100)))
 def test_kills_joins_and_drains_at_any_moment_change_no_bit(seed: int, alone: RoundResult) -> None:
     async def main() -> None:
         rng = random.Random(seed)

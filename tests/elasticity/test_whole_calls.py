@@ -21,6 +21,7 @@ from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
+from tests.soak import chosen
 
 TOTAL = 800
 UNTIL = 14
@@ -155,7 +156,7 @@ async def read_all(job: ElasticJob, banks: list[Any], run: Run) -> None:
 
 
 @pytest.mark.parametrize("save_every", [1, None])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(chosen(2, soak=50)))
 def test_transfers_that_are_cut_anywhere_keep_the_sum(seed: int, save_every: int | None) -> None:
     run = Run(seed)
 

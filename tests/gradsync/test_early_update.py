@@ -18,6 +18,7 @@ from asyncpar.nn.optimizers import SGD, AdamW, EarlyStep, Optimizer
 from asyncpar.node import Node
 from asyncpar.testing import local_world
 from tests.gradsync.worlds import CODECS
+from tests.products import in_turn
 
 SHAPES = ((700, 600), (600,), (1,), (300, 1000), (0, 3))
 RULE = AdamW(weight_decay=0.01)
@@ -83,8 +84,7 @@ async def on_all(ranks: Sequence[Replica], step: int, *, early: bool) -> None:
     await asyncio.gather(*(rank.step(step, early=early) for rank in ranks))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("codec", "size"), in_turn(CODECS, [1, 2, 3]))
 async def test_parameters_are_those_of_a_step_behind_the_synchronization(codec: str, size: int) -> None:
     settings: dict[str, Any] = {
         "compression": GradientCompressionConfig(codec=None if codec == "none" else codec),

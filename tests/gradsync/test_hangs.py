@@ -22,6 +22,8 @@ from tests.gradsync.worlds import (
     on_all_failing,
     parallel_world,
 )
+from tests.products import in_turn
+from tests.soak import chosen
 
 SHAPES = [(2, 1, 1), (3, 1, 1), (2, 2, 2), (1, 1, 4)]
 
@@ -51,8 +53,9 @@ async def cancel_after(ranks: Sequence[Rank], culprit: int, turns: int) -> list[
     return list(results)
 
 
-@pytest.mark.parametrize("codec", ["none", "int8", "powersgd:2"])
-@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+@pytest.mark.parametrize(
+    ("dp", "tp", "pp", "codec"), [(*shape, codec) for shape, codec in in_turn(SHAPES, ["none", "int8", "powersgd:2"])]
+)
 async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, codec: str) -> None:
     """A rank that raised holds the gradients it had, no rank hangs, and the next step works.
 
@@ -100,7 +103,7 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
 async def test_a_rank_may_be_cancelled_while_auto_is_measured(
     dp: int, tp: int, pp: int, hosts: str, culprit: int
 ) -> None:
-    for turns in (*range(1, 60, 6), *range(60, 1000, 120)):
+    for turns in (*range(1, 60, chosen(18, soak=6)), *range(60, 1000, chosen(360, soak=120))):
         async with parallel_world(dp, tp, pp, hosts=list(hosts), compression=compressed("auto")) as ranks:
             failed = [result is not None for result in await cancel_after(ranks, culprit, turns)]
             await settle(ranks, 1, may_disagree=any(failed) and not all(failed))
@@ -165,9 +168,10 @@ async def test_a_block_that_raises_fails_the_step_on_all_ranks(dp: int, tp: int,
             assert_right(rank, step=1)
 
 
-@pytest.mark.parametrize("codec", ["none", "int8", "topk:0.1+int8"])
-@pytest.mark.parametrize("turns", [0, 5, 25])
-@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+@pytest.mark.parametrize(
+    ("dp", "tp", "pp", "turns", "codec"),
+    [(*shape, *more) for shape, *more in in_turn(SHAPES, [0, 5, 25], ["none", "int8", "topk:0.1+int8"])],
+)
 async def test_a_rank_that_dies_in_a_step_ends_it_everywhere(dp: int, tp: int, pp: int, turns: int, codec: str) -> None:
     async with parallel_world(dp, tp, pp, compression=compressed(codec)) as ranks:
         await draw_and_synchronize(ranks)

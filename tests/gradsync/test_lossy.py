@@ -23,6 +23,7 @@ from tests.gradsync.worlds import (
     parallel_world,
     synchronize_all,
 )
+from tests.products import in_turn
 
 LOSSY = [codec for codec in CODECS if codec != "none"]
 OTHER_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.0002, max_buckets=64)
@@ -91,8 +92,10 @@ async def test_nothing_is_lost_between_what_is_sent_and_what_is_kept(codec: str)
             np.testing.assert_allclose(sent[name] + left, wanted[name], atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("before", ["int8", "powersgd:2", "bf16", "randomk:0.25"])
-@pytest.mark.parametrize("after", ["none", "topk:0.1+int8", "powersgd:1", "int4"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    in_turn(["int8", "powersgd:2", "bf16", "randomk:0.25"], ["none", "topk:0.1+int8", "powersgd:1", "int4"]),
+)
 async def test_the_codec_may_change_in_mid_run(before: str, after: str) -> None:
     async with parallel_world(2, 2, 2, compression=compressed(before)) as ranks:
         await draw_and_synchronize(ranks, 0)
@@ -203,16 +206,21 @@ def test_ratio_and_bits_name_a_codec(ratio: float, bits: int, name: str) -> None
 HIERARCHICAL = {"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE}
 
 
+PLACES: dict[str, tuple[int, list[str] | None, dict[str, Any] | None]] = {
+    "pair": (2, None, None),
+    "shards": (3, None, None),
+    "two hosts": (4, ["a", "a", "b", "b"], HIERARCHICAL),
+    "three hosts": (3, ["a", "b", "c"], HIERARCHICAL),
+}
+
+
 @pytest.mark.parametrize(
-    ("replicas", "hosts", "parallelism"),
-    [(2, None, None), (3, None, None), (4, ["a", "a", "b", "b"], HIERARCHICAL), (3, ["a", "b", "c"], HIERARCHICAL)],
-    ids=["pair", "shards", "two hosts", "three hosts"],
+    ("place", "codec"),
+    in_turn(PLACES, ["randomk:0.5", "randomk:0.5+int8", "randomk:0.5+fp16", "randomk:0.7+randomk:0.7"]),
 )
-@pytest.mark.parametrize("codec", ["randomk:0.5", "randomk:0.5+int8", "randomk:0.5+fp16", "randomk:0.7+randomk:0.7"])
-async def test_without_feedback_random_places_come_to_the_mean_over_time(
-    codec: str, replicas: int, hosts: list[str] | None, parallelism: dict[str, Any] | None
-) -> None:
+async def test_without_feedback_random_places_come_to_the_mean_over_time(place: str, codec: str) -> None:
     """Each value is sent in half of the steps, and twice as large then."""
+    replicas, hosts, parallelism = PLACES[place]
     steps, compression = 150, compressed(codec, error_feedback=False)
     async with parallel_world(replicas, compression=compression, hosts=hosts, parallelism=parallelism) as ranks:
         total: dict[str, Array] = {}

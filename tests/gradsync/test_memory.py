@@ -14,6 +14,7 @@ from asyncpar.nn import Parameter
 from asyncpar.testing.world import local_world
 from tests.gradsync.worlds import CODECS
 from tests.held import held_arrays
+from tests.products import in_turn
 
 SHAPES = {"table": (256, 128), "weight": (128, 200), "bias": (4096,)}
 BYTES = 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
@@ -59,8 +60,7 @@ class World:
         return sum(synchronizer.get_memory_usage().total for synchronizer in self.synchronizers)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("layout", "codec"), in_turn(LAYOUTS, CODECS))
 async def test_all_that_is_held_is_told(codec: str, layout: str) -> None:
     async with local_world(len(LAYOUTS[layout]), hosts=LAYOUTS[layout]) as nodes, asyncio.timeout(30):
         world = World(nodes)

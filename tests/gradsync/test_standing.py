@@ -26,6 +26,7 @@ from tests.gradsync.worlds import (
     parallel_world,
     synchronize_all,
 )
+from tests.soak import chosen
 
 COUNTED = 5
 SWITCHES = 8
@@ -246,7 +247,7 @@ async def test_a_refusal_on_one_rank_reaches_ranks_that_are_in_their_buckets() -
             assert_right(rank, step=6)
 
 
-@pytest.mark.parametrize("turns", [*range(1, 16), *range(16, 80, 7)])
+@pytest.mark.parametrize("turns", [*range(1, 16, chosen(4, soak=1)), *range(16, 80, chosen(21, soak=7))])
 async def test_a_rank_may_be_cancelled_while_others_begin_anew(turns: int) -> None:
     async with parallel_world(3) as ranks:
         for culprit in range(3):

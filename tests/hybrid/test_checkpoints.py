@@ -18,6 +18,7 @@ from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import Ranks, alone_after, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import TINY, Array, make_config
+from tests.products import in_turn
 
 MODEL = replace(TINY, vocabulary=11, mlp_hidden=29, tied_embeddings=True)
 
@@ -94,8 +95,10 @@ async def assert_nothing_changed(ranks: Ranks, before: dict[tuple[str, str], Arr
         np.testing.assert_array_equal(value, before[key])
 
 
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
-@pytest.mark.parametrize("change", [{"seed": 3}, {"vocabulary": 12}, {"tied_embeddings": False}])
+@pytest.mark.parametrize(
+    ("stage", "change"),
+    in_turn([ZeROStage.NONE, ZeROStage.STAGE3], [{"seed": 3}, {"vocabulary": 12}, {"tied_embeddings": False}]),
+)
 async def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
     change: dict[str, Any], stage: ZeROStage, tmp_path: Path
 ) -> None:
@@ -113,8 +116,9 @@ async def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
         assert_has_taken(ranks, 3)
 
 
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
-@pytest.mark.parametrize("damage", ["torn", "edited", "missing"])
+@pytest.mark.parametrize(
+    ("stage", "damage"), in_turn([ZeROStage.NONE, ZeROStage.STAGE3], ["torn", "edited", "missing"])
+)
 async def test_a_damaged_checkpoint_is_refused_on_all_ranks(damage: str, stage: ZeROStage, tmp_path: Path) -> None:
     async with running(MODEL, make((2, 1, 2), stage)) as ranks:
         await ranks.take_step()

@@ -10,14 +10,13 @@ import pytest
 
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import TINY, make_config, train_alone, train_together
+from tests.products import in_turn
 
 SHARDED = [ZeROStage.STAGE1, ZeROStage.STAGE2, ZeROStage.STAGE3]
 CLIP = 0.25
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("stage", SHARDED)
-@pytest.mark.parametrize("dp", [2, 4])
+@pytest.mark.parametrize(("dtype", "stage", "dp"), in_turn(["float32", "float64"], SHARDED, [2, 4]))
 async def test_sharded_replicas_have_the_bits_of_plain_ones(dp: int, stage: ZeROStage, dtype: str) -> None:
     """Two replicas have but one order of adding; four halve, in both."""
     model = replace(TINY, dtype=dtype, vocabulary=11, mlp_hidden=27, tied_embeddings=True)

@@ -18,6 +18,7 @@ from tests.hybrid.cases import small_buckets
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Ranks, assert_has_taken, assert_names, outcomes_of, running
 from tests.hybrid.worlds import RATE, TINY, make_config
+from tests.products import in_turn
 
 MODEL = replace(TINY, layers=2, heads=2, tied_embeddings=True)
 LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1)]
@@ -46,8 +47,7 @@ async def cancel_after(ranks: Ranks, culprit: int, turns: int, main: Any = None)
     return await outcomes_of(tasks)
 
 
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("stage", "layout"), in_turn([ZeROStage.NONE, ZeROStage.STAGE3], LAYOUTS))
 async def test_a_rank_may_be_cancelled_at_any_moment(layout: tuple[int, int, int], stage: ZeROStage) -> None:
     async with running(MODEL, make(layout, stage)) as ranks:
         await ranks.take_step()
@@ -77,8 +77,7 @@ async def test_two_ranks_may_be_cancelled_and_the_next_step_too(stage: ZeROStage
         assert_has_taken(ranks, ranks.all[0].steps)
 
 
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("stage", "layout"), in_turn(ZeROStage, LAYOUTS))
 async def test_a_rank_that_fails_when_others_take_the_step_takes_it_later(
     layout: tuple[int, int, int], stage: ZeROStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,9 +123,7 @@ async def faulty(
         yield ranks, fault
 
 
-@pytest.mark.parametrize("moment", Moment)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("moment", "stage", "layout"), in_turn(Moment, STAGES, LAYOUTS))
 async def test_a_rank_that_fails_in_a_layer_is_named_everywhere(
     layout: tuple[int, int, int], stage: ZeROStage, moment: Moment
 ) -> None:
@@ -211,9 +208,9 @@ async def test_halves_of_a_step_may_be_cancelled(stage: ZeROStage) -> None:
             assert_has_taken(ranks, ranks.all[0].steps)
 
 
-@pytest.mark.parametrize("turns", [0, 6, 18, 35])
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE2])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("turns", "stage", "layout"), in_turn([0, 6, 18, 35], [ZeROStage.NONE, ZeROStage.STAGE2], LAYOUTS)
+)
 async def test_a_rank_that_dies_is_named_everywhere(layout: tuple[int, int, int], stage: ZeROStage, turns: int) -> None:
     async with running(MODEL, make(layout, stage)) as ranks:
         await ranks.take_step()

@@ -19,6 +19,7 @@ from asyncpar.nn.optimizers import AdamW, Optimizer, clip_factor
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, running
 from tests.hybrid.worlds import RATE, TINY, Array, draw_batch, make_config
+from tests.products import in_turn
 
 MODEL = replace(TINY, layers=4, tied_embeddings=True)
 STEPS = 4
@@ -134,8 +135,9 @@ async def test_another_configuration_goes_on_with_what_is_frozen() -> None:
         assert_equal(ranks, norms + await take_steps(ranks, (3,)), train_alone(config))
 
 
-@pytest.mark.parametrize("name", ["block1/mlp/widen/weight", "block1/mlp/narrow/bias", "embedding/tokens"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "layout"), in_turn(["block1/mlp/widen/weight", "block1/mlp/narrow/bias", "embedding/tokens"], LAYOUTS)
+)
 async def test_ranks_that_differ_all_get_an_error_that_says_so(layout: str, name: str) -> None:
     async with running(MODEL, LAYOUTS[layout]) as ranks:
         holders = [one for one in ranks.all if any(name in p.name for p in one.parameters())]

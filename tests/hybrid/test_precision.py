@@ -20,6 +20,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Ranks, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import RATE, TINY, Array, make_config
+from tests.products import in_turn
 
 MODEL = replace(TINY, layers=2, heads=2, tied_embeddings=True)
 SINGLE = replace(MODEL, dtype="float32")
@@ -62,8 +63,7 @@ async def test_what_is_not_finite_on_one_rank_is_an_error_on_all_and_changes_not
         assert_has_taken(ranks, 2)
 
 
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("layout", FEW)
+@pytest.mark.parametrize(("stage", "layout"), in_turn(ZeROStage, FEW))
 async def test_an_overflow_on_one_rank_makes_all_skip_the_step_and_halve_the_scale(
     layout: tuple[int, int, int], stage: ZeROStage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import Ranks, outcomes_of, running
 from tests.hybrid.worlds import TINY, make_config
+from tests.products import in_turn
 
 MODEL = replace(TINY, tied_embeddings=True, dtype="float32")
 LAYOUTS = ((3, 1, 1), (2, 2, 1), (2, 1, 2))
@@ -34,8 +35,8 @@ def sharded(layout: tuple[int, int, int], stage: ZeROStage) -> HybridConfig:
 
 
 CASES = [
-    *((f"{layout}-{codec}", replicated(layout, codec)) for layout in LAYOUTS for codec in CODECS),
-    *((f"{layout}-{stage}", sharded(layout, stage)) for layout in LAYOUTS for stage in list(ZeROStage)[1:]),
+    *((f"{layout}-{codec}", replicated(layout, codec)) for layout, codec in in_turn(LAYOUTS, CODECS)),
+    *((f"{layout}-{stage}", sharded(layout, stage)) for layout, stage in in_turn(LAYOUTS, list(ZeROStage)[1:])),
 ]
 
 
