@@ -21,6 +21,7 @@ from asyncpar.testing import local_world, run_virtual
 from tests.collectives.conftest import OpenRanks
 from tests.collectives.test_recovery import connect_all, sums
 from tests.collectives.test_revoke import OPERATIONS
+from tests.soak import chosen
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("recv", "large send")])
@@ -159,7 +160,7 @@ def test_agreement_tells_whether_an_operation_ended_well_everywhere(open_ranks: 
     run_virtual(main())
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(chosen(5, soak=100)))
 def test_one_after_the_other_dies_until_one_is_left(open_ranks: OpenRanks, seed: int) -> None:
     """In each round a rank dies at some time, in an operation, in shrink or in agree; all survivors stay together."""
 

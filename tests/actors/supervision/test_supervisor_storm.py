@@ -13,6 +13,7 @@ from asyncpar.actors.supervision.policy import Backoff, Intensity
 from asyncpar.actors.supervision.supervisor import Supervisor
 from asyncpar.errors import AsyncparError
 from tests.actors.supervision.conftest import Play, Stage
+from tests.soak import chosen
 
 LABELS = "abcd"
 
@@ -44,7 +45,7 @@ async def trouble(stage: Stage, supervisor: Supervisor, chance: random.Random) -
 
 
 @pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all", "rest_for_one"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(chosen(2, soak=20)))
 def test_all_children_run_again_after_a_storm(play: Play[None], strategy: str, seed: int) -> None:
     async def scene(stage: Stage) -> None:
         chance = random.Random(seed)
