@@ -79,6 +79,7 @@ def test_agents_without_a_node_rank_find_their_places(launcher: Launcher) -> Non
     assert shown == ["0 0 2", "1 1 2"]
 
 
+@pytest.mark.soak
 def test_launchers_that_have_only_variables_of_kubeflow_meet(launcher: Launcher) -> None:
     """As in a runtime of its Trainer, with a Secret in a file."""
     script = launcher.script("print(rank, os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'], file=sys.stderr)")
@@ -126,6 +127,7 @@ def test_all_hosts_restart_together(launcher: Launcher) -> None:
     assert "again" in other.stderr
 
 
+@pytest.mark.soak
 def test_ctrl_c_on_one_host_ends_all(launcher: Launcher, eventually: Eventually) -> None:
     leader, follower = start_pair(launcher, launcher.script(PARKED))
     eventually(lambda: len(launcher.registered()) == 2)
@@ -188,6 +190,7 @@ def test_agents_that_disagree_are_refused(launcher: Launcher) -> None:
     assert launcher.finish(leader).returncode == 0
 
 
+@pytest.mark.soak
 def test_another_secret_is_refused(launcher: Launcher, tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).write_bytes(os.urandom(32))
@@ -203,6 +206,7 @@ def test_another_secret_is_refused(launcher: Launcher, tmp_path: Path) -> None:
     assert launcher.finish(leader).returncode == 143
 
 
+@pytest.mark.soak
 def test_two_network_namespaces_make_one_world(launcher: Launcher, namespaces: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(os.urandom(32))
     (tmp_path / "secret").chmod(0o600)

@@ -83,6 +83,7 @@ def test_any_bytes_come_through(launcher: Launcher) -> None:
     assert "".join(lines[1:-1]) == "y" * 200_000
 
 
+@pytest.mark.soak
 def test_much_output_arrives_whole(launcher: Launcher) -> None:
     script = launcher.script("""
         for number in range(40_000):
@@ -177,6 +178,7 @@ def test_what_a_rank_wrote_about_its_end_is_awaited_for_a_moment(launcher: Launc
     assert "rank 0 failed first: LookupError: late words" in done.stderr
 
 
+@pytest.mark.soak
 def test_a_killed_rank_gives_the_shells_code(launcher: Launcher) -> None:
     script = launcher.script("""
         if rank == 1:
@@ -383,6 +385,7 @@ def test_a_launcher_works_with_its_standard_streams_closed(launcher: Launcher, c
     assert done.stdout == ("" if ">&-" in closed.split() else "0 0\n")
 
 
+@pytest.mark.soak
 def test_the_progress_of_the_lowest_rank_is_shown(launcher: Launcher) -> None:
     script = launcher.script("""
         import asyncpar as ap

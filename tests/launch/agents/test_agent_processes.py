@@ -250,6 +250,7 @@ def states(group: AgentGroup) -> dict[str, str]:
     return {} if view is None else {host.name: host.state for host in view.hosts}
 
 
+@pytest.mark.soak
 def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=LONG, pause=0.0)))
     group.start_all("one", "two")

@@ -167,6 +167,7 @@ def test_a_page_that_cannot_be_served_is_said_before_the_job_runs(group: AgentGr
     assert not (group.folder / "started").exists()
 
 
+@pytest.mark.soak
 def test_metrics_are_asked_of_agents_where_they_run_the_job(group: AgentGroup) -> None:
     group.start_all("one")
     launcher = group.launch("pass", options=("--nnodes", "1:1", "--elastic", "ranks", "--metrics"))

@@ -66,6 +66,7 @@ def test_ranks_that_are_killed_stopped_and_drained_come_again_and_no_bit_is_diff
     assert {result for result in group.results() if not json.loads(result)[-1]} == {wanted(UNTIL)}
 
 
+@pytest.mark.soak
 def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends_at_once(group: AgentGroup) -> None:
     options = ("--nproc-per-node", "2", "--max-restarts", "0")
     launcher = group.launch_alone(group.script(TRAINING), str(UNTIL), options=options)

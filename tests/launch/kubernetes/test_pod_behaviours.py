@@ -70,6 +70,7 @@ def test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause() -> None:
     assert "rank 1 divides by zero" in ended[0][1]
 
 
+@pytest.mark.soak
 def test_two_jobs_of_pods_do_not_meet() -> None:
     with ExitStack() as stack:
         jobs = [
