@@ -240,6 +240,7 @@ def test_a_full_disk_is_one_line() -> None:
     assert "Traceback" not in stderr
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_rows_fit_a_narrow_terminal() -> None:
     controller, terminal = pty.openpty()

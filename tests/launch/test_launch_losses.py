@@ -97,6 +97,7 @@ def test_every_survivor_of_a_kill_gets_peer_lost_before_it_is_asked_to_end(launc
     assert f"rank {victim} failed first: was killed by SIGKILL" in done.stderr
 
 
+@pytest.mark.soak
 def test_survivors_that_wait_for_no_message_of_the_killed_rank_get_peer_lost_too(launcher: Launcher) -> None:
     """They sit in an ask to another rank, or wait for a message of it: only the agent tells them in time."""
     body = """
@@ -120,6 +121,7 @@ def test_a_stopped_rank_is_told_at_once_and_is_an_error_after_the_limit(launcher
     assert delay(records) < 5.0
 
 
+@pytest.mark.soak
 def test_a_stopped_rank_is_an_error_earlier_if_the_user_asks(launcher: Launcher) -> None:
     options = ("--silent-after", "off", "--stopped-after", "2")
     done, records = launch(launcher, STEPS, 1, "-", int(signal.SIGSTOP), options=options)
@@ -243,7 +245,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("point", "number", "victim"), chosen(SAMPLE, soak=ALL))
+@pytest.mark.parametrize(("point", "number", "victim"), chosen(SAMPLE[:2], soak=ALL))
 def test_formation_ends_with_the_name_of_the_rank_that_was_killed_or_stopped(
     launcher: Launcher, point: str, number: signal.Signals, victim: int
 ) -> None:

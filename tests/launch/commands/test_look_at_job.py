@@ -135,6 +135,7 @@ HOLD = """
 """
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher: Any) -> None:
     process = launcher.start(
         "--nproc-per-node", "2", "--rdzv-id", "look", launcher.script(HOLD), env={"XDG_RUNTIME_DIR": ""}
