@@ -84,6 +84,7 @@ async def test_another_asyncpar_on_a_worker_is_named(client: Any, tmp_path: Path
     assert finding.advice == f'pip install "asyncpar[dask]=={own}" there'
 
 
+@pytest.mark.soak
 async def test_an_asyncpar_that_a_worker_cannot_import_is_named(client: Any, tmp_path: Path) -> None:
     own = importlib.metadata.version("asyncpar")
     write_other_asyncpar(tmp_path, "raise ImportError('libfortran.so.5: cannot open')", version=own)

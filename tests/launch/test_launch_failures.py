@@ -145,6 +145,7 @@ def test_a_consequence_in_other_words_is_not_first(launcher: Launcher) -> None:
     assert lines[-1].endswith("RuntimeError: a consequence")
 
 
+@pytest.mark.soak
 def test_a_failure_that_is_followed_by_a_restart_is_told_too(launcher: Launcher) -> None:
     script = launcher.script("""
         register()

@@ -127,6 +127,7 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
     assert picture["ended"].startswith("The job has ended with exit code 143.")
 
 
+@pytest.mark.soak
 def test_a_killed_rank_leaves_a_post_mortem_on_each_host(group: AgentGroup) -> None:
     remains = group.folder / "remains"
     launcher = start(group, "--max-restarts", "0", agent=("--post-mortem", str(remains)))
