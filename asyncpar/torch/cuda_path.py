@@ -19,7 +19,7 @@ from asyncpar.torch.arrays import check_same_dtype, only, pairs, unwrapped
 from asyncpar.torch.cuda_reductions import CudaReductions
 from asyncpar.torch.cuda_tensors import CallTensors, as_bytes, check_like, hand_out, overlap, units
 from asyncpar.torch.exchanges import check_equal_parts, check_received, split_sizes
-from asyncpar.torch.group_base import SEND, root_of
+from asyncpar.torch.group_base import SEND, check_message, root_of
 from asyncpar.torch.work import Work
 
 
@@ -202,6 +202,7 @@ class CudaPath(CudaReductions):
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Work:
         """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
         tensor = only(tensors, "tensors")
+        check_message(self._communicator, dst_rank, tag, "dest")
         use = CallTensors([tensor])
         x: Any = use.array(use.flat(tensor, "tensor"))
         return self._start(use, lambda: self._communicator.send(x, dst_rank, tag=tag), [tensor], SEND, None)
@@ -216,6 +217,7 @@ class CudaPath(CudaReductions):
 
     def _receive(self, tensors: Any, source: int | None, tag: int, name: str) -> Work:
         tensor = only(tensors, "tensors")
+        check_message(self._communicator, source, tag, "source")
         use = CallTensors([tensor])
         out: Any = use.array(use.landing(tensor, "tensor"))
 

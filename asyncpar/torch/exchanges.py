@@ -13,7 +13,7 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator, exchange_expected
 from asyncpar.errors import OperationMismatch, UsageError
 from asyncpar.torch.arrays import Landing, array_of, bits_detail, check_same_dtype, flat, only
-from asyncpar.torch.group_base import GroupBase
+from asyncpar.torch.group_base import GroupBase, check_message
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
@@ -122,6 +122,7 @@ class ExchangeOperations(GroupBase):
         """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
         tensor = only(tensors, "tensors")
         communicator = self.communicator
+        check_message(communicator, dst_rank, tag, "dest")
         array = flat(tensor, "tensor")
         return self.start(lambda: communicator.send(array, dst_rank, tag=tag), [tensor], operation="send")
 
@@ -138,6 +139,7 @@ class ExchangeOperations(GroupBase):
     def _receive(self, tensors: Any, source: int | None, tag: int) -> Work:
         tensor = only(tensors, "tensors")
         communicator = self.communicator
+        check_message(communicator, source, tag, "source")
         landing = Landing(tensor, "tensor")
 
         async def run(call: Any) -> int:

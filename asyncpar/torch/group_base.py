@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.thread import LoopThread
-from asyncpar.collectives.arrays import check_rank
+from asyncpar.collectives.arrays import check_rank, check_tag
 from asyncpar.collectives.communicator import Communicator, agreeing
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.net.transport.links import LEFT
@@ -344,6 +344,15 @@ def root_of(options: Any, communicator: Communicator) -> int:
     if tensor != 0:
         raise UsageError(f"rootTensor: expected 0, as each rank passes one tensor, got {tensor}")
     return check_rank(options.rootRank, communicator.size)
+
+
+def check_message(communicator: Communicator, rank: int | None, tag: int, name: str) -> None:
+    """Raise ``UsageError`` unless ``rank``, which is called ``name``, is another rank of the group (None: any one)."""
+    if rank is not None and check_rank(rank, communicator.size, name) == communicator.rank:
+        raise UsageError(f"{name}: expected another rank than this one, got {rank}")
+    if rank is None and communicator.size == 1:
+        raise UsageError(f"{name}: there is no other rank to receive from in a group of one")
+    check_tag(tag)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -6,10 +6,12 @@ each way, on one rank or another or on all.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
+from asyncpar.torch import run_threads
 from tests.torch.worlds import on_ranks
 
 Arguments = dict[str, Any]
@@ -309,6 +312,80 @@ def test_a_root_that_is_no_rank_is_refused_at_the_call(name: str) -> None:
         if told in {"root out of range", "root negative"}:
             own = outcomes if who == ALL else [outcomes[who]]
             assert all(re.match("refused: UsageError: .*root: expected a rank", one) for one in own), outcomes
+
+
+ROOTS = ("src", "dst", "group_src", "group_dst")
+OTHERS: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: ones(LENGTH),
+    "object_list": lambda: [1],
+    "obj": lambda: 1,
+    "scatter_object_output_list": lambda: [None],
+    "scatter_object_input_list": lambda: [1, 2, 3],
+}
+"""The arguments of torch's functions, by name, that have no defaults."""
+ROOTED = sorted(
+    (name, root)
+    for name, function in vars(dist).items()
+    if type(function) is FunctionType and not name.startswith("_")
+    for root in ROOTS
+    if root in inspect.signature(function).parameters
+)
+"""All functions of torch.distributed that take a rank to send to or to receive from, with the name of the argument."""
+
+
+def _rooted(name: str, root: str, bad: int, group: Any) -> Callable[[], Any]:
+    """Return the call of a function of torch with ``bad`` as its ``root``; an operation goes on beside the program."""
+    function = getattr(dist, name)
+    parameters = inspect.signature(function).parameters
+    given = {other: make() for other, make in OTHERS.items() if other in parameters} | {"group": group, root: bad}
+    return partial(function, **given, **({"async_op": True} if "async_op" in parameters else {}))
+
+
+def _rooted_operators(bad: int, group: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    operators, name, x = torch.ops._c10d_functional, group.group_name, ones(LENGTH)  # noqa: SLF001  # torch: operators
+    yield "functional broadcast", lambda: operators.broadcast(x, bad, name)
+    yield "functional isend", lambda: operators.isend(x, bad, 0, name)
+    yield "functional irecv", lambda: operators.irecv(x, bad, 0, name)
+    yield "functional batch", lambda: operators.batch_p2p_ops(["isend"], [bad], [0], [x], name)
+    yield "send of the group", lambda: group.send([x], bad, 0)
+    yield "recv of the group", lambda: group.recv([x], bad, 0)
+
+
+def _not_refused(rank: int) -> list[str]:
+    """Return what rank 0 of a group of two, or of all three ranks, may call with a rank that is not in the group."""
+    world: Any = dist.group.WORLD
+    pair: Any = dist.new_group([0, 1])
+    found = []
+    for group in [world, *([pair] if rank < 2 else [])]:
+        for bad in (7, -1, dist.get_world_size(group)):
+            calls = {f"{name}({root}={bad})": _rooted(name, root, bad, group) for name, root in ROOTED}
+            calls |= {f"{name} {bad}": call for name, call in _rooted_operators(bad, group)}
+            if group is world:
+                calls[f"batch {bad}"] = partial(
+                    dist.batch_isend_irecv, [dist.P2POp(dist.isend, ones(2), bad), dist.P2POp(dist.irecv, ones(2), bad)]
+                )
+            for told, call in calls.items():
+                try:
+                    call()
+                except (UsageError, ValueError) as error:
+                    if not re.search(r"expected a rank 0\.\.|is not part of group", str(error)):
+                        found.append(f"{told}: {error!r}")
+                else:
+                    found.append(told)
+    for told, call in (("send", dist.isend), ("recv", dist.irecv)):
+        with pytest.raises(UsageError, match=f"{told}: .*expected another rank than this one, got {rank}"):
+            call(ones(2), rank)
+        with pytest.raises(UsageError, match=f"{told}: tag: expected an integer"):
+            call(ones(2), (rank + 1) % 3, tag=-1)
+    x = ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 3.0
+    return found
+
+
+def test_no_function_of_torch_begins_with_a_rank_that_is_not_in_the_group() -> None:
+    assert {name for name, _ in ROOTED} >= {"broadcast", "reduce", "gather", "scatter", "isend", "irecv"}
+    assert run_threads(3, _not_refused) == [[], [], []]
 
 
 def with_dtype(make: Callable[[int, int], Arguments], dtype: torch.dtype) -> Callable[[int, int], Arguments]:
