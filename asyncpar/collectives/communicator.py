@@ -40,7 +40,7 @@ from asyncpar.core.observe.spans import EventSpan
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.tables import html_table
 from asyncpar.device.arrays import is_device_array
-from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.net.transport.lane_kinds import TCP, lane_kind
 from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.payload import UnwrittenPayload
@@ -777,6 +777,24 @@ def agreeing(communicator: Communicator, detail: str, make: Callable[[], T]) -> 
     fingerprint, and errors show it.
     """
     return communicator._engine.agreeing(detail, make)
+
+
+async def overdue(
+    communicator: Communicator, text: str, seconds: float, *, is_message: bool, peer: int | None
+) -> PeerTimeout:
+    """Return the error, which begins with ``text``, for a call that is not over; it names who has not come.
+
+    The call is the oldest that waits: of messages (with rank ``peer`` of the group, if it is given), or of the others.
+    All ranks make those in one order, so one that misses a later call has not come to the oldest either.  Ranks are
+    asked for ``seconds`` at most.
+    """
+    engine = communicator._engine
+    wanted = None if peer is None else communicator.ranks[peer]
+    pending = communicator._messages.pending() if is_message else engine.group.pending()
+    for operation in pending:
+        if operation.is_waiting and (wanted is None or wanted in operation.waits_for()):
+            return await engine.table.overdue(operation, text, seconds)
+    return PeerTimeout(f"{text}: nothing is under way any more")
 
 
 def exchange_expected(

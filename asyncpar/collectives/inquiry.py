@@ -94,15 +94,22 @@ class Inquiry:
     def find_culprit(self, awaited: Iterable[int], *, me: int, now: float) -> Culprit | None:
         """Return the rank that makes rank ``me`` wait for the ranks ``awaited``; None if it is not known yet."""
         awaited = list(awaited)
-        found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
-        known = max(found, key=lambda culprit: culprit.weight, default=None)
-        if known is not None and known.silent_for is not None:
+        known, is_sure = self._find_known(awaited, me, now)
+        if is_sure:
             return known
         waits = self.waits
-        if known is not None and known.rank not in waits:
-            return known
         ends = (way[-1].awaited for rank in awaited if (way := follow_waits(waits, rank)))
         return next((Culprit(end) for end in ends if end != me and end not in waits), known)
+
+    def is_sure(self, awaited: Iterable[int], *, me: int, now: float) -> bool:
+        """Is the rank that ``find_culprit`` returns silent, or said by a rank to be the one that waits for no other?"""
+        return self._find_known(awaited, me, now)[1]
+
+    def _find_known(self, awaited: Iterable[int], me: int, now: float) -> tuple[Culprit | None, bool]:
+        """Return whom the ranks ``awaited`` make responsible, and whether that rank does not only wait itself."""
+        found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
+        known = max(found, key=lambda culprit: culprit.weight, default=None)
+        return known, known is not None and (known.silent_for is not None or known.rank not in self.waits)
 
     def _judge(self, rank: int, now: float) -> Culprit | None:
         """Return whom ``rank``, which is awaited, makes responsible; ``rank`` itself if it is silent.

@@ -495,6 +495,13 @@ class Operation:
             return None
         return asker.inquiry.find_culprit(self.waits_for(), me=self.context.links.rank, now=now)
 
+    def is_culprit_sure(self, now: float) -> bool:
+        """Is the rank that ``find_culprit`` returns one that does not only wait itself?"""
+        asker = self.asker
+        if asker is None or asker.inquiry is None:
+            return False
+        return asker.inquiry.is_sure(self.waits_for(), me=self.context.links.rank, now=now)
+
     # -- words -----------------------------------------------------------------------------------------------------
 
     def waits_for(self) -> list[int]:

@@ -407,6 +407,30 @@ class OperationTable:
 
     # -- who holds an operation up -----------------------------------------------------------------------------------
 
+    async def overdue(self, operation: Operation, text: str, seconds: float) -> PeerTimeout:
+        """Return the error that names the rank for which ``operation`` waits, after ``text``; it goes on.
+
+        Ranks are asked for that, for ``seconds`` at most: less where one says that it is the one, or is silent.
+        """
+        end = self.now() + seconds
+        while not operation.is_over and operation.failure is None and self.now() < end:
+            self._ask_on(operation, self.now())
+            if operation.is_culprit_sure(self.now()):
+                break
+            await asyncio.sleep(_TELL_AFTER)
+        now, ranks = self.now(), operation.waits_for()
+        culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
+        wait = operation.describe_wait(now)
+        if culprit is None:
+            return PeerTimeout(f"{text}; it goes on: {wait}", operation=operation.label)
+        return PeerTimeout(
+            f"{text}, because of rank {culprit.rank}; it goes on: {wait}",
+            rank=culprit.rank,
+            host=self.links.world.members[culprit.rank].host,
+            operation=operation.label,
+            cause=culprit.describe(),
+        )
+
     def _ask_on(self, operation: Operation, now: float) -> None:
         """Ask the ranks that ``operation`` waits for, because another rank waits for this one: see ``inquiry.py``."""
         if not operation.is_over and operation.failure is None and operation.waits_for():

@@ -19,7 +19,7 @@ from asyncpar.torch.arrays import check_same_dtype, only, pairs, unwrapped
 from asyncpar.torch.cuda_reductions import CudaReductions
 from asyncpar.torch.cuda_tensors import CallTensors, as_bytes, check_like, hand_out, overlap, units
 from asyncpar.torch.exchanges import check_equal_parts, check_received, split_sizes
-from asyncpar.torch.group_base import SEND, check_message, root_of
+from asyncpar.torch.group_base import RECEIVE, RECEIVE_ANY, SEND, check_message, root_of
 from asyncpar.torch.work import Work
 
 
@@ -205,17 +205,18 @@ class CudaPath(CudaReductions):
         check_message(self._communicator, dst_rank, tag, "dest")
         use = CallTensors([tensor])
         x: Any = use.array(use.flat(tensor, "tensor"))
-        return self._start(use, lambda: self._communicator.send(x, dst_rank, tag=tag), [tensor], SEND, None)
+        call = lambda: self._communicator.send(x, dst_rank, tag=tag)  # noqa: E731
+        return self._start(use, call, [tensor], SEND, peer=dst_rank)
 
     def recv(self, tensors: Any, src_rank: int, tag: int) -> Work:
         """Receive the elements of the tensor from a rank of the group."""
-        return self._receive(tensors, src_rank, tag, "recv")
+        return self._receive(tensors, src_rank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive the elements of the tensor from the rank that sends first; the work's ``source_rank`` names it."""
-        return self._receive(tensors, None, tag, "recvAnySource")
+        return self._receive(tensors, None, tag)
 
-    def _receive(self, tensors: Any, source: int | None, tag: int, name: str) -> Work:
+    def _receive(self, tensors: Any, source: int | None, tag: int) -> Work:
         tensor = only(tensors, "tensors")
         check_message(self._communicator, source, tag, "source")
         use = CallTensors([tensor])
@@ -226,8 +227,9 @@ class CudaPath(CudaReductions):
             return found[0] if source is None else source
 
         if source is None:
-            return self._start(use, lambda: run(self._communicator.recv_any(out=out, tag=tag)), [tensor], name, None)
-        return self._start(use, lambda: run(self._communicator.recv(source, out=out, tag=tag)), [tensor], name, None)
+            return self._start(use, lambda: run(self._communicator.recv_any(out=out, tag=tag)), [tensor], RECEIVE_ANY)
+        call = lambda: run(self._communicator.recv(source, out=out, tag=tag))  # noqa: E731
+        return self._start(use, call, [tensor], RECEIVE, peer=source)
 
     def _check_gathered(self, output: Tensor, source: Tensor) -> None:
         if output.dtype != source.dtype or output.numel() != source.numel() * self._communicator.size:

@@ -144,12 +144,21 @@ class CudaReductions:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _start(self, use: CallTensors, make: Make, tensors: Sequence[Tensor], name: str, opts: Any) -> Work:
+    def _start(
+        self,
+        use: CallTensors,
+        make: Make,
+        tensors: Sequence[Tensor],
+        name: str,
+        opts: Any = None,
+        *,
+        peer: int | None = None,
+    ) -> Work:
         """Begin what ``make`` makes; then results that came elsewhere are copied into the tensors."""
         if not use.later:
-            return self.group.start(make, list(tensors), operation=name, options=opts)
+            return self.group.start(make, list(tensors), operation=name, options=opts, peer=peer)
         begun = lambda: After(make(), use.take_over)  # noqa: E731
-        return self.group.start(begun, list(tensors), operation=name, options=opts, follow=use.followed)
+        return self.group.start(begun, list(tensors), operation=name, options=opts, follow=use.followed, peer=peer)
 
     def _divide(self, total: Tensor, reduction: TorchReduction) -> None:
         """Divide a sum of integers for a mean, truncated towards zero as by NCCL."""

@@ -13,7 +13,7 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator, exchange_expected
 from asyncpar.errors import OperationMismatch, UsageError
 from asyncpar.torch.arrays import Landing, array_of, bits_detail, check_same_dtype, flat, only
-from asyncpar.torch.group_base import GroupBase, check_message
+from asyncpar.torch.group_base import RECEIVE, RECEIVE_ANY, SEND, GroupBase, check_message
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
@@ -124,7 +124,8 @@ class ExchangeOperations(GroupBase):
         communicator = self.communicator
         check_message(communicator, dst_rank, tag, "dest")
         array = flat(tensor, "tensor")
-        return self.start(lambda: communicator.send(array, dst_rank, tag=tag), [tensor], operation="send")
+        make = lambda: communicator.send(array, dst_rank, tag=tag)  # noqa: E731
+        return self.start(make, [tensor], operation=SEND, peer=dst_rank)
 
     @operation("recv", "tensors", "srcRank", "tag", refuse=_refuse_recv)
     def recv(self, tensors: Any, src_rank: int, tag: int) -> Work:
@@ -154,11 +155,10 @@ class ExchangeOperations(GroupBase):
 
         if source is None:
             return self.start(
-                lambda: run(communicator.recv_any(out=landing.array, tag=tag)), [tensor], operation="recvAnySource"
+                lambda: run(communicator.recv_any(out=landing.array, tag=tag)), [tensor], operation=RECEIVE_ANY
             )
-        return self.start(
-            lambda: run(communicator.recv(source, out=landing.array, tag=tag)), [tensor], operation="recv"
-        )
+        make = lambda: run(communicator.recv(source, out=landing.array, tag=tag))  # noqa: E731
+        return self.start(make, [tensor], operation=RECEIVE, peer=source)
 
 
 def split_sizes(array: Any, sizes: Sequence[int], size: int, name: str) -> list[int]:

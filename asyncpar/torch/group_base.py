@@ -18,7 +18,7 @@ import torch.distributed as dist
 from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.thread import LoopThread
 from asyncpar.collectives.arrays import check_rank, check_tag
-from asyncpar.collectives.communicator import Communicator, agreeing
+from asyncpar.collectives.communicator import Communicator, agreeing, overdue
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
@@ -32,13 +32,17 @@ E = TypeVar("E", bound=BaseException)
 Make = Callable[[], Coroutine[Any, Any, Any]]
 
 
-SEND = "send"
+SEND, RECEIVE, RECEIVE_ANY = "send", "recv", "recvAnySource"
+MESSAGES = (SEND, RECEIVE, RECEIVE_ANY)
 
 SMALL = 2 << 20
 """Bytes up to which an operation is done in the calling thread if possible: that is quicker than changing threads.
 
 So DDP's first bucket wakes no other thread, which would take the core from the backward pass.
 """
+
+ANSWER_SECONDS = 1.0
+"""Seconds that a wait which is over in vain asks other ranks which of them has not come, at most."""
 
 _LONGEST_SECONDS = 24 * 3600.0
 
@@ -163,13 +167,15 @@ class GroupBase(dist.ProcessGroup):
         inputs: Sequence[torch.Tensor] | None = None,
         follow: Callable[[], None] | None = None,
         detail: str = "",
+        peer: int | None = None,
     ) -> Work:
         """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
         bounds it, and one that is not asynchronous is done in this thread as far as possible.
         Profilers show ``inputs``; by default those are ``tensors``, as for operations in place.  ``follow`` is called
-        by each wait that ends well, in its thread.  All ranks must pass the same ``detail``.
+        by each wait that ends well, in its thread.  All ranks must pass the same ``detail``.  ``peer`` is the other
+        rank of a message.
         """
         self._check_open(operation)
         if detail:
@@ -191,7 +197,7 @@ class GroupBase(dist.ProcessGroup):
             tensors,
             operation=operation,
             check_may_wait=self.thread.check_may_wait,
-            describe_waits=self._describe_waits,
+            overdue=partial(self._overdue, is_message=operation in MESSAGES, peer=peer),
             follow=follow,
             waited=self.steps.waited,
         )
@@ -242,13 +248,17 @@ class GroupBase(dist.ProcessGroup):
         if self.is_ended:
             raise as_torch(UsageError("this process group was destroyed; make a new one"), operation)
 
-    def _describe_waits(self) -> str:
-        """Return which ranks the operations of this rank in this group wait for, and for how long they have waited."""
+    def _overdue(self, text: str, *, is_message: bool, peer: int | None) -> PeerTimeout:
+        """Return the error that begins with ``text`` and names the rank for which an operation of this group waits."""
+        communicator = self.communicator
+
+        def ask() -> Coroutine[Any, Any, PeerTimeout]:
+            return overdue(communicator, text, ANSWER_SECONDS, is_message=is_message, peer=peer)
+
         try:
-            waits = self.thread.do(self.communicator.describe_waits)
+            return self.thread.call(ask)
         except AsyncparError as error:  # it is ending
-            return str(error)
-        return "; ".join(waits) or "nothing is under way any more"
+            return PeerTimeout(f"{text}: {error}")
 
     def _bounded(self, make: Make, seconds: float, operation: str) -> Make:
         """Return ``make``, for an operation that may take ``seconds``."""

@@ -197,9 +197,9 @@ _completions = Completions()
 class Work(dist.Work):
     """An operation that is under way, whose results will be in ``tensors``.
 
-    ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it;
-    ``describe_waits`` returns which ranks its group waits for; ``follow`` is called when a wait has ended well, and
-    ``waited`` after each wait, with its seconds.
+    ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it; ``overdue``
+    returns the error that names the rank for which it waits, with a text before that; ``follow`` is called when a wait
+    has ended well, and ``waited`` after each wait, with its seconds.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Work(dist.Work):
         *,
         operation: str,
         check_may_wait: Callable[[], None],
-        describe_waits: Callable[[], str],
+        overdue: Callable[[str], PeerTimeout],
         follow: Callable[[], None] | None,
         waited: Callable[[float], None],
     ) -> None:
@@ -218,7 +218,7 @@ class Work(dist.Work):
         self._tensors = list(tensors)
         self._operation = operation
         self._check_may_wait = check_may_wait
-        self._describe_waits = describe_waits
+        self._overdue = overdue
         self._follow = follow
         self._waited = waited
         self._future: Future[Any] | None = None
@@ -233,8 +233,9 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait until it is over and raise its error: one of asyncpar that is a ``DistBackendError``, too.
 
-        Raises ``PeerTimeout`` after ``timeout`` (0: only the group's applies), which names the ranks that the group
-        waits for; the operation goes on.
+        Raises ``PeerTimeout`` after ``timeout`` (0: only the group's applies), which names the rank that has not done
+        its part; the operation goes on.  Ranks are asked for that: where they do not answer at once it is raised up to
+        a second later.
         """
         if is_passed_over(self):
             return True
@@ -244,13 +245,10 @@ class Work(dist.Work):
         seconds = timeout.total_seconds() if timeout else None
         began = time.perf_counter()
         try:
-            pending.wait(None if seconds is None or seconds <= 0 else seconds)
+            self._wait_for(None if seconds is None or seconds <= 0 else seconds)
         except AsyncparError as error:
             error.__traceback__ = None  # it has this frame, which has the error: that would wait for the collector
             raise as_torch(error, self._operation) from None
-        except TimeoutError:
-            told = f"{self._operation}: not over after the {seconds} s that wait was given; it goes on"
-            raise as_torch(PeerTimeout(f"{told}: {self._describe_waits()}")) from None
         finally:
             self._waited(time.perf_counter() - began)
             if self._entered and pending.is_done and self._entered_by == threading.get_ident():
@@ -259,6 +257,19 @@ class Work(dist.Work):
         if self._follow is not None:
             self._follow()
         return True
+
+    def _wait_for(self, seconds: float | None) -> None:
+        """Wait for ``seconds`` (None: for ever); raises the operation's error, or one that names who has not come."""
+        try:
+            self._pending.wait(seconds)
+            return
+        except AsyncparError:
+            raise
+        except TimeoutError:
+            late = self._overdue(f"{self._operation}: not over after the {seconds} s that wait was given")
+        if not self._pending.is_done:
+            raise late
+        self._pending.wait()  # it has ended while ranks were asked
 
     def when_over(self, function: Callable[[BaseException | None], object]) -> None:
         """Call ``function`` with the error, or None, when it is over, in whatever thread; it must be quick."""
