@@ -135,7 +135,12 @@ class GroupBase(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long an operation may go without progress before it raises ``PeerTimeout``."""
-        self.communicator.timeout = timeout.total_seconds()
+        try:
+            if not isinstance(timeout, timedelta):
+                raise UsageError(f"timeout: expected a timedelta, got {timeout!r}")
+            self.communicator.timeout = timeout.total_seconds()
+        except UsageError as error:
+            raise as_torch(error) from None
 
     _set_default_timeout = set_timeout
 

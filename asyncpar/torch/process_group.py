@@ -21,6 +21,7 @@ from asyncpar.torch.errors import as_torch
 from asyncpar.torch.exchanges import ExchangeOperations
 from asyncpar.torch.gathers import GatherOperations
 from asyncpar.torch.group_base import remains
+from asyncpar.torch.group_options import GroupOptions, check_options
 from asyncpar.torch.instrumentation import uncompiled
 from asyncpar.torch.optimizer_steps import OptimizerSteps
 from asyncpar.torch.reductions import ReductionOperations
@@ -176,6 +177,11 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
             raise as_torch(error, "_get_backend") from None
 
     @property
+    def options(self) -> GroupOptions:
+        """Return the options, of which the group has a timeout only."""
+        return GroupOptions(self, () if self._owns_node else self.communicator.ranks)
+
+    @property
     def supports_splitting(self) -> bool:
         return False
 
@@ -209,12 +215,13 @@ def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
 
     Raises what forming a world raises: ``PeerTimeout`` naming ranks that do not come, ``UsageError``.
     """
-    if backend_options is not None and not isinstance(backend_options, InProcess):
-        raise as_torch(UsageError(f"pg_options: expected None, as asyncpar has none, got {backend_options!r}"))
+    in_process = backend_options if isinstance(backend_options, InProcess) else None
     try:
+        if in_process is None:
+            check_options(backend_options, options.timeout)
         parent = _default_group() if options.global_ranks_in_group else None
         if parent is None:
-            return _own_world(options, backend_options)
+            return _own_world(options, in_process)
         return _part(parent, options)
     except AsyncparError as error:
         raise as_torch(error) from None

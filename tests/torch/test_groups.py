@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from asyncpar.errors import PeerCancelled, PeerTimeout
+from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from tests.torch.ranks import TIMEOUT, initialize, place
 from tests.torch.values import assert_same, draw
 from tests.torch.worlds import on_ranks
@@ -238,3 +238,49 @@ def test_groups_are_for_devices_that_torch_has() -> None:
     assert dist.Backend.backend_capability["asyncpar"] == (["cpu", "cuda"] if has_cuda else ["cpu"])
     if not has_cuda:
         assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")  # noqa: SLF001  # torch: the device that its object collectives choose for a group
+
+
+CPU = torch.device("cpu")
+
+
+@on_ranks(2)
+def test_options_of_a_group_are_those_of_gloo() -> None:
+    limit, later = timedelta(seconds=21), timedelta(seconds=22)
+    for ranks in (None, [0, 1]):
+        own, gloo = (dist.new_group(ranks, backend=name, timeout=limit) for name in (place().backend, "gloo"))
+        found, expected = (group._get_backend(CPU).options for group in (own, gloo))  # noqa: SLF001  # torch: the only way to them
+        assert isinstance(found, type(expected).__mro__[1])
+        assert (found._timeout, expected._timeout) == (limit, limit)  # noqa: SLF001  # torch: the name of the option
+        assert (found.backend, expected.backend) == ("asyncpar", "gloo")
+        assert (found.group_name, expected.group_name) == (own.group_name, gloo.group_name)
+        assert found.global_ranks_in_group == expected.global_ranks_in_group == [0, 1]
+        for group in (own, gloo):
+            group.set_timeout(later)
+        assert (found._timeout, expected._timeout) == (later, later)  # noqa: SLF001  # torch: the name of the option
+        found._timeout = timedelta(seconds=1.5)  # noqa: SLF001  # torch: the name of the option
+        assert own.options._timeout == timedelta(seconds=1.5)  # noqa: SLF001  # torch: the name of the option
+        assert own.communicator.timeout == 1.5
+    assert dist.group.WORLD.options._timeout == TIMEOUT  # noqa: SLF001  # torch: the name of the option
+
+
+@on_ranks(2)
+def test_a_timeout_that_cannot_be_is_refused() -> None:
+    group: Any = dist.new_group([0, 1], timeout=TIMEOUT)
+    for wrong in (5, timedelta(0), timedelta(seconds=-1)):
+        with pytest.raises(UsageError, match="timeout: expected a"):
+            group.set_timeout(wrong)
+        with pytest.raises(UsageError, match="timeout: expected a"):
+            group.options._timeout = wrong  # noqa: SLF001  # torch: the name of the option
+    assert group.options._timeout == TIMEOUT  # noqa: SLF001  # torch: the name of the option
+
+
+@on_ranks(2)
+def test_options_of_a_group_can_make_another_one() -> None:
+    options = dist.group.WORLD.options
+    group = dist.new_group([0, 1], timeout=TIMEOUT, pg_options=options)
+    assert total(group) == 1
+    with pytest.warns(UserWarning, match=r"pg_options: their _timeout, 0:00:40, has no effect.*timeout is 0:00:09"):
+        dist.new_group([0, 1], timeout=timedelta(seconds=9), pg_options=options)
+    foreign = dist.new_group(backend="gloo")._get_backend(CPU).options  # noqa: SLF001  # torch: the only way to them
+    with pytest.raises(UsageError, match="pg_options: expected None or the options of a group of the backend asyncpar"):
+        dist.new_group([0, 1], pg_options=foreign)
