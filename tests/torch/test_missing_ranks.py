@@ -1,6 +1,6 @@
-"""A wait with a timeout that is over names the rank that has not come, whichever operation, and whoever it is.
+"""A wait with a timeout that is over in vain names the rank that has not come.
 
-Generated: each kind of operation, by messages of a few bytes and of many, with each rank as the one that is late.
+Generated: each kind of operation, of a few bytes and of many, with each rank as the one that is late.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Late:
         if rank != self.missing:
             work = self.call(rank)
             self.begun.wait()  # else another rank could be late, too
-            if not work.is_completed():  # as for the root of a small broadcast, which waits for nobody
+            if not work.is_completed():  # as for the root of a small broadcast, which waits for no rank
                 found = _named(work)
             self.waited.wait()
         else:
