@@ -31,7 +31,14 @@ class NotFound(UsageError):  # noqa: N818
 
 
 class OperationMismatch(UsageError):  # noqa: N818
-    """Two ranks issued different operations at the same place; the message names both ranks and both operations."""
+    """Two ranks issued different operations at the same place; the message names both ranks and both operations.
+
+    ``call`` is what this rank called there, "" where that is not known.
+    """
+
+    def __init__(self, message: str, *, call: str = "") -> None:
+        super().__init__(message)
+        self.call = call
 
 
 class NonFiniteValue(UsageError):  # noqa: N818

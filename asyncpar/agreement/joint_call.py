@@ -162,5 +162,6 @@ def _check_rows(communicator: Communicator, name: str, rows: Sequence[_CallRow])
         if row.digest != rows[0].digest:
             raise OperationMismatch(
                 f"{me}: expected the same call on all ranks, but where rank {communicator.ranks[0]} has "
-                f"{rows[0].text}, rank {rank} has {row.text}"
+                f"{rows[0].text}, rank {rank} has {row.text}",
+                call=rows[communicator.rank].text,
             )

@@ -224,7 +224,7 @@ class _PolicyCall:
             return PeerCancelled(message, rank=failed.rank, host=host, operation=self._label, cause=cause)
         if failed.fault == "mismatch":
             return OperationMismatch(
-                f"{about}: rank {links.rank} calls {text} where rank {failed.rank} calls {failed.text}"
+                f"{about}: rank {links.rank} calls {text} where rank {failed.rank} calls {failed.text}", call=text
             )
         message = f"{about}: {failed.text}; rank {failed.rank} on {host} is missing"
         kind = PeerLost if failed.fault == "lost" else PeerTimeout

@@ -307,7 +307,7 @@ class OperationTable:
             for third in operation.audience:
                 if third != rank:
                     self.links.control(third, FrameKind.ABORT, operation.key(), payload)
-        operation.fail(OperationMismatch(text))
+        operation.fail(OperationMismatch(text, call=operation.description.text))
 
     def _answer_for_past(self, rank: int, key: Key, group: Group, other: Description) -> None:
         """Answer a ``rank`` that calls ``other`` where this rank has called another operation, perhaps long ago."""
@@ -599,7 +599,7 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
     """Return the error that ``abort`` of ``rank`` is to this rank."""
     me = operation.context.links.rank
     if abort.reason == "mismatch":
-        return OperationMismatch(abort.text)
+        return OperationMismatch(abort.text, call=operation.description.text)
     members = operation.context.links.world.members
     if abort.reason == "lost" and abort.rank is not None and 0 <= abort.rank < len(members):
         host = members[abort.rank].host

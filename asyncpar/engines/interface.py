@@ -42,7 +42,7 @@ class JobSpec:
     least: int | None = None
     per_place: int | None = None
     wait: float = 0.0
-    timeout: float = 60.0
+    timeout: float = 300.0
     grace: float = 5.0
     max_restarts: int = 0
     environment: dict[str, str] = field(default_factory=dict)

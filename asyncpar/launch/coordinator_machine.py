@@ -121,6 +121,7 @@ class CoordinatorMachine:
         self._failures: list[RankEnd] = []
         self._done: dict[int, RankEnd] = {}
         """Ranks that ended with code 0 before all were asked to end."""
+        self._has_joined: set[int] = set()
         self._has_left: set[int] = set()
         """Ranks that say that they have left the world."""
         self._late: list[RankEnd] = []
@@ -148,7 +149,7 @@ class CoordinatorMachine:
         """The ranks of this generation that failed: the one that explains the others, then those in order of time."""
         if not self._failures:
             return ()
-        first = choose_first(self._failures)
+        first = choose_first(self._failures, self._late)
         others = [end for end in (*self._failures, *self._late) if end is not first]
         return (first, *sorted(others, key=lambda end: (end.at, end.rank)))
 
@@ -246,6 +247,7 @@ class CoordinatorMachine:
         self._running, self._unstopped, self._failures = set(range(world_size)), set(places), []
         self._late = []
         self._done.clear()
+        self._has_joined.clear()
         self._has_left.clear()
         self._silent.clear()
         self._waits.clear()
@@ -321,7 +323,9 @@ class CoordinatorMachine:
     def _rank_changed(self, agent: int, state: RankState, now: float) -> list[Command]:
         rank = state.rank
         is_known = self._runs(agent, rank) and state.generation == self._generation and rank in self._running
-        if is_known and state.phase is Phase.LEFT:
+        if is_known and state.phase is Phase.MEMBER:
+            self._has_joined.add(rank)
+        if is_known and state.phase is Phase.LEFT and rank in self._has_joined:  # else it never came so far
             self._has_left.add(rank)
         if self._phase == JobPhase.RUNNING and is_known and rank not in self._give_up:
             self._silent.take(state, now=now)

@@ -11,6 +11,7 @@ from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase
 from asyncpar.core.observe.waits import WaitNotice, spell_ranks
 from asyncpar.core.signals import signal_name
+from asyncpar.observe.holdups import find_odd_calls, follow_blames
 from asyncpar.observe.stack_views import crash_line
 
 _MOST_OTHERS = 8
@@ -24,7 +25,8 @@ _NOTICEABLE = 0.05
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", tag_field="kind"):
     """The exception that ended a rank, as it reported it.
 
-    ``time`` is on the monotonic clock of its host; ``blames`` is the rank that a ``PeerError`` names.
+    ``time`` is on the monotonic clock of its host; ``blames`` is the rank that a ``PeerError`` names, and ``call`` what
+    the rank called where others called something else (``OperationMismatch``; "": that is not what went wrong).
     """
 
     type_name: str = msgspec.field(name="type")
@@ -33,6 +35,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", ta
     time: float = 0.0
     is_peer_error: bool = False
     blames: int | None = None
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,11 @@ class RankEnd:
     def blames(self) -> int | None:
         """The rank that this one names as the cause, None if it names none."""
         return None if self.report is None else self.report.blames
+
+    @property
+    def call(self) -> str:
+        """What the rank called where others called something else, "" if that is not why it failed."""
+        return "" if self.report is None else self.report.call
 
     @property
     def ending(self) -> str:
@@ -118,16 +126,23 @@ def add_leavers(failures: Sequence[RankEnd], ended: Iterable[RankEnd]) -> list[R
     return [*failures, *left]
 
 
-def choose_first(failures: Sequence[RankEnd]) -> RankEnd:
-    """Return the failure that explains the others.
+def choose_first(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> RankEnd:
+    """Return the failure that explains the others, those that came ``late`` among them.
 
     The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not, and
-    among those that do, blaming a rank that failed too explains less.
+    among those that do, blaming a rank that failed too explains less.  Of ranks that have lost each other it is the
+    lowest, and of those that called something else than others the one whose call is odd.
     """
     failed = {failure.rank for failure in failures}
-    return min(
+    first = min(
         failures, key=lambda failure: (failure.is_peer_error, failure.blames in failed, failure.at, failure.rank)
     )
+    ends = {failure.rank: failure for failure in (*failures, *late)}
+    if first.is_peer_error:
+        cause = follow_blames(first.rank, {rank: end.blames for rank, end in ends.items()})
+        return ends[cause] if cause in ends and ends[cause].is_peer_error else first
+    odd = find_odd_calls({rank: end.call for rank, end in ends.items() if end.call}) if first.call else []
+    return first if first.rank in odd or not odd else min((ends[rank] for rank in odd), key=lambda each: each.at)
 
 
 def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:
@@ -135,7 +150,7 @@ def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:
 
     ``late`` are those that failed after all were asked to end.  Last comes the log file of the first one, if any.
     """
-    first = choose_first(failures)
+    first = choose_first(failures, late)
     lines = [f"rank {first.rank} failed first: {_reason(first)}", f"  on {first.host} ({_place(first)})"]
     lines += _evidence(first)
     others = [failure for failure in (*failures, *late) if failure is not first]

@@ -64,6 +64,7 @@ class _WatchedRank(msgspec.Struct):
     ended_at: float = 0.0
     failure: str = ""
     blames: int | None = None
+    call: str = ""
     seen: ThreadView | None = None
     """Its main thread, as far as it could be read while the rank did not answer."""
 
@@ -135,16 +136,17 @@ class HostWatch:
         *,
         at: float | None = None,
         blames: int | None = None,
+        call: str = "",
     ) -> None:
         """Take the end of a process at ``at`` (None: now); what it told last is kept.
 
         ``failure`` says why another one may take its place; "" if that would not be for a failure of its own.
-        ``blames`` is the rank that it names as the cause.
+        ``blames`` is the rank that it names as the cause, ``call`` what it called where others called something else.
         """
         known = self._ranks.get(place.local_rank)
         if known is not None and not known.ending:
             known.ending, known.ended_at, known.failure = ending, time.monotonic() if at is None else at, failure
-            known.blames = blames
+            known.blames, known.call = blames, call
             self._tell_soon()
             self._close(known)
 
@@ -274,6 +276,7 @@ def _report(known: _WatchedRank) -> RankReport:
         summary=known.summary,
         ending=known.ending,
         blames=known.blames,
+        call=known.call,
         place="" if known.seen is None else known.seen.place,
         doing="" if known.seen is None else known.seen.doing,
     )

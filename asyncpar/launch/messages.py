@@ -51,6 +51,7 @@ def encode_rank_end(end: RankEnd) -> pb.AgentEvent:
             traceback=end.report.traceback[-_LONGEST_TEXT:],
             is_peer_error=end.report.is_peer_error,
             blames=None if blames is None or blames < 0 else blames,
+            call=end.report.call[:_LONGEST_TEXT],
         )
     message = pb.RankEnded(report=report, **{name: getattr(end, name) for name in _SAME_IN_RANK_END})
     return pb.AgentEvent(rank_ended=message)

@@ -291,7 +291,7 @@ class WorkerGroup:
         )
         is_own = returncode != 0 and self._pending_signal is None and not end.is_peer_error
         cause = describe_cause([end]) if is_own else ""
-        self._tools.watch.ended(plan.place, end.account, cause, at=end.at, blames=end.blames)
+        self._tools.watch.ended(plan.place, end.account, cause, at=end.at, blames=end.blames, call=end.call)
         if returncode:
             self._after_stacks(lambda: None)
         self._tools.on_rank_end(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -43,9 +44,12 @@ def describe_failures(job: JobSummary) -> list[str]:
     """
     reports = {report.rank: report for report in job.ranks}
     failed = {rank: report for rank, report in reports.items() if has_failed(report)}
+    odd = find_odd_calls({rank: report.call for rank, report in failed.items() if report.call})
     victims: dict[int, list[int]] = {}
     for rank in failed:
-        cause = _find_cause(rank, failed)
+        cause = follow_blames(rank, {each: failed[each].blames for each in failed})
+        if odd and failed[rank].call and rank not in odd:
+            cause = odd[0]
         victims.setdefault(cause, [])
         if cause != rank:
             victims[cause].append(rank)
@@ -63,14 +67,29 @@ def describe_failures(job: JobSummary) -> list[str]:
     return sentences
 
 
-def _find_cause(rank: int, failed: Mapping[int, RankReport]) -> int:
-    """Return the rank at the end of what ``rank`` and those that it names have blamed; of a circle its lowest."""
+def follow_blames(rank: int, blames: Mapping[int, int | None]) -> int:
+    """Return the rank at the end of what ``rank`` and those that it names blame; of a circle its lowest.
+
+    ``blames`` are the ranks that failed ones name as their cause.
+    """
     path = [rank]
-    while (report := failed.get(path[-1])) is not None and report.blames is not None:
-        if report.blames in path:
-            return min(path[path.index(report.blames) :])
-        path.append(report.blames)
+    while (blamed := blames.get(path[-1])) is not None:
+        if blamed in path:
+            return min(path[path.index(blamed) :])
+        path.append(blamed)
     return path[-1]
+
+
+def find_odd_calls(calls: Mapping[int, str]) -> list[int]:
+    """Return the ranks whose call is another than that of most; of as many ranks each, than that of the lowest one.
+
+    None if all called the same.
+    """
+    counts = Counter(calls.values())
+    if len(counts) < 2:
+        return []
+    usual = max(counts, key=lambda call: (counts[call], -min(rank for rank in calls if calls[rank] == call)))
+    return sorted(rank for rank, call in calls.items() if call != usual)
 
 
 def find_waits(job: JobSummary) -> dict[int, WaitNotice]:

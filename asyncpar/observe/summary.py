@@ -230,7 +230,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     far).
     ``place`` is where its program is, as its agent reads it from outside while the rank does not answer, and ``doing``
     what it does there, in the words of ``RankSummary.doing``.
-    ``ending`` says how it ended, and ``blames`` is the rank that it has named as the cause then.
+    ``ending`` says how it ended, ``blames`` is the rank that it has named as the cause then, and ``call`` what it had
+    called where others called something else.
     """
 
     rank: int
@@ -244,6 +245,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     summary: RankSummary | None = None
     ending: str = ""
     blames: int | None = None
+    call: str = ""
     place: str = ""
     doing: str = ""
 

@@ -50,7 +50,8 @@ def test_the_end_of_a_chain_is_the_culprit() -> None:
 
 def test_ranks_in_a_circle_wait_for_each_other() -> None:
     assert sentence(waiting(0, on=1), waiting(1, on=0)) == (
-        "ranks 0, 1 wait for each other; all_reduce #4 has waited 12 s."
+        "ranks 0, 1 wait for each other in one operation: the link between them carries nothing; "
+        "all_reduce #4 has waited 12 s."
     )
 
 

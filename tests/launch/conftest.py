@@ -18,6 +18,8 @@ import pytest
 
 _MISSING = re.compile(r"cannot be|does not exist|no such|is not a")
 
+_GROUPS = Path("/sys/fs/cgroup/memory")
+
 LIMIT = 30.0
 """Seconds that anything may take here, far more than it needs."""
 
@@ -174,3 +176,19 @@ def namespaces() -> Iterator[tuple[str, str]]:
     finally:
         for name in (left, right):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of 600 MiB."""
+    line = next((line for line in Path("/proc/self/cgroup").read_text("ascii").splitlines() if ":memory:" in line), "")
+    place = _GROUPS / line.rpartition(":")[2].strip("/") / f"asyncpar-test-{os.getpid()}"
+    if os.geteuid() != 0 or not line or shutil.which("sh") is None:
+        pytest.skip("control groups of memory need root, and version 1 of them")
+    try:
+        place.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    (place / "memory.limit_in_bytes").write_text("600M")
+    yield place
+    place.rmdir()

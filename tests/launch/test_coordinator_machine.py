@@ -217,12 +217,18 @@ def test_a_rank_that_leaves_with_code_0_is_the_first_failure_whenever_its_end_is
     assert [end.rank for end in coordinator.failures] == [1, 0, 2]
 
 
-def test_a_rank_that_has_left_the_world_and_still_runs_is_the_first_failure() -> None:
+@pytest.mark.parametrize("was_member", [True, False])
+def test_a_rank_that_has_left_the_world_and_still_runs_is_the_first_failure_if_it_was_ever_there(
+    was_member: bool,
+) -> None:
     coordinator = running()
-    coordinator.handle(RankChanged(0, RankState(generation=0, rank=1, phase=Phase_.LEFT)), now=1.0)
+    for phase in (Phase_.FORMING, *([Phase_.MEMBER] if was_member else []), Phase_.LEFT):
+        coordinator.handle(RankChanged(0, RankState(generation=0, rank=1, phase=phase)), now=1.0)
     assert stops(coordinator.handle(ended(0, 0, 0, failure(0, at=1.1, blames=1)), now=1.1)) == []
     assert stops(coordinator.handle(CoordinatorTick(), now=2.2)) == [0, 1]
-    assert coordinator.failures[0].ending == "left the world while other ranks still needed it"
+    first = coordinator.failures[0]
+    left = (1, "left the world while other ranks still needed it")
+    assert (first.rank, first.ending) == (left if was_member else (0, "exited with code 1"))
 
 
 def test_a_rank_that_is_done_early_explains_nothing_that_names_another() -> None:

@@ -48,6 +48,25 @@ def test_who_blames_a_rank_that_did_not_fail_comes_before_who_blames_one_that_di
     assert choose_first([failure(2, 1.0, peer=0), failure(0, 2.0, peer=1)]).rank == 0
 
 
+def mismatch(rank: int, at: float, call: str) -> RankEnd:
+    report = FailureReport(type_name="OperationMismatch", message="odd", traceback="tb", call=call)
+    return replace(failure(rank, at), report=report)
+
+
+def test_of_ranks_that_called_different_operations_the_odd_one_is_first_also_if_it_comes_late() -> None:
+    usual, odd = [mismatch(rank, 1.0 + rank, "reduce") for rank in (0, 2)], mismatch(1, 9.0, "gather")
+    assert choose_first([*usual, odd]).rank == 1
+    assert choose_first(usual, [odd]).rank == 1
+    assert describe(usual, [odd]).startswith("rank 1 failed first: ")
+    assert choose_first([failure(3, 0.5), *usual, odd]).rank == 3, "which failed by itself before"
+    assert choose_first([*usual, failure(1, 9.0, peer=0)]).rank == 0, "what that one called is not known"
+
+
+def test_of_ranks_that_have_lost_each_other_the_lowest_is_first() -> None:
+    assert choose_first([failure(1, 1.0, peer=0), failure(0, 2.0, peer=1)]).rank == 0
+    assert choose_first([failure(1, 1.0, peer=0)], [failure(0, 2.0, peer=1)]).rank == 0
+
+
 def test_a_rank_that_left_with_code_0_explains_the_failures_of_those_that_name_it() -> None:
     left, needless = failure(2, 1.5, code=0), failure(3, 0.5, code=0)
     victims = [failure(0, 1.0, peer=2), failure(1, 1.2, peer=2)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from asyncpar.launch.memory_watch import MemoryWatch
 from asyncpar.net.arena.limits import MemoryUse
 
 GIB = 1 << 30
-GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 class Kernel:
@@ -79,22 +75,6 @@ def test_the_growth_is_that_of_the_last_seconds() -> None:
     assert watch.use is None
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group of 600 MiB."""
-    line = next((line for line in Path("/proc/self/cgroup").read_text("ascii").splitlines() if ":memory:" in line), "")
-    place = GROUPS / line.rpartition(":")[2].strip("/") / f"asyncpar-test-{os.getpid()}"
-    if os.geteuid() != 0 or not line or shutil.which("sh") is None:
-        pytest.skip("control groups of memory need root, and version 1 of them")
-    try:
-        place.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group of memory can be made here: {error}")
-    (place / "memory.limit_in_bytes").write_text("600M")
-    yield place
-    place.rmdir()
-
-
 PROGRAM = """
     import asyncio
     import numpy as np
@@ -113,10 +93,10 @@ PROGRAM = """
 
 
 @pytest.mark.process
-def test_a_rank_that_the_kernel_kills_is_reported_with_the_limit(launcher: Any, group: Path) -> None:
+def test_a_rank_that_the_kernel_kills_is_reported_with_the_limit(launcher: Any, memory_group: Path) -> None:
     job = launcher.start(
         *("--nproc-per-node", "2", launcher.script(PROGRAM)),
-        prefix=("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"),
+        prefix=("sh", "-c", f'echo $$ > {memory_group}/cgroup.procs; exec "$@"', "sh"),
     )
     done = launcher.finish(job)
     assert done.returncode == 137

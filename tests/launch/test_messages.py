@@ -73,7 +73,9 @@ def test_a_time_that_is_no_number_counts_as_none() -> None:
 
 
 END = RankEnd(generation=1, rank=5, local_rank=1, host="left", pid=77, returncode=-9, at=100.0, stderr_tail="oh\nno")
-REPORT = FailureReport(type_name="PeerLost", message="rank 3", traceback="tb", is_peer_error=True, blames=3)
+REPORT = FailureReport(
+    type_name="PeerLost", message="rank 3", traceback="tb", is_peer_error=True, blames=3, call="barrier"
+)
 
 
 @pytest.mark.parametrize("report", [None, REPORT, FailureReport(type_name="E", message="", traceback="")])

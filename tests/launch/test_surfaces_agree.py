@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -41,7 +42,10 @@ CAUSES = {
     "held": r"something holds its interpreter lock",
     "computes": r"a C call holds its interpreter lock, and computes",
     "stopped": r"is stopped \(SIGSTOP, or a debugger\)",
-    "deadlock": r"(?i:deadlock)|wait for each other",
+    "deadlock": r"(?i:deadlock)|wait for each other[;:,]",
+    "link": r"link between",
+    "leak": r"is short of memory: .* of its control group are used, most by rank 1 \(",
+    "killed": r"killed by the kernel \(SIGKILL\), which was out of memory; the limit is 600 MiB of its control group",
 }
 """By cause: the words of all surfaces.  One that has those of another cause contradicts them."""
 
@@ -286,10 +290,18 @@ class End(NamedTuple):
     body: str
     cause: str
     code: int
+    is_error: bool = False
+    """Does it end with an exception, whose place is printed?"""
 
 
 ENDS = {
-    "exception": End("raise ValueError('no more data')", r"ValueError: no more data", 1),
+    "exception": End("raise ValueError('no more data')", r"ValueError: no more data", 1, is_error=True),
+    "other_operation": End(
+        "await node.world.all_gather(np.zeros(4, np.float32))",
+        r"OperationMismatch: .*rank 1 calls all_gather\(",
+        1,
+        is_error=True,
+    ),
     "quiet_exit": End("os._exit(0)", r"exited with code 0", 1),
     "exit_code": End("os._exit(7)", r"exited with code 7", 7),
     "crash": End("ctypes.string_at(0)", r"was killed by SIGSEGV .*called in end at .*job\.py:\d+", 139),
@@ -300,14 +312,14 @@ ENDING = """
     import numpy as np
     import asyncpar as ap
 
-    def end():
-        BODY
+    async def end(node):
+        BODY  # end
 
     async def main():
         async with ap.init() as node:
             await node.world.barrier()
             if rank == 1:
-                end()
+                await end(node)
             await node.world.all_reduce(np.zeros(4, np.float32))
 
     ap.run(main)
@@ -318,11 +330,151 @@ ENDING = """
 def test_the_terminal_and_the_report_name_the_rank_that_ended_a_job_and_why(launcher: Launcher, fault: str) -> None:
     end = ENDS[fault]
     script = launcher.script(ENDING.replace("BODY", end.body))
-    done = launcher.run("--nproc-per-node", "3", "--log-dir", "logs", script)
+    done = launcher.run("--nproc-per-node", "3", "--transport", "tcp", "--log-dir", "logs", script)
     assert done.returncode == end.code, done.stderr
+    if end.is_error:
+        name, number = line_of(script, "end").split(":")
+        first = done.stderr.partition(f"rank {CULPRIT} failed first")[2].partition("then rank")[0]
+        assert f'File "{name}", line {number}, in end' in first, done.stderr
     assert re.search(rf"rank {CULPRIT} failed first: .*{end.cause}", done.stderr), done.stderr
     picture = json.loads((launcher.directory / "logs" / "run.json").read_text())["picture"]
     assert re.search(rf"rank {CULPRIT} failed first: .*{end.cause}", picture["ended"]), picture["ended"]
     assert re.match(rf"Rank {CULPRIT} \(.*\) .*{end.cause}", picture["sentence"]), picture["sentence"]
     others = [rank for rank in range(3) if rank != CULPRIT]
-    assert not re.search(rf"[Rr]anks? ({others[0]}|{others[1]})\b[^;]*$", picture["sentence"].partition(";")[0])
+    blamed = re.split(end.cause, picture["sentence"])[0]
+    assert not re.search(rf"[Rr]anks? ({others[0]}|{others[1]})\b", blamed)
+
+
+LEAKING = """
+    import asyncio
+    import numpy as np
+    import asyncpar as ap
+
+    def used():
+        with open(os.environ["GROUP"] + "/memory.usage_in_bytes") as file:
+            return int(file.read())
+
+    async def main():
+        async with ap.init() as node:
+            kept = []
+            while True:
+                await node.world.all_reduce(np.ones(4))
+                if rank == 1 and (used() < 575 << 20 or os.path.exists("go")):
+                    kept.append(np.ones(1_000_000))
+                await asyncio.sleep(0.05)
+
+    ap.run(main)
+"""
+
+
+def test_a_leak_is_an_alarm_everywhere_and_then_the_cause_of_the_end(launcher: Launcher, memory_group: Path) -> None:
+    job = Job(launcher)
+    printed = launcher.directory / "printed"
+    with printed.open("wb") as output:
+        process = launcher.start(
+            *("--nproc-per-node", "2", "--log-dir", "logs", launcher.script(LEAKING)),
+            env=job.environment | {"GROUP": str(memory_group)},
+            prefix=("sh", "-c", f'echo $$ > {memory_group}/cgroup.procs; exec "$@"', "sh"),
+            output=output.fileno(),
+        )
+    last: list[object] = []
+
+    def is_short() -> dict[str, str] | None:
+        _, surfaces = job.look()
+        surfaces["terminal"] = printed.read_text()
+        last.append(surfaces)
+        return surfaces if all(causes_in(text) == {"leak"} for text in surfaces.values()) else None
+
+    until(is_short, last)
+    (launcher.directory / "go").touch()
+    launcher.finish(process)
+    assert process.returncode == 137
+    terminal = printed.read_text()
+    words = CAUSES["killed"] + f"; resident last: rank {CULPRIT} "
+    assert re.search(f"rank {CULPRIT} failed first: was {words}", terminal), terminal
+    picture = json.loads((launcher.directory / "logs" / "run.json").read_text())["picture"]
+    assert re.search(f"rank {CULPRIT} failed first: was {words}", picture["ended"]), picture["ended"]
+    assert re.match(rf"Rank {CULPRIT} \(.*\) was {words}", picture["sentence"]), picture["sentence"]
+
+
+STEPS = """
+    import asyncio
+    import numpy as np
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            for step in range(10**9):
+                await node.world.all_reduce(np.zeros(20_000))  # step
+                if step == 10:
+                    open(f"steps-{rank}", "w").close()
+                await asyncio.sleep(0.02)
+
+    ap.run(main)
+"""
+NOWHERE = "02:00:00:00:00:01"
+"""A link-layer address that nobody has."""
+
+
+@pytest.fixture
+def second_wire(namespaces: tuple[str, str]) -> Callable[[], None]:
+    """Join two hosts by a wire of their own for ranks, 10.213.8.1 and 10.213.8.2; return what cuts it in silence."""
+    left, right = namespaces
+
+    def run(command: str) -> None:
+        subprocess.run(command.split(), check=True, capture_output=True)
+
+    run(f"ip link add ranks netns {left} type veth peer name ranks netns {right}")
+    for number, name in enumerate(namespaces, 1):
+        run(f"ip -n {name} addr add 10.213.8.{number}/24 dev ranks")
+        run(f"ip -n {name} link set ranks up")
+
+    def cut() -> None:
+        for number, name in enumerate(namespaces, 1):
+            run(f"ip -n {name} neigh replace 10.213.8.{3 - number} lladdr {NOWHERE} dev ranks nud permanent")
+
+    return cut
+
+
+def test_a_dead_link_is_named_everywhere(
+    launcher: Launcher, namespaces: tuple[str, str], second_wire: Callable[[], None]
+) -> None:
+    (launcher.directory / "secret").write_bytes(os.urandom(32))
+    (launcher.directory / "secret").chmod(0o600)
+    script, job = launcher.script(STEPS), Job(launcher)
+    printed, processes = launcher.directory / "printed", []
+    for number, name in reversed(list(enumerate(namespaces))):
+        hosts = ("--nnodes", "2", "--node-rank", str(number), "--rdzv-endpoint", "10.213.7.1:29400")
+        options = ("--local-addr", f"10.213.8.{number + 1}", "--secret-file", "secret", "--grace-period", "1")
+        env = {"ASYNCPAR_WAIT_WARNING": str(WARNING), "ASYNCPAR_LINK_TIMEOUT": "120", "ASYNCPAR_TRANSPORT": "tcp"}
+        with printed.open("ab") if number == 0 else open(os.devnull, "wb") as output:
+            processes.append(
+                launcher.start(
+                    *(*hosts, *options, script),
+                    env=env | (job.environment if number == 0 else {}),
+                    prefix=("ip", "netns", "exec", name),
+                    output=output.fileno(),
+                )
+            )
+    last: list[object] = []
+
+    def has_begun() -> bool | None:
+        last.append(printed.read_text())
+        return all((launcher.directory / f"steps-{rank}").exists() for rank in (0, 1)) or None
+
+    until(has_begun, last)
+    second_wire()
+
+    def is_cut() -> dict[str, str] | None:
+        _, surfaces = job.look()
+        surfaces["terminal"] = printed.read_text()
+        last.append(surfaces)
+        return surfaces if all(causes_in(text) == {"link"} for text in surfaces.values()) else None
+
+    for surface, text in until(is_cut, last).items():
+        assert re.search(r"[Rr]anks? 0, (rank )?1\b", text), (surface, text)
+        assert re.search(rf"{re.escape(line_of(script, 'step'))}\b", text), (surface, text)
+        assert "nothing holds" not in text.lower()
+    for process in processes[::-1]:
+        process.send_signal(signal.SIGTERM)
+        launcher.finish(process)

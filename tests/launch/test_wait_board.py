@@ -92,7 +92,7 @@ def test_a_rank_that_still_waits_is_not_said_to_go_on() -> None:
     waits.say(2.0)
     waits.take(waiting(1, 0), 3.0)
     [line] = waits.say(4.0)
-    assert line.startswith("ranks 0, 1 wait for each other;")
+    assert line.startswith("ranks 0, 1 wait for each other in one operation: the link between them carries nothing;")
     waits.set_condition(1, "is stopped", 5.0)
     [line] = waits.say(6.0)
     assert line.startswith("rank 0 waits for rank 1 (b), which is stopped;")

@@ -9,7 +9,7 @@ from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice
 from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.launch.commands.job_text import show_job
 from asyncpar.launch.wait_board import RankTold, WaitBoard
-from asyncpar.observe.holdups import describe_holdups, describe_rank, find_waits
+from asyncpar.observe.holdups import describe_holdups, describe_rank, find_odd_calls, find_waits
 from asyncpar.observe.summary import (
     AskSummary,
     BlockedSummary,
@@ -107,7 +107,8 @@ def test_a_blocked_loop_is_said() -> None:
 
 def test_a_cycle_is_said() -> None:
     assert told_of(job(report(0, (1,)), report(1, (0,)))) == (
-        "ranks 0, 1 wait for each other; all_reduce #4 at train.py:9 has waited 12 s"
+        "ranks 0, 1 wait for each other in one operation: the link between them carries nothing; "
+        "all_reduce #4 at train.py:9 has waited 12 s"
     )
 
 
@@ -176,7 +177,9 @@ def test_a_rank_that_ended_by_itself_is_no_trouble_but_may_be_waited_for() -> No
 
 def test_ranks_behind_a_circle_are_told_as_such() -> None:
     text = told_of(job(report(0, (1,)), report(1, (0,)), report(2, (1,)), report(3, (2,))))
-    assert text.startswith("ranks 0, 1 wait for each other, ranks 2, 3 for them; ")
+    assert text.startswith(
+        "ranks 0, 1 wait for each other in one operation: the link between them carries nothing, ranks 2, 3 for them; "
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,3 +201,24 @@ def test_the_launcher_the_page_and_status_say_the_same(reports: list[RankReport]
     assert board.say(10.0) == [text]
     assert describe_job(made, find_states(made)) == f"{text}."
     assert show_job(made).splitlines()[1] == text
+
+
+def ended(rank: int, *, seconds: float, call: str = "", blames: int | None = None) -> RankReport:
+    ending = f"exited with code 1: {call or blames}"
+    return msgspec.structs.replace(
+        report(rank), condition="ended", ending=ending, seconds=seconds, call=call, blames=blames
+    )
+
+
+def test_the_rank_with_the_odd_call_is_the_cause_in_any_order_of_ends() -> None:
+    odd, usual = ended(1, seconds=1.0, call="gather"), [ended(rank, seconds=3.0, call="reduce") for rank in (0, 2)]
+    [sentence] = describe_holdups(job(odd, *usual))
+    assert sentence == "rank 1 (a) exited with code 1: gather; ranks 0, 2 have failed because of that"
+    two = job(ended(0, seconds=1.0, call="reduce"), ended(1, seconds=2.0, call="gather"))
+    assert describe_holdups(two) == ["rank 1 (a) exited with code 1: gather; rank 0 has failed because of that"]
+    assert find_odd_calls({0: "reduce", 1: "reduce"}) == []
+
+
+def test_of_ranks_that_have_lost_each_other_the_lowest_comes_first() -> None:
+    found = describe_holdups(job(ended(0, seconds=1.0, blames=1), ended(1, seconds=2.0, blames=0)))
+    assert found == ["rank 0 (a) exited with code 1: 1; rank 1 has failed because of that"]

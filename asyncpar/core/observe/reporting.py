@@ -28,7 +28,7 @@ import msgspec
 from asyncpar.core.observe.reported import reported
 from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.core.system_errors import os_reason
-from asyncpar.errors import PeerError, UsageError
+from asyncpar.errors import OperationMismatch, PeerError, UsageError
 
 _UNPRINTABLE = (Exception, SystemExit)
 """What the text of a value may raise; RecursionError is one of these."""
@@ -199,6 +199,9 @@ class Reporter:
             "traceback": text[-_LONGEST_TRACEBACK:],
             "is_peer_error": peer is not None,
             "blames": _blamed(error, peer),
+            "call": next((each.call for each in _chain(error) if isinstance(each, OperationMismatch)), "")[
+                :_LONGEST_NAME
+            ],
         }
         self._write(_encode(record), patience=_FAILURE_PATIENCE)
 

@@ -166,9 +166,17 @@ def _sum_up(root: int | None, actor: str, ranks: Sequence[int], notices: Mapping
     if circle:
         others = [rank for rank in ranks if rank not in circle]
         behind = f", {name_ranks(others)} for them" if others else ""
-        return f"ranks {spell_ranks(circle)} wait for each other{behind}; {how_long}"
+        link = _name_dead_link(circle, notices)
+        return f"ranks {spell_ranks(circle)} wait for each other{link}{behind}; {how_long}"
     whom = msgspec.structs.replace(notice, culprit=root).name_culprit()
     return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}; {how_long}"
+
+
+def _name_dead_link(circle: Sequence[int], notices: Mapping[int, WaitNotice]) -> str:
+    """Return the cause of a circle of ranks that all wait in one operation: each is in it, and none hears of that."""
+    if len({notices[rank].operation for rank in circle}) > 1:
+        return ""
+    return f" in one operation: {'the link' if len(circle) == 2 else 'a link'} between them carries nothing"
 
 
 def find_root(rank: int, notices: Mapping[int, WaitNotice]) -> int | None:

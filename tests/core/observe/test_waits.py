@@ -80,7 +80,8 @@ def test_a_deadlock_is_said_once() -> None:
 def test_ranks_that_wait_for_each_other_are_one_sentence() -> None:
     circle = {0: notice(1), 1: notice(0), 4: notice(1)}
     assert sum_up(circle) == [
-        "ranks 0, 1 wait for each other, rank 4 for them; all_reduce #4 at t.py:7 has waited 10 s"
+        "ranks 0, 1 wait for each other in one operation: the link between them carries nothing, rank 4 for them; "
+        "all_reduce #4 at t.py:7 has waited 10 s"
     ]
     [text] = sum_up({0: notice(0)})
     assert text.startswith("rank 0 waits for rank 0 (b);")

@@ -152,18 +152,20 @@ class RankEnded(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., returncode: _Optional[int] = ..., at: _Optional[float] = ..., report: _Optional[_Union[FailureReport, _Mapping]] = ..., stderr_tail: _Optional[str] = ..., stderr_file: _Optional[str] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class FailureReport(_message.Message):
-    __slots__ = ("type_name", "message", "traceback", "is_peer_error", "blames")
+    __slots__ = ("type_name", "message", "traceback", "is_peer_error", "blames", "call")
     TYPE_NAME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     IS_PEER_ERROR_FIELD_NUMBER: _ClassVar[int]
     BLAMES_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     type_name: str
     message: str
     traceback: str
     is_peer_error: bool
     blames: int
-    def __init__(self, type_name: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., is_peer_error: _Optional[bool] = ..., blames: _Optional[int] = ...) -> None: ...
+    call: str
+    def __init__(self, type_name: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., is_peer_error: _Optional[bool] = ..., blames: _Optional[int] = ..., call: _Optional[str] = ...) -> None: ...
 
 class AgentStopped(_message.Message):
     __slots__ = ("generation",)
