@@ -1,8 +1,9 @@
 """A matrix of endings: ranks x where they are x the signal x what started them.
 
-Each case says with which code it ends, in which words, and that nothing is left: no process, no file.  By default a
-sample runs in which every two values meet; ``--soak`` runs the whole, and stays for a minute where no
-signal comes.
+Each case says with which code it ends, in which words, and that nothing is left: no process, no file.  It says when,
+too: not before the signal or the note that lets it end, before the minute is over that ranks have to end in (an engine
+gives them less), and not while a rank is stopped.  By default a sample runs in which every two values meet; ``--soak``
+runs the whole, and stays for a minute where no signal comes.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def is_possible(starter: str, ranks: int, place: str, _number: str) -> bool:
 
 
 CASES = sampled(STARTERS, RANKS, PLACES, SIGNALS, where=is_possible)
+KILLED = "after they were asked to end; killing them"
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGSTOP": 0, "nothing": 0}
 """As shells have them, whatever started the ranks and wherever they are."""
 
@@ -191,14 +193,17 @@ def test_what_ends_says_so_and_leaves_nothing(
             wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, lambda: "it is not stopped")
             job.allow("go")
             job.allow("end")
+            assert job.process.poll() is None, job.output()
             stopped.resume()
         else:
             time.sleep(HELD_SECONDS)
             assert job.process.poll() is None, job.output()
             job.allow("go")
+            assert job.process.poll() is None, job.output()
             job.allow("end")
 
         code = job.finish()
+        assert KILLED not in job.output() or starter == "engine", "it used up its minute to end"
         assert code == CODES[number], job.output()
         for words in words_of(starter, number):
             assert words in job.output()

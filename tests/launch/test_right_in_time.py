@@ -1,0 +1,176 @@
+"""Whatever holds a job up is named with its rank, place and cause within 12 s: on the simulated clock of the monitors.
+
+The machines are those of production: the agent's look at a process, the coordinator's board, and the summaries that
+commands and the page read.  What arrives from a rank arrives when its settings say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+import pytest
+
+from asyncpar.core.observe.loop_watch import LONG_SECONDS
+from asyncpar.core.observe.rank_observer import WAIT_SECONDS
+from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.dashboard.picture import Painter
+from asyncpar.launch.commands.job_text import show_job
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings
+from asyncpar.launch.host_watch import LOOK_SECONDS as ASKED_EVERY
+from asyncpar.launch.protocol import (
+    AgentArrived,
+    AgentHello,
+    Announcement,
+    Command,
+    CoordinatorTick,
+    RankChanged,
+    RankSpoke,
+    SendOrder,
+)
+from asyncpar.launch.vitals import LOOK_SECONDS, Condition, ProcessLook, Vitals
+from asyncpar.launch.vitals import RankState as State
+from asyncpar.launch.wait_board import RankTold
+from asyncpar.observe.summary import (
+    BlockedSummary,
+    HostSummary,
+    JobSummary,
+    OperationSummary,
+    RankReport,
+    RankSummary,
+)
+
+RIGHT_WITHIN: Final = 12.0
+CULPRIT: Final = 1
+PLACE: Final = "train.py:57"
+BEFORE: Final = 3.0
+"""Seconds for which all was well."""
+
+
+class Fault(NamedTuple):
+    """What rank 1 does from the moment of the fault on; ``cause`` are the words about it."""
+
+    cause: str
+    look: Callable[[float], ProcessLook] = lambda _: ProcessLook()
+    is_silent: bool = True
+    blocks: bool = False
+    doing: str = ""
+
+
+FAULTS = {
+    "stopped": Fault("is stopped (SIGSTOP, or a debugger)", lambda _: ProcessLook(is_stopped=True)),
+    "lock held": Fault("runs no Python code (something holds its interpreter lock)"),
+    "C call": Fault("a C call holds its interpreter lock, and computes", lambda now: ProcessLook(cpu=now)),
+    "disk": Fault("waits in the kernel", lambda _: ProcessLook(is_uninterruptible=True)),
+    "slow Python": Fault("blocks its event loop", lambda now: ProcessLook(cpu=now), is_silent=False, blocks=True),
+    "sleeps": Fault("sleeps at", is_silent=False, doing=f"sleeps at {PLACE}"),
+}
+
+
+class SimulatedJob:
+    """Three ranks of one host, on a clock that ``pass_time`` moves; rank 1 has ``fault`` from 0.0 on."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.now = -BEFORE
+        self.printed: list[str] = []
+        self._fault = fault
+        self._vitals = Vitals()
+        self._vitals.enter(Phase.MEMBER)
+        self._heard_at = self.now
+        self._is_blocked = False
+        self._coordinator = CoordinatorMachine(JobSettings(job="job", nnodes=1), now=self.now)
+        self._feed(AgentArrived(0, AgentHello(job="job", nnodes=1, nproc=3, node_rank=0, host="a")))
+
+    def pass_time(self) -> None:
+        """Let one look of the agent pass."""
+        self.now += LOOK_SECONDS
+        is_well = self.now < 0.0 or not self._fault.is_silent
+        if is_well:
+            self._vitals.beat()
+            if self.now - self._heard_at >= ASKED_EVERY:
+                self._heard_at = self.now
+        seen = ProcessLook(cpu=self.now) if self.now < 0.0 else self._fault.look(self.now)
+        if self._vitals.look(seen, now=self.now):
+            place = "" if self._vitals.condition is Condition.WELL else PLACE
+            state = State(
+                generation=0,
+                rank=CULPRIT,
+                phase=Phase.MEMBER,
+                condition=self._vitals.condition,
+                seconds=self._vitals.seconds,
+                place=place,
+            )
+            self._feed(RankChanged(0, state))
+        if self._fault.blocks and self.now >= LONG_SECONDS and not self._is_blocked:
+            self._is_blocked = True
+            self._feed(RankSpoke(0, RankTold(0, CULPRIT, blocked=PLACE)))
+        if self.now >= WAIT_SECONDS:
+            for rank in (0, 2):
+                self._feed(RankSpoke(0, RankTold(0, rank, self._notice())))
+        self._feed(CoordinatorTick())
+
+    def _notice(self) -> WaitNotice:
+        where = self._fault.doing or "has not answered for 9.0 s"
+        return WaitNotice(operation="all_reduce #4", seconds=WAIT_SECONDS, culprit=CULPRIT, host="a", where=where)
+
+    def _feed(self, event: AgentArrived | RankChanged | RankSpoke | CoordinatorTick) -> None:
+        self._take(self._coordinator.handle(event, now=self.now))
+
+    def _take(self, commands: list[Command]) -> None:
+        orders = [command.order for command in commands if isinstance(command, SendOrder)]
+        self.printed += [order.text for order in orders if isinstance(order, Announcement)]
+
+    def summary(self) -> JobSummary:
+        """Return what the host's agent reports, at the age that it has when it is asked."""
+        reports = tuple(self._report(rank) for rank in range(3))
+        return JobSummary(job="job", pid=1, time=self.now, hosts=(HostSummary(host="a", ranks=reports),))
+
+    def _report(self, rank: int) -> RankReport:
+        waited = max(0.0, self.now)
+        if rank != CULPRIT:
+            waits = OperationSummary(
+                label="all_reduce #4",
+                kind="all_reduce",
+                group="world",
+                sequence=4,
+                waits_for=(CULPRIT,),
+                seconds=waited,
+            )
+            told = RankSummary(rank=rank, pid=rank, time=self.now, operations=(waits,) if waited else ())
+            return RankReport(rank=rank, host="a", pid=rank, phase="member", summary=told)
+        fault, is_well = self._fault, self._vitals.condition is Condition.WELL
+        blocked = BlockedSummary(what="", where=PLACE, seconds=waited) if fault.blocks and waited else None
+        told = RankSummary(rank=rank, pid=rank, time=self._heard_at, blocked=blocked, doing=fault.doing)
+        report = RankReport(rank=rank, host="a", pid=rank, phase="member", summary=told, age=self.now - self._heard_at)
+        read = {"place": PLACE, "doing": f"is in user code at {PLACE}"} if fault.is_silent and waited else {}
+        condition = self._vitals.condition.value
+        return msgspec.structs.replace(
+            report, condition=condition, seconds=0.0 if is_well else self._vitals.seconds, **read
+        )
+
+
+def is_right(text: str, fault: Fault) -> bool:
+    return fault.cause in text and PLACE in text and f"for rank {CULPRIT} " in text
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_surface_is_right_within_12_seconds_and_stays_so(name: str) -> None:
+    fault = FAULTS[name]
+    job = SimulatedJob(fault)
+    first = dict.fromkeys(("status", "page", "terminal"), math.inf)
+    while job.now < RIGHT_WITHIN + 8.0:
+        job.pass_time()
+        summary = job.summary()
+        surfaces = {"status": show_job(summary), "page": Painter().paint(summary)["sentence"]}
+        surfaces["terminal"] = "\n".join(job.printed)
+        if job.now < 0.0:
+            assert not any(is_right(text, fault) for text in surfaces.values())
+            continue
+        for surface, text in surfaces.items():
+            if is_right(text, fault):
+                first[surface] = min(first[surface], job.now)
+            assert first[surface] > job.now or is_right(text, fault), (surface, job.now, text)
+    assert max(first.values()) <= RIGHT_WITHIN, first
