@@ -32,7 +32,7 @@ from asyncpar.core.concurrency.async_block import opened_by
 from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.config.names import LaneName
+from asyncpar.core.config.names import LaneName, Name
 from asyncpar.core.config.transport import parse_calibrate
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.agent_line import AgentLine
@@ -407,7 +407,7 @@ async def _build(stack: AsyncExitStack, attach: Attach) -> tuple[Node, WorldBoot
         from asyncpar.observe.rank_view import watch_node  # a rank that no agent started tells nobody
 
         def predict(operation: str, nbytes: int, algorithm: str) -> float:
-            return node.world.predict(operation, nbytes, algorithm=algorithm)
+            return node.world.predict(operation, nbytes, algorithm=Name(algorithm))
 
         stack.callback(watch_node(links, actors, arena, predict))
     if line is not None:

@@ -7,16 +7,13 @@ import asyncio
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 import asyncpar as ap
 import asyncpar.blocking
-from asyncpar.collectives.arrays import possible_operations
-from asyncpar.core.config.names import LaneName, Name, ReduceOp
-from asyncpar.net.transport.lane_kinds import LANES
 from asyncpar.testing import local_world
 
 MOST_USED: dict[str, Callable[..., Any]] = {
@@ -83,9 +80,3 @@ def test_examples_of_blocking_programs_have_no_await() -> None:
     texts = [inspect.getdoc(getattr(blocking, name)) or "" for name in MOST_USED if hasattr(blocking, name)]
     assert len(texts) >= 7
     assert [text for text in texts if "await comm." in text] == []
-
-
-def test_names_that_type_checkers_know_are_those_that_there_are() -> None:
-    named = {part for one in get_args(ReduceOp) if one is not Name for part in get_args(one)}
-    assert named == {*possible_operations(np.dtype("i4")), *possible_operations(np.dtype("f4"))}
-    assert {part for one in get_args(LaneName) if one is not Name for part in get_args(one)} == set(LANES.names)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from asyncpar.codecs import Codec, codec_of_bits, parse_codec, value_bits
+from asyncpar.core.config.names import CodecName
 from asyncpar.errors import UsageError
 
 _AS_IT_IS = 32
@@ -79,7 +80,7 @@ class CompressionAlgorithm:
         return cls(kind=CompressionKind.QUANTIZATION, bits=bits)
 
     @classmethod
-    def custom(cls, codec: Codec | str) -> CompressionAlgorithm:
+    def custom(cls, codec: CodecName | Codec) -> CompressionAlgorithm:
         """Send values as ``codec`` encodes them; also by name, such as ``topk:0.01+int8``."""
         if isinstance(codec, str):
             codec = _vector_codec(codec)

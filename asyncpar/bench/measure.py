@@ -20,6 +20,7 @@ from asyncpar.bench.cases import Allocate, Case, make_case
 from asyncpar.bench.report import Measurement, bandwidths, root_column
 from asyncpar.bench.settings import REDUCING, ROOT, ROOTED, BenchSettings, cost_name
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import Name
 
 LEAST_ITERATIONS: Final = 5
 MOST_ITERATIONS: Final = 10_000
@@ -50,7 +51,7 @@ async def measure(
         reduction=settings.reduction,
         allocate=allocate,
     )
-    call = bind(comm, case, settings.algorithm)
+    call = bind(comm, case, None if settings.algorithm is None else Name(settings.algorithm))
     wrong = await _checked(comm, case, call)
     calls_before = _calls(comm, operation)
     times = await _times(comm, case, call, budget=settings.budget, clock=clock)
@@ -81,13 +82,13 @@ async def _summary(
         iterations=times.size,
         wrong=int(most_wrong),
         algorithm=algorithm,
-        predicted_us=comm.predict(cost_name(operation), case.nbytes, algorithm=algorithm) * 1e6,
+        predicted_us=comm.predict(cost_name(operation), case.nbytes, algorithm=Name(algorithm)) * 1e6,
         algbw=algbw,
         busbw=busbw,
     )
 
 
-def bind(comm: Communicator, case: Case, algorithm: str | None) -> Call:
+def bind(comm: Communicator, case: Case, algorithm: Name | None) -> Call:
     """Return the call to time."""
     is_root = case.rank == ROOT
     by_rank = (case.ranks, -1)

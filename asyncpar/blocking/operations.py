@@ -19,7 +19,19 @@ from asyncpar.collectives.ledger import Traffic
 from asyncpar.collectives.parts import Part
 from asyncpar.collectives.recovery import Agreed
 from asyncpar.core.config.device_lanes import DeviceLanes
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import (
+    AllGatherAlgorithm,
+    AllReduceAlgorithm,
+    AllToAllAlgorithm,
+    AnyAlgorithm,
+    BarrierAlgorithm,
+    BroadcastAlgorithm,
+    Name,
+    ReduceAlgorithm,
+    ReduceOp,
+    ReduceScatterAlgorithm,
+    RootedAlgorithm,
+)
 from asyncpar.core.config.transport import LaneCosts
 
 T = TypeVar("T")
@@ -40,7 +52,7 @@ class AllReduce:
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] = "all",
@@ -55,7 +67,7 @@ class AllReduce:
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Until,
@@ -70,7 +82,7 @@ class AllReduce:
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until,
@@ -84,7 +96,7 @@ class AllReduce:
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until = "all",
@@ -128,7 +140,7 @@ class AllReduce:
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         timeout: float | None = None,
     ) -> Items[Part]:
@@ -172,7 +184,7 @@ class Operations:
         arrays: Iterable[Array],
         op: ReduceOp = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -196,7 +208,7 @@ class Operations:
         *,
         root: int = 0,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: ReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -214,7 +226,7 @@ class Operations:
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: ReduceScatterAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -242,7 +254,7 @@ class Operations:
         x: Array,
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllGatherAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -269,7 +281,7 @@ class Operations:
         x: Array,
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllGatherAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -287,7 +299,7 @@ class Operations:
         *,
         root: int = 0,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: RootedAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -305,7 +317,7 @@ class Operations:
         *,
         root: int = 0,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: RootedAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -325,7 +337,7 @@ class Operations:
         x: Array,
         *,
         root: int = 0,
-        algorithm: str | None = None,
+        algorithm: BroadcastAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -346,7 +358,9 @@ class Operations:
             timeout,
         )
 
-    def barrier(self, *, algorithm: str | None = None, key: str | None = None, timeout: float | None = None) -> None:
+    def barrier(
+        self, *, algorithm: BarrierAlgorithm | None = None, key: str | None = None, timeout: float | None = None
+    ) -> None:
         """Wait until all ranks have come here.
 
         ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the quickest by the cost model).  Calls with the
@@ -363,7 +377,7 @@ class Operations:
         x: Array,
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllToAllAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
@@ -449,7 +463,7 @@ class Operations:
         """
         return self.on_loop.bandwidth
 
-    def algorithms(self, operation: str) -> tuple[str, ...]:
+    def algorithms(self, operation: str) -> tuple[Name, ...]:
         """Return the names that ``operation`` takes as ``algorithm`` in this group."""
         return self.on_loop.algorithms(operation)
 
@@ -466,7 +480,9 @@ class Operations:
         """
         return self.on_loop.algorithm_table()
 
-    def predict(self, operation: str, payload: int, *, algorithm: str | None = None, on_devices: bool = False) -> float:
+    def predict(
+        self, operation: str, payload: int, *, algorithm: AnyAlgorithm | None = None, on_devices: bool = False
+    ) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
 
         ``algorithm`` None is the one that would be used.  ``on_devices``: of device arrays, where all ranks have NCCL,

@@ -12,7 +12,7 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.completion.policies import Late, Reduced, Until
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.parts import PartStream
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import AllReduceAlgorithm, ReduceOp
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 
@@ -57,7 +57,7 @@ class AllReduce(EngineOperations):
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] = "all",
@@ -71,7 +71,7 @@ class AllReduce(EngineOperations):
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Until,
@@ -85,7 +85,7 @@ class AllReduce(EngineOperations):
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until,
@@ -98,7 +98,7 @@ class AllReduce(EngineOperations):
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until = "all",
@@ -152,7 +152,7 @@ class AllReduce(EngineOperations):
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
     ) -> PartStream:
         """Combine ``x`` of all ranks, in place (or into ``out``), and give parts of the result as they are finished.

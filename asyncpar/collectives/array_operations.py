@@ -10,7 +10,17 @@ import numpy as np
 from asyncpar.collectives import coalesced, exchanges, gathers, reductions, rooted
 from asyncpar.collectives.all_reduce import AllReduce, EngineOperations, MethodWithParts, is_for_device
 from asyncpar.collectives.arrays import Array
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import (
+    AllGatherAlgorithm,
+    AllReduceAlgorithm,
+    AllToAllAlgorithm,
+    BarrierAlgorithm,
+    BroadcastAlgorithm,
+    ReduceAlgorithm,
+    ReduceOp,
+    ReduceScatterAlgorithm,
+    RootedAlgorithm,
+)
 
 
 def _all_reduce_of(operations: EngineOperations) -> AllReduce:
@@ -38,7 +48,7 @@ class ArrayOperations(EngineOperations):
         arrays: Iterable[Array],
         op: ReduceOp = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, list[Array]]:
@@ -64,7 +74,7 @@ class ArrayOperations(EngineOperations):
         *,
         root: int = 0,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: ReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
@@ -83,7 +93,7 @@ class ArrayOperations(EngineOperations):
         op: ReduceOp = "sum",
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: ReduceScatterAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
@@ -114,7 +124,7 @@ class ArrayOperations(EngineOperations):
         x: Array,
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllGatherAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
@@ -140,7 +150,7 @@ class ArrayOperations(EngineOperations):
         x: Array,
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllGatherAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
@@ -157,7 +167,7 @@ class ArrayOperations(EngineOperations):
         *,
         root: int = 0,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: RootedAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
@@ -174,7 +184,7 @@ class ArrayOperations(EngineOperations):
         *,
         root: int = 0,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: RootedAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
@@ -189,7 +199,13 @@ class ArrayOperations(EngineOperations):
         )
 
     def broadcast(
-        self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None, stream: object = None
+        self,
+        x: Array,
+        *,
+        root: int = 0,
+        algorithm: BroadcastAlgorithm | None = None,
+        key: str | None = None,
+        stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
         """Overwrite ``x`` with that of ``root``, and return it.
 
@@ -207,7 +223,9 @@ class ArrayOperations(EngineOperations):
             "broadcast", key, lambda: rooted.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
         )
 
-    def barrier(self, *, algorithm: str | None = None, key: str | None = None) -> Coroutine[Any, Any, None]:
+    def barrier(
+        self, *, algorithm: BarrierAlgorithm | None = None, key: str | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Wait until all ranks have come here.
 
         ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the quickest by the cost model).  Calls with the
@@ -224,7 +242,7 @@ class ArrayOperations(EngineOperations):
         x: Array,
         *,
         out: Array | None = None,
-        algorithm: str | None = None,
+        algorithm: AllToAllAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:

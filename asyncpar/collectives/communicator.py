@@ -33,6 +33,7 @@ from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
+from asyncpar.core.config.names import AnyAlgorithm, Name
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.core.observe.recorder import Recorder
 from asyncpar.core.observe.records import EventKind, bucket_name
@@ -211,10 +212,10 @@ class Communicator(ArrayOperations):
         """
         return self._engine.bandwidth
 
-    def algorithms(self, operation: str) -> tuple[str, ...]:
+    def algorithms(self, operation: str) -> tuple[Name, ...]:
         """Return the names that ``operation`` takes as ``algorithm`` in this group."""
         arena = (ARENA,) if self._engine.arena is not None else ()
-        return (*known_algorithms(operation), *arena)
+        return tuple(map(Name, (*known_algorithms(operation), *arena)))
 
     def is_pinned(self, operation: str) -> bool:
         """Has the user pinned algorithms of ``operation``?"""
@@ -231,7 +232,9 @@ class Communicator(ArrayOperations):
         tables = policy.table(), policy.model.describe_lanes(), policy.device_table(ways.possible)
         return "\n".join(filter(None, [*tables, *ways.lines()]))
 
-    def predict(self, operation: str, payload: int, *, algorithm: str | None = None, on_devices: bool = False) -> float:
+    def predict(
+        self, operation: str, payload: int, *, algorithm: AnyAlgorithm | None = None, on_devices: bool = False
+    ) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
 
         ``algorithm`` None is the one that would be used.  ``on_devices``: of device arrays, where all ranks have NCCL,

@@ -19,6 +19,7 @@ from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.core.config.names import CodecName
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.arithmetic import ArithmeticComparison, describe_arithmetic
@@ -152,8 +153,8 @@ class ElasticJob:
         *,
         rng: np.random.Generator | None = None,
         zero: int = 0,
-        codec: str | None = None,
-        residual_codec: str | None = None,
+        codec: CodecName | None = None,
+        residual_codec: CodecName | None = None,
         outer: OuterConfig | None = None,
         pipeline: Sequence[Stage[Any]] | None = None,
         **extra: Any,

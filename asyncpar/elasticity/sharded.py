@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncpar.core.config.names import CodecName
 from asyncpar.elasticity.local_workers import LocalWorkers
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.pipeline_places import by_stage
@@ -32,8 +33,8 @@ class Sharding:
 
     portions: int
     zero: int = 0
-    codec: str | None = None
-    residual_codec: str | None = None
+    codec: CodecName | None = None
+    residual_codec: CodecName | None = None
     outer: OuterConfig | None = None
     pipeline: Sequence[Stage[Any]] | None = None
     seed: int = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.codecs import AnyCodec, Codec, RoundCodec, codec_of_bits, parse_codec, value_bits
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import UsageError
 
 AUTO = "auto"
@@ -65,7 +66,7 @@ class GradientCompressionConfig:
     compression_ratio: float = 0.1
     error_feedback: bool = True
     quantization_bits: int = 8
-    codec: str | AnyCodec | None = None
+    codec: CodecChoice | AnyCodec | None = None
 
     def __post_init__(self) -> None:
         if self.quantization_bits not in value_bits():

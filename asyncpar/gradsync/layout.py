@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from asyncpar.agreement.exchanges import digest_of
 from asyncpar.codecs import AnyCodec, Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.placement import Placement
 from asyncpar.core.config.slicing import ceil_div
@@ -37,10 +38,10 @@ from asyncpar.gradsync.schemes.device import DeviceMean, HostMirrors
 from asyncpar.gradsync.schemes.device_encoded import device_scheme
 from asyncpar.gradsync.schemes.device_memory import DevicePlace
 
-ARENA = "arena"
-HALVING = "halving"
+ARENA: Final = "arena"
+HALVING: Final = "halving"
 
-_FIXED: Mapping[CommunicationStrategy, str] = MappingProxyType(
+_FIXED: Mapping[CommunicationStrategy, AllReduceAlgorithm] = MappingProxyType(
     {
         CommunicationStrategy.RING_ALL_REDUCE: "ring",
         CommunicationStrategy.TREE_ALL_REDUCE: "tree",
@@ -59,7 +60,7 @@ def least_bytes(nbytes: int, communicator: Communicator) -> int:
     return 2 * (communicator.size - 1) * nbytes // communicator.size
 
 
-def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) -> str | None:
+def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) -> AllReduceAlgorithm | None:
     """Return the algorithm of ``strategy`` for whole gradients; None lets the cost model choose for each bucket.
 
     ALL_REDUCE is one algorithm whatever the size, that of least traffic where ranks are as they are: shared memory
@@ -193,7 +194,7 @@ class SchemeMaker:
     hosts: HostGroups | None
     codec: AnyCodec
     has_feedback: bool
-    algorithm: str | None
+    algorithm: AllReduceAlgorithm | None
     as_views: bool
     is_alike: bool = True
     place: DevicePlace | None = None
@@ -271,7 +272,9 @@ class SchemeMaker:
             return True
         return not codec.is_summable and ranks == PAIR
 
-    def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: SchemeMemory) -> Scheme:
+    def _flat(
+        self, bucket: Bucket, communicator: Communicator, algorithm: AllReduceAlgorithm | None, memory: SchemeMemory
+    ) -> Scheme:
         """Return the scheme over ``communicator``, which depends on what the codec can do."""
         codec = self.codec
         if isinstance(codec, Identity):

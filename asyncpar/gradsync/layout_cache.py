@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import AnyCodec, Identity, Values
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.placement import Placement
 from asyncpar.core.config.rank_order import RankOrder
@@ -219,7 +220,7 @@ class LayoutCache:
         return self._settings.bucketing.bucket_size_mb if self._tuned is None else self._tuned.bucket_size_mb
 
     @property
-    def _algorithm(self) -> str | None:
+    def _algorithm(self) -> AllReduceAlgorithm | None:
         if self._tuned is not None and self._tuned.algorithm != AUTO:
             return self._tuned.name
         return algorithm_of(self._settings.strategy, self._settings.groups.replicas)

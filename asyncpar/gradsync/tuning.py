@@ -28,6 +28,7 @@ from typing import Final
 
 from asyncpar.collectives.lane_estimate import quickest_quartile
 from asyncpar.collectives.plan import parse_segment, split_segment
+from asyncpar.core.config.names import Name
 from asyncpar.core.tables import text_table
 from asyncpar.errors import UsageError
 
@@ -69,9 +70,9 @@ class Choice:
     segment: str = ""
 
     @property
-    def name(self) -> str:
+    def name(self) -> Name:
         """The algorithm as ``all_reduce`` takes it, or ``AUTO``."""
-        return f"{self.algorithm}/{self.segment}" if self.segment else self.algorithm
+        return Name(f"{self.algorithm}/{self.segment}" if self.segment else self.algorithm)
 
     def __str__(self) -> str:
         """Return it as ``TuningConfig`` takes a pin."""

@@ -61,7 +61,12 @@ class BenchOptions:
     envvar="ASYNCPAR_TRANSPORT",
     help="Pin the lane: shm, tcp, grpc, package.module:NAME.",
 )
-@option("--algorithm", metavar="NAME", default=None, help="Pin the algorithm; otherwise as programs would get it.")
+@option(
+    "--algorithm",
+    metavar="NAME",
+    default=None,
+    help="Pin the algorithm, such as ring, tree, ring/256k; otherwise as programs would get it.",
+)
 @option("--dtype", metavar="NAME", default="float32", help=f"{', '.join(DTYPES)}.  [float32]")
 @option("--redop", metavar="NAME", default="sum", help=f"How to reduce: {', '.join(REDUCTIONS)}.  [sum]")
 @option("--budget", metavar="SECONDS", default="0.5", help="Time for the iterations of one size, 5 to 10000.  [0.5]")

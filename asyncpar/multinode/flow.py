@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import ALL, Comparison
@@ -38,7 +38,7 @@ from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
 from asyncpar.zero.row_sum import ReplicaSums, RowSums
 from asyncpar.zero.sharded_flow import ShardedFlow
 
-BETWEEN_NODES = "int8"
+BETWEEN_NODES: Final = "int8"
 """The codec of compressed gradients."""
 
 _FAREWELL_SECONDS = 1.0

@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import known_algorithms
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import Name
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all, ranked, values
 
 _COUNTS = (0, 1, 10, 40_000)
@@ -34,7 +35,7 @@ class DataMovementSuite(CommunicatorSuite):
     async def test_all_gather_v_joins_unequal_parts(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in (None, *known_algorithms("all_gather")):
+                for algorithm in (None, *map(Name, known_algorithms("all_gather"))):
                     expected = np.concatenate([values(rank, (rank * 3 % 5, 2)) for rank in range(size)])
                     results = await on_all(
                         communicators,

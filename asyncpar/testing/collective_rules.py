@@ -174,7 +174,7 @@ class OrderingSuite(CommunicatorSuite):
             wrong: tuple[Callable[[Communicator], object], ...] = (
                 lambda c: c.all_reduce([1.0]),  # type: ignore[call-overload]
                 lambda c: c.all_reduce(x, Name("average")),
-                lambda c: c.all_reduce(x, algorithm="star"),
+                lambda c: c.all_reduce(x, algorithm=Name("star")),
                 lambda c: c.all_reduce(np.zeros(4, object)),
                 lambda c: c.all_reduce(np.zeros(4, int), "mean"),
                 lambda c: c.all_reduce(x, "bxor"),

@@ -12,7 +12,7 @@ import numpy as np
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.device.host import DeviceHost, use_fabric
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.node import Node
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
@@ -77,9 +77,9 @@ class OnDevices:
     def rank(self) -> int:
         return self._communicator.rank
 
-    def algorithms(self, operation: str) -> tuple[str, ...]:
+    def algorithms(self, operation: str) -> tuple[Name, ...]:
         """Return the algorithms of device arrays; a barrier has none of them."""
-        return self._communicator.algorithms(operation) if operation == "barrier" else ("nccl", "staged")
+        return self._communicator.algorithms(operation) if operation == "barrier" else (Name("nccl"), Name("staged"))
 
     def subgroup(self, ranks: Iterable[int], **options: Any) -> OnDevices | None:
         made = self._communicator.subgroup(ranks, **options)

@@ -25,6 +25,7 @@ from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.program import ended_in_order, report_failures, terminate_main_thread
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.core.concurrency.tasks import off_loop
+from asyncpar.core.config.names import CodecName
 from asyncpar.elasticity.arithmetic import TORCH_KERNEL
 from asyncpar.elasticity.interruption import is_world_changed, program_errors
 from asyncpar.elasticity.job import ElasticJob
@@ -460,8 +461,8 @@ def elastic(
     *,
     portions: int,
     seed: int = 0,
-    codec: str | None = None,
-    residual_codec: str | None = None,
+    codec: CodecName | None = None,
+    residual_codec: CodecName | None = None,
     source: WorldSource | None = None,
     **extra: Any,
 ) -> ElasticTraining:

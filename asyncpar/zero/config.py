@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from asyncpar.core.config.checks import DefaultInt, is_default
+from asyncpar.core.config.names import ReduceScatterAlgorithm
 from asyncpar.errors import UsageError
 
 MIB = 1 << 20
@@ -87,7 +88,7 @@ class ZeROConfig:
     error_feedback: bool = True
     pin_memory: bool = True
     average: bool = True
-    algorithm: str | None = None
+    algorithm: ReduceScatterAlgorithm | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.stage, ZeROStage):

@@ -14,7 +14,7 @@ from asyncpar.codecs.int8 import Int8
 from asyncpar.codecs.rows import RowFormat, are_finite
 from asyncpar.collectives.arrays import reduction_for
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import ReduceOp, ReduceScatterAlgorithm
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.partition import Partition, RowBucket, Rows, encoded_bytes, pack_rows, unpack_rows
 
@@ -97,7 +97,13 @@ class PlainSum(RowSum):
     """A reduce-scatter: each rank sends all rows but its own, the least possible."""
 
     def __init__(
-        self, communicator: Communicator, rows: Rows, row: Rows, *, op: ReduceOp, algorithm: str | None = None
+        self,
+        communicator: Communicator,
+        rows: Rows,
+        row: Rows,
+        *,
+        op: ReduceOp,
+        algorithm: ReduceScatterAlgorithm | None = None,
     ) -> None:
         super().__init__(communicator, rows, row, op=op)
         self._algorithm = algorithm
@@ -182,7 +188,9 @@ class CompressedSum(RowSum):
 class ReplicaSums(RowSums):
     """Sums over ``communicator``: of 8-bit rows if ``is_compressed``, else a reduce-scatter by ``algorithm``."""
 
-    def __init__(self, communicator: Communicator, *, is_compressed: bool, algorithm: str | None = None) -> None:
+    def __init__(
+        self, communicator: Communicator, *, is_compressed: bool, algorithm: ReduceScatterAlgorithm | None = None
+    ) -> None:
         self.is_lossy = is_compressed
         self.leaves_rows = not is_compressed
         self.loans = (1, 2 if is_compressed else 1)

@@ -32,7 +32,7 @@ def pins_of(comm: ap.Communicator, size: int) -> list[str]:
     """Return the pins to compare: the same on all ranks."""
     is_layered = 1 < len(comm.hosts) < comm.size
     names = [name for name in comm.algorithms("all_reduce") if is_layered or not name.startswith("hierarchical")]
-    expected = {name: comm.predict("all_reduce", size, algorithm=name) for name in names}
+    expected = {name: comm.predict("all_reduce", size, algorithm=ap.Name(name)) for name in names}
     kept = [name for name in names if expected[name] <= _HOPELESS * min(expected.values())]
     forms = [name + messages for name in kept for messages in ("",) if name == "arena" or messages == ""]
     forms += [name + messages for name in kept for messages in _MESSAGES[1:] if name != "arena" and size > 1 << 20]

@@ -61,7 +61,7 @@ class Form:
             bucketing=GradientBucketingConfig(
                 bucket_size_mb=size, max_buckets=1 << 10, gradient_as_bucket_view=not arguments.copies
             ),
-            compression=GradientCompressionConfig(codec=None if name == _FP32 else name),
+            compression=GradientCompressionConfig(codec=None if name == _FP32 else ap.Name(name)),
             name=name,
         )
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
+from asyncpar.core.config.names import Name
 from scripts.bench.peers.rules import Case, Peer, make_case, measure
 from scripts.bench.peers.torch_ranks import join, largest, leave
 from scripts.bench.torch_ddp_options import SIZES
@@ -105,7 +106,7 @@ def hook_of(codec: str | None) -> tuple[Any, Any] | None:
         return None
     from asyncpar.torch import GradientHook, gradient_hook
 
-    return GradientHook(codec=codec), gradient_hook
+    return GradientHook(codec=Name(codec)), gradient_hook
 
 
 def records(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:

@@ -10,6 +10,7 @@ import pytest
 
 from asyncpar.backends import CommunicationRuntime, CompressionAlgorithm, CompressionKind
 from asyncpar.codecs import Int8
+from asyncpar.core.config.names import Name
 from asyncpar.errors import NonFiniteValue, PeerCancelled, UsageError
 from tests.backends.worlds import on_all, open_runtimes
 
@@ -184,7 +185,7 @@ def test_what_means_no_compression_sends_values_as_they_are() -> None:
         (lambda: CompressionAlgorithm.random(1.5), "ratio: expected a fraction above 0 and up to 1, got 1.5"),
         (lambda: CompressionAlgorithm.quantization(0), "bits: expected one of 1, 4, 8, 16, 32, got 0"),
         (lambda: CompressionAlgorithm.custom("powersgd:2"), "works in rounds"),
-        (lambda: CompressionAlgorithm.custom("zip"), "codec: expected one of"),
+        (lambda: CompressionAlgorithm.custom(Name("zip")), "codec: expected one of"),
         (lambda: CompressionAlgorithm.custom(3), "codec: expected a Codec"),  # type: ignore[arg-type]
     ],
 )

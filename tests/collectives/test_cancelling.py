@@ -13,6 +13,7 @@ import pytest
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.errors import PeerCancelled
 from asyncpar.testing import run_virtual
 from tests.collectives.conftest import OpenRanks, Ranks
@@ -128,7 +129,9 @@ async def test_a_call_that_is_never_awaited_warns_and_fails_on_the_others(open_r
 
 
 @pytest.mark.parametrize(("algorithm", "missing"), [("ring", 2), ("tree", 1), ("doubling", 1)])
-def test_the_traceback_of_a_timeout_says_who_was_missing(open_ranks: OpenRanks, algorithm: str, missing: int) -> None:
+def test_the_traceback_of_a_timeout_says_who_was_missing(
+    open_ranks: OpenRanks, algorithm: AllReduceAlgorithm, missing: int
+) -> None:
     async def main() -> str:
         async with open_ranks(3) as ranks:
             try:

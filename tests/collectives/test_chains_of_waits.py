@@ -15,6 +15,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_way, follow_waits
 from asyncpar.errors import PeerCancelled, PeerError, PeerTimeout
 from asyncpar.testing import run_virtual
@@ -89,7 +90,7 @@ def test_a_rank_that_awaits_another_call_is_not_blamed_for_one_that_it_has_made_
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "halving"])
-def test_a_deadline_of_a_survivor_names_the_stopped_rank_on_the_others(algorithm: str) -> None:
+def test_a_deadline_of_a_survivor_names_the_stopped_rank_on_the_others(algorithm: AllReduceAlgorithm) -> None:
     async def program(communicator: Communicator, hasty: int) -> None:
         async with asyncio.timeout(5.0 if communicator.rank == hasty else None):
             await communicator.all_reduce(np.ones(SIZE * 4), algorithm=algorithm)

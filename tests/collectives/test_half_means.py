@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.testing.world import local_world
 
 LARGE = 40_000.0
@@ -40,7 +41,7 @@ def values(rank: int, count: int) -> Half:
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(("transport", "algorithm", "hosts"), PATHS)
 async def test_no_mean_of_large_values_is_infinite(
-    transport: str | None, algorithm: str | None, hosts: list[str] | None, count: int, ranks: int
+    transport: str | None, algorithm: AllReduceAlgorithm | None, hosts: list[str] | None, count: int, ranks: int
 ) -> None:
     ranks = ranks if hosts is None else len(hosts)
     wanted = np.mean([values(rank, count).astype(np.float64) for rank in range(ranks)], axis=0)

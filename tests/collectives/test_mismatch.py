@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import AllReduceAlgorithm, ReduceOp
 from asyncpar.errors import OperationMismatch
 from asyncpar.testing import run_virtual
 from tests.collectives.conftest import OpenRanks
@@ -23,7 +23,7 @@ async def outcomes(communicators: tuple[Communicator, ...], *calls: Call) -> lis
     return await asyncio.gather(*running, return_exceptions=True)
 
 
-def reduces(count: int, dtype: str = "f4", op: ReduceOp = "sum", algorithm: str | None = None) -> Call:
+def reduces(count: int, dtype: str = "f4", op: ReduceOp = "sum", algorithm: AllReduceAlgorithm | None = None) -> Call:
     return lambda c: c.all_reduce(np.zeros(count, dtype), op, algorithm=algorithm)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from asyncpar.collectives.algorithms.catalog import known_algorithms
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.errors import PeerCancelled, UsageError
 from tests.collectives.conftest import OpenRanks, Ranks
 
@@ -83,7 +84,7 @@ async def test_an_algorithm_that_cannot_run_is_an_error_on_every_rank_and_the_ne
         kept = [np.full(10, float(rank)) for rank in range(3)]
 
         async def main(communicator: Communicator) -> None:
-            wanted = "arena" if communicator.rank in odd else None
+            wanted: AllReduceAlgorithm | None = "arena" if communicator.rank in odd else None
             await communicator.all_reduce(kept[communicator.rank], algorithm=wanted)
 
         for rank, error in enumerate(await on_all(ranks, main)):

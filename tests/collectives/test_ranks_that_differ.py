@@ -41,7 +41,7 @@ class Arguments:
     shape: tuple[int, ...] = ()
     op: ReduceOp = "sum"
     root: int = 0
-    algorithm: str | None = None
+    algorithm: Name | None = None
     key: str | None = None
     x: Any = field(default=None, compare=False)
     """Passed instead of an array if it is not None."""
@@ -124,8 +124,8 @@ def _variants(name: str, ours: Arguments, names: Sequence[str]) -> list[tuple[st
         found.append(("other root", name, replace(ours, root=2), False))
         found.append(("unknown root", name, replace(ours, root=99), True))
     if "alg" in agree:
-        found += [("algorithm", name, replace(ours, algorithm=other), False) for other in names if ours.algorithm]
-        found.append(("unknown algorithm", name, replace(ours, algorithm="nonsense"), True))
+        found += [("algorithm", name, replace(ours, algorithm=Name(other)), False) for other in names if ours.algorithm]
+        found.append(("unknown algorithm", name, replace(ours, algorithm=Name("nonsense")), True))
     if not {"object", "nothing"} & set(agree):
         found.append(("dtype", name, replace(ours, dtype="f4"), False))
         found.append(("shape", name, replace(ours, shape=(2,)), False))

@@ -10,6 +10,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.plan import parse_segment, split_segment
+from asyncpar.core.config.names import AllReduceAlgorithm, Name
 from asyncpar.errors import OperationMismatch, UsageError
 from tests.collectives.conftest import OpenRanks, Ranks
 
@@ -33,7 +34,7 @@ async def test_every_algorithm_sums_in_messages_of_any_size(
 
         async def main(communicator: Communicator) -> np.ndarray:
             x = np.arange(COUNT, dtype=np.float64) * (communicator.rank + 1)
-            return await communicator.all_reduce(x, algorithm=f"{algorithm}/{segment}")
+            return await communicator.all_reduce(x, algorithm=Name(f"{algorithm}/{segment}"))
 
         for result in await on_all(ranks, main):
             np.testing.assert_array_equal(result, np.arange(COUNT) * 6.0)
@@ -51,14 +52,18 @@ async def test_short_messages_are_more_messages(open_ranks: OpenRanks) -> None:
 
 async def test_ranks_that_cut_differently_are_told(open_ranks: OpenRanks) -> None:
     async with open_ranks(2, hosts=("a", "b")) as ranks:
-        errors = await on_all(ranks, lambda c: c.all_reduce(np.ones(COUNT), algorithm=("ring", "ring/16k")[c.rank]))
+        errors = await on_all(
+            ranks, lambda c: c.all_reduce(np.ones(COUNT), algorithm=Name(("ring", "ring/16k")[c.rank]))
+        )
         assert all(isinstance(error, OperationMismatch) and "ring/16k" in str(error) for error in errors), errors
         results = await on_all(ranks, lambda c: c.all_reduce(np.ones(3)))
         assert all(float(result[0]) == 2.0 for result in results)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("algorithm", ["ring/3m", "ring/1k", "ring/", "ring/64", "ring/-4k", "ring/64k/2", "star/64k"])
-async def test_sizes_that_cannot_be_are_refused_on_every_rank(open_ranks: OpenRanks, algorithm: str) -> None:
+async def test_sizes_that_cannot_be_are_refused_on_every_rank(
+    open_ranks: OpenRanks, algorithm: AllReduceAlgorithm
+) -> None:
     async with open_ranks(2) as ranks:
         errors = await on_all(ranks, lambda c: c.all_reduce(np.ones(3), algorithm=algorithm))
         assert all(isinstance(error, UsageError) for error in errors), errors

@@ -19,6 +19,7 @@ import torch
 from asyncpar.backends import CommunicationRuntime, existing
 from asyncpar.backends.nccl import nccl_over
 from asyncpar.core.concurrency.worker import WorkerThread
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.parallel import DDPConfig, init_process_group
@@ -51,7 +52,7 @@ class Parameter:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "topk:0.05", "topk:0.05+int8", "powersgd:2"])
-async def test_encoded_gradients_are_those_of_the_host(codec: str) -> None:
+async def test_encoded_gradients_are_those_of_the_host(codec: CodecChoice) -> None:
     """Bit by bit, but for sums of bf16 and fp16, which NCCL adds in an order of its own."""
     compression = GradientCompressionConfig(codec=codec)
     async with nccl_world(SIZE, devices=min(SIZE, DEVICES)) as nodes:
@@ -84,7 +85,7 @@ async def test_encoded_gradients_are_those_of_the_host(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("delay", [True, False])
-async def test_replicas_of_modules_stay_equal_and_learn(codec: str | None, delay: bool) -> None:
+async def test_replicas_of_modules_stay_equal_and_learn(codec: CodecChoice | None, delay: bool) -> None:
     compression = GradientCompressionConfig(codec=codec) if codec else None
     async with nccl_world(SIZE, devices=min(SIZE, DEVICES)) as nodes:
 

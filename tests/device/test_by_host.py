@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.node import Node
 from asyncpar.testing.device_worlds import device_world
@@ -115,7 +115,7 @@ async def test_what_has_no_way_by_host_is_not_pinned_to_it() -> None:
     async with two_hosts(cluster, hosts=("a", "a")) as nodes:
         x = arrays(cluster, 1)[0]
         with pytest.raises(UsageError, match="all_gather of device arrays has nccl, staged; got 'hierarchical'"):
-            await nodes[0].world.all_gather(x, algorithm="hierarchical")
+            await nodes[0].world.all_gather(x, algorithm=Name("hierarchical"))
         with pytest.raises(PeerCancelled):
             await nodes[1].world.all_gather(x)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import UsageError
 from asyncpar.estimate import ModelShape, RankMemory
 from asyncpar.estimate.job import Precision
@@ -74,7 +75,7 @@ async def test_ranks_hold_what_is_estimated(sizes: tuple[int, int, int], zero: Z
 
 @pytest.mark.parametrize("codec", ["int8", "bf16", "topk:0.1", "powersgd:2"])
 @pytest.mark.parametrize("sizes", [(2, 1, 1), (4, 1, 1), (2, 1, 2)])
-async def test_codecs_count(sizes: tuple[int, int, int], codec: str) -> None:
+async def test_codecs_count(sizes: tuple[int, int, int], codec: CodecChoice) -> None:
     config = config_of(sizes, compression=GradientCompressionConfig(codec=codec))
     for needed, held, _, expected in await measure(config):
         assert held == pytest.approx(expected.held, rel=0.01)

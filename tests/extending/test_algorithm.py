@@ -20,6 +20,7 @@ from asyncpar.collectives.algorithms.catalog import (
 )
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one
 from asyncpar.collectives.algorithms.work import AlgorithmWork
+from asyncpar.core.config.names import Name
 from asyncpar.errors import UsageError
 from asyncpar.testing import local_world
 
@@ -53,7 +54,8 @@ async def sums(size: int, *, algorithm: str | None = None, pin: str | None = Non
     """Return the sum on each rank, and how many messages rank 0 received."""
     async with local_world(size, pin=pin) as nodes:
         arrays = [np.full(1000, node.rank + 1.0) for node in nodes]
-        operations = (node.world.all_reduce(x, algorithm=algorithm) for node, x in zip(nodes, arrays, strict=True))
+        wanted = None if algorithm is None else Name(algorithm)
+        operations = (node.world.all_reduce(x, algorithm=wanted) for node, x in zip(nodes, arrays, strict=True))
         await asyncio.gather(*operations)
         assert "star" in nodes[0].world.algorithms("all_reduce")
         assert "star" in nodes[0].world.algorithm_table()
@@ -84,7 +86,7 @@ async def test_its_name_is_known_as_long_as_it_is_registered() -> None:
     assert "star" not in known_algorithms("all_reduce")
     async with local_world(1) as (node,):
         with pytest.raises(UsageError, match=r"all_reduce has ring, halving, doubling, tree, .*; got 'star'"):
-            await node.world.all_reduce(np.zeros(3), algorithm="star")
+            await node.world.all_reduce(np.zeros(3), algorithm=Name("star"))
     with pytest.raises(UsageError, match=r"expected one of ring, .*, got 'star'"):
         unregister_algorithm("all_reduce", "star")
 

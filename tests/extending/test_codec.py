@@ -24,6 +24,7 @@ from asyncpar.codecs import (
     unregister_codec,
 )
 from asyncpar.codecs.codec import check_decode, check_encode
+from asyncpar.core.config.names import Name
 from asyncpar.errors import NonFiniteValue, ProtocolError, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
@@ -101,7 +102,9 @@ async def reduce_gradients(node: Node, codec: str) -> np.ndarray:
     """Return the gradient of this rank after a step of synchronization."""
     parameter = Parameter("weight", np.zeros(COUNT, np.float32))
     parameter.grad[...] = THIRDS * (node.rank + 1)
-    synchronizer = GradientSynchronizer.data_parallel(node.world, compression=GradientCompressionConfig(codec=codec))
+    synchronizer = GradientSynchronizer.data_parallel(
+        node.world, compression=GradientCompressionConfig(codec=Name(codec))
+    )
     async with synchronizer.step([parameter]) as step:
         step.ready(parameter.name)
     synchronizer.close()

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.worker import WorkerThread
+from asyncpar.core.config.names import Name
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.multinode import MultiNodeConfig, MultiNodeTrainer
 from asyncpar.nn import Array, Initializer, LayerNorm, Linear, OnGradient, Parameter, Sequential, Stage
@@ -145,7 +146,7 @@ def synchronized(codec: str = "none", *, early: bool = False, views: bool = Fals
             optimizer = Optimizer(net.parameters(), plan.rule)
             synchronizer = GradientSynchronizer.data_parallel(
                 node.world,
-                compression=None if codec == "none" else GradientCompressionConfig(codec=codec),
+                compression=None if codec == "none" else GradientCompressionConfig(codec=Name(codec)),
                 bucketing=GradientBucketingConfig(bucket_size_mb=0.0002, max_buckets=64, gradient_as_bucket_view=views),
             )
             for step in range(plan.steps):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.errors import SettingsDiffer
+from asyncpar.core.config.names import Name
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.gradsync.config import NonFinitePolicy
@@ -115,7 +116,7 @@ async def test_buckets_begin_while_other_gradients_are_computed_and_after_their_
 
 @pytest.mark.parametrize("codec", [None, "int8", "powersgd:1"])
 async def test_a_stream_that_hangs_ends_the_step_on_all_ranks_in_time(codec: str | None) -> None:
-    compression = GradientCompressionConfig(codec=codec) if codec else None
+    compression = GradientCompressionConfig(codec=Name(codec)) if codec else None
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster) as nodes:
         for node in nodes:
@@ -146,7 +147,7 @@ async def test_a_stream_that_hangs_ends_the_step_on_all_ranks_in_time(codec: str
 
 @pytest.mark.parametrize("codec", [None, "int8", "powersgd:1"])
 async def test_streams_of_earlier_steps_may_be_gone_and_events_do_not_pile_up(codec: str | None) -> None:
-    compression = GradientCompressionConfig(codec=codec) if codec else None
+    compression = GradientCompressionConfig(codec=Name(codec)) if codec else None
     async with synchronizers(2, compression=compression) as (cluster, made):
         events = 0
         for turn in range(4):
@@ -281,7 +282,7 @@ async def steps_here_and_there(
 async def test_with_a_codec_gradients_and_residuals_have_the_bits_of_those_on_the_host(
     codec: str, size: int, library: str
 ) -> None:
-    compression = GradientCompressionConfig(codec=codec)
+    compression = GradientCompressionConfig(codec=Name(codec))
     bucketing = GradientBucketingConfig(bucket_size_mb=1e-3)
     async with synchronizers(size, compression=compression, bucketing=bucketing) as (cluster, made):
         use_kernels(cluster, library)
@@ -310,7 +311,7 @@ async def test_gradients_of_other_dtypes_are_encoded_as_those_on_the_host(dtype:
 async def test_what_crosses_to_other_ranks_is_encoded_and_to_the_host_a_few_bytes(
     codec: str, size: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compression = GradientCompressionConfig(codec=codec)
+    compression = GradientCompressionConfig(codec=Name(codec))
     crossed: list[int] = []
     for name in ("send", "all_gather"):
         whole = getattr(FakeCommunicator, name)
@@ -343,7 +344,7 @@ async def test_what_crosses_to_other_ranks_is_encoded_and_to_the_host_a_few_byte
 async def test_codecs_that_devices_do_not_have_are_staged_and_the_table_and_the_log_say_why(
     codec: str, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with synchronizers(2, compression=GradientCompressionConfig(codec=codec), **options) as (cluster, made):
+    async with synchronizers(2, compression=GradientCompressionConfig(codec=Name(codec)), **options) as (cluster, made):
         for _ in range(2):
             models = [Model(parameters_of(cluster, rank)) for rank in range(2)]
             await on_all(2, lambda rank: made[rank].synchronize_gradients(models[rank]))  # noqa: B023
@@ -356,7 +357,7 @@ async def test_codecs_that_devices_do_not_have_are_staged_and_the_table_and_the_
 
 
 async def test_residuals_on_devices_are_saved_and_taken_up_again() -> None:
-    compression = GradientCompressionConfig(codec="topk:0.3")
+    compression = GradientCompressionConfig(codec=Name("topk:0.3"))
 
     def drawn(cluster: FakeCluster, rank: int, turn: int) -> Model:
         random = np.random.default_rng([rank, turn])
@@ -393,7 +394,7 @@ async def test_residuals_on_devices_are_saved_and_taken_up_again() -> None:
 async def test_encoded_gradients_that_are_not_finite_are_named_and_nothing_is_written(
     codec: str, size: int, value: float
 ) -> None:
-    async with synchronizers(size, compression=GradientCompressionConfig(codec=codec)) as (cluster, made):
+    async with synchronizers(size, compression=GradientCompressionConfig(codec=Name(codec))) as (cluster, made):
         models = [Model(parameters_of(cluster, rank)) for rank in range(size)]
         bad = np.full((4, 5), 1, np.float32)
         bad[2, 2] = value
@@ -428,7 +429,7 @@ async def test_buckets_follow_gradients_to_another_device() -> None:
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_micro_steps_on_devices_count_like_those_of_the_host(seed: int, codec: str | None) -> None:
-    compression = GradientCompressionConfig(codec=codec) if codec else None
+    compression = GradientCompressionConfig(codec=Name(codec)) if codec else None
     cluster = FakeCluster(seed=seed, longest_delay=30)
     async with device_world(2, cluster=cluster) as nodes:
         make = GradientSynchronizer.data_parallel

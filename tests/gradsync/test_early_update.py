@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import NonFiniteValue, PeerCancelled, PeerError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
@@ -85,7 +86,7 @@ async def on_all(ranks: Sequence[Replica], step: int, *, early: bool) -> None:
 
 
 @pytest.mark.parametrize(("codec", "size"), in_turn(CODECS, [1, 2, 3]))
-async def test_parameters_are_those_of_a_step_behind_the_synchronization(codec: str, size: int) -> None:
+async def test_parameters_are_those_of_a_step_behind_the_synchronization(codec: CodecChoice, size: int) -> None:
     settings: dict[str, Any] = {
         "compression": GradientCompressionConfig(codec=None if codec == "none" else codec),
         "bucketing": GradientBucketingConfig(bucket_size_mb=1.0),
@@ -159,7 +160,7 @@ async def test_parts_are_taken_before_the_last_bytes_have_come() -> None:
 
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("policy", ["abort", "skip_step"])
-async def test_what_is_not_finite_is_undone(codec: str | None, policy: str) -> None:
+async def test_what_is_not_finite_is_undone(codec: CodecChoice | None, policy: str) -> None:
     compression = GradientCompressionConfig(codec=codec)
     async with replicas(2, compression=compression, when_not_finite=policy) as ranks:
         await on_all(ranks, 0, early=True)

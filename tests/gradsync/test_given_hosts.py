@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer, HostGroups
 from asyncpar.nn import Parameter
@@ -26,7 +27,7 @@ def halves(node: Node) -> HostGroups:
 
 
 async def mean_of(
-    node: Node, groups: HostGroups, *, strategy: CommunicationStrategy, codec: str | None
+    node: Node, groups: HostGroups, *, strategy: CommunicationStrategy, codec: CodecChoice | None
 ) -> tuple[bytes, float, int]:
     """Return the mean's bits, its largest error, and how many bytes went between the halves."""
     config = ThreeDParallelismConfig(dp_size=4, comm_strategy=strategy)
@@ -48,7 +49,7 @@ async def mean_of(
 
 @pytest.mark.parametrize(("codec", "error", "sent"), [(None, 1e-6, 4 * VALUES), ("int8", 0.05, 1.2 * VALUES)])
 async def test_gradients_are_reduced_inside_given_groups_and_between_their_first_ranks(
-    codec: str | None, error: float, sent: float
+    codec: CodecChoice | None, error: float, sent: float
 ) -> None:
     async with local_world(4) as nodes:
         results = await asyncio.gather(

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer, HostGroups
 from asyncpar.nn import Parameter
@@ -27,7 +28,7 @@ async def reduce(synchronizer: GradientSynchronizer, model: list[Parameter]) -> 
     [("float16", "none"), ("float32", "fp16"), ("float16", "fp16"), ("float16", "int8"), ("float16", "bf16")],
 )
 async def test_the_mean_of_large_gradients_is_exact(
-    dtype: str, codec: str, strategy: CommunicationStrategy, hosts: list[str] | None
+    dtype: str, codec: CodecChoice, strategy: CommunicationStrategy, hosts: list[str] | None
 ) -> None:
     async with local_world(3, hosts=hosts) as nodes:
         config = ThreeDParallelismConfig(dp_size=3, comm_strategy=strategy)

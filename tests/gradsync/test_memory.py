@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
@@ -61,7 +62,7 @@ class World:
 
 
 @pytest.mark.parametrize(("layout", "codec"), in_turn(LAYOUTS, CODECS))
-async def test_all_that_is_held_is_told(codec: str, layout: str) -> None:
+async def test_all_that_is_held_is_told(codec: CodecChoice, layout: str) -> None:
     async with local_world(len(LAYOUTS[layout]), hosts=LAYOUTS[layout]) as nodes, asyncio.timeout(30):
         world = World(nodes)
         bucketing = GradientBucketingConfig(bucket_size_mb=0.1)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from asyncpar.core.config.names import Name
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.core.config.placement import Replication
 from asyncpar.gradsync import (
@@ -142,7 +143,7 @@ class Rank:
 
 def compressed(codec: str | None, **settings: Any) -> GradientCompressionConfig:
     """Return the settings for a codec by name."""
-    return GradientCompressionConfig(codec=codec, **settings)
+    return GradientCompressionConfig(codec=None if codec is None else Name(codec), **settings)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import Name
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
@@ -26,7 +27,7 @@ SMALL_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.002, max_buckets=64)
 
 
 def replicated(layout: tuple[int, int, int], codec: str) -> HybridConfig:
-    compression = GradientCompressionConfig(codec=codec)
+    compression = GradientCompressionConfig(codec=Name(codec))
     return make_config(*layout, micro_batches=2, compression=compression, bucketing=SMALL_BUCKETS)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.errors import PeerLost
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
@@ -39,7 +40,7 @@ class Gradient:
 
 
 @pytest.mark.parametrize("codec", ["none", "int8", "topk:0.1", "powersgd:2"])
-async def test_a_bucket_of_gradients_is_recorded_with_its_codec(codec: str) -> None:
+async def test_a_bucket_of_gradients_is_recorded_with_its_codec(codec: CodecChoice) -> None:
     compression = GradientCompressionConfig(codec=codec)
     async with local_world(2) as nodes:
 

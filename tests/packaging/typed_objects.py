@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 import asyncpar as ap
 import asyncpar.blocking
+from asyncpar.backends import CompressionAlgorithm
 from asyncpar.blocking.pending import Pending
+from asyncpar.codecs import TopK
+from asyncpar.elasticity.job import ElasticJob
+from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.nn import Parameter
+from asyncpar.zero import ZeROConfig
 
 Array: TypeAlias = NDArray[Any]
 
@@ -74,6 +80,33 @@ async def of_names(comm: ap.Communicator, x: NDArray[np.float32], read: str) -> 
         assert_type(node, ap.Node)
 
 
+async def of_algorithms(comm: ap.Communicator, x: NDArray[np.float32], read: str) -> None:
+    await comm.all_reduce(x, algorithm="rign")  # type: ignore[call-overload]  # pyright: ignore
+    await comm.all_reduce(x, algorithm=read)  # type: ignore[call-overload]  # pyright: ignore
+    await comm.all_gather(x, algorithm="tree")  # type: ignore[arg-type]  # pyright: ignore
+    await comm.barrier(algorithm="ring")  # type: ignore[arg-type]  # pyright: ignore
+    comm.predict("all_reduce", 8, algorithm="rign")  # type: ignore[arg-type]  # pyright: ignore
+    ZeROConfig(algorithm="rign")  # type: ignore[arg-type]  # pyright: ignore
+    await comm.all_reduce(x, algorithm="ring")
+    await comm.all_reduce(x, algorithm="ring/256k")
+    await comm.all_reduce(x, algorithm=ap.Name("ring/128k"))
+    for algorithm in comm.algorithms("all_gather"):
+        await comm.all_gather(x, algorithm=algorithm)
+
+
+def of_codecs(job: ElasticJob, parameters: list[Parameter], read: str) -> None:
+    GradientCompressionConfig(codec="int9")  # type: ignore[arg-type]  # pyright: ignore
+    GradientCompressionConfig(codec=read)  # type: ignore[arg-type]  # pyright: ignore
+    CompressionAlgorithm.custom("topk")  # type: ignore[arg-type]  # pyright: ignore
+    job.state(parameters, codec="auto")  # type: ignore[arg-type]  # pyright: ignore
+    job.state(parameters, codec="int8", residual_codec="bf61")  # type: ignore[arg-type]  # pyright: ignore
+    GradientCompressionConfig(codec="auto")
+    GradientCompressionConfig(codec="topk:0.01+int8")
+    GradientCompressionConfig(codec=TopK(0.02))
+    GradientCompressionConfig(codec=ap.Name("topk:0.02"))
+    job.state(parameters, codec="topk:0.01", residual_codec="bf16")
+
+
 def of_blocking_programs(comm: asyncpar.blocking.Communicator, settings: Settings) -> None:
     assert_type(comm.broadcast_object(settings, wanted=Settings), Settings)
     assert_type(comm.all_gather_object(settings, wanted=Settings, timeout=9), list[Settings])
@@ -84,3 +117,5 @@ def of_blocking_programs(comm: asyncpar.blocking.Communicator, settings: Setting
     assert_type(comm.start.broadcast_object(settings, wanted=Settings), Pending[Settings])
     assert_type(comm.start.all_gather_object(settings, wanted=Settings).wait(), list[Settings])
     assert_type(comm.start.broadcast_object({}), Pending[Any])
+    comm.broadcast(np.ones(2), algorithm="chian")  # type: ignore[arg-type]  # pyright: ignore
+    comm.start.reduce(np.ones(2), algorithm="ring")  # type: ignore[arg-type]  # pyright: ignore

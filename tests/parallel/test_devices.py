@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.node import Node
@@ -149,7 +150,7 @@ CONFIGS = {
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-async def test_replicas_take_equal_steps_from_equal_values(config: str, codec: str | None, seed: int) -> None:
+async def test_replicas_take_equal_steps_from_equal_values(config: str, codec: CodecChoice | None, seed: int) -> None:
     async with replicas(seed) as (nodes, models):
         begun = models[0].seen("value")
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 import asyncpar.torch
+from asyncpar.core.config.names import CodecName
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.samples import PortionSampler
 from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
@@ -41,7 +42,7 @@ def make_model(*, normalizes: bool = True) -> torch.nn.Module:
 def train(
     *,
     until: int,
-    codec: str | None = None,
+    codec: CodecName | None = None,
     normalizes: bool = True,
     on_step: Callable[[ElasticTraining, TorchStep], None] | None = None,
 ) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from asyncpar.agreement.errors import SettingsDiffer
+from asyncpar.core.config.names import Name
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.torch import DistributedDataParallel, GradientHook, gradient_hook
 from tests.torch.hooked import (
@@ -238,7 +239,7 @@ def test_without_a_codec_there_is_no_hook_and_with_one_it_shows() -> None:
 @on_ranks(2)
 def test_wrong_hooks_and_codecs_are_refused_on_all_ranks() -> None:
     with pytest.raises((UsageError, PeerCancelled), match="nonsense"):
-        DistributedDataParallel(make_mlp(), codec="nonsense" if dist.get_rank() else "int8")
+        DistributedDataParallel(make_mlp(), codec=Name("nonsense" if dist.get_rank() else "int8"))
     with pytest.raises(SettingsDiffer, match=r"int8.*int4"):
         DistributedDataParallel(make_mlp(), codec="int4" if dist.get_rank() else "int8")
     model = DistributedDataParallel(make_mlp())

@@ -21,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.torch import DistributedDataParallel
 from tests.torch.models import WIDTH, Block, assert_same_everywhere
@@ -284,7 +285,9 @@ def test_what_requires_gradients_may_change_between_steps(name: str, settings: d
 
 @on_ranks(2)
 @pytest.mark.parametrize("codec", ["none", "int8"])
-def test_a_rank_that_alone_changes_what_requires_gradients_is_named_and_taken_back_all_go_on(codec: str) -> None:
+def test_a_rank_that_alone_changes_what_requires_gradients_is_named_and_taken_back_all_go_on(
+    codec: CodecChoice,
+) -> None:
     module = make()
     model = DistributedDataParallel(module, bucket_cap_mb=0.0005, codec=codec)
     step(model)

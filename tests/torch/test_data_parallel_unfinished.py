@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from asyncpar.core.config.names import Name
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout
 from asyncpar.torch import DistributedDataParallel, ProcessGroup
 from tests.torch.models import WIDTH, Block, assert_same_everywhere
@@ -47,7 +48,7 @@ def impatient(group: ProcessGroup) -> Iterator[None]:
 def make(codec: str, steps: int) -> DistributedDataParallel:
     torch.manual_seed(1)
     group = dist.new_group([0, 1])  # whose timeout may change, while the default group goes on
-    model = DistributedDataParallel(Block(), process_group=group, bucket_cap_mb=SMALL_BUCKETS_MB, codec=codec)
+    model = DistributedDataParallel(Block(), process_group=group, bucket_cap_mb=SMALL_BUCKETS_MB, codec=Name(codec))
     for _ in range(steps):
         step(model)
     return model

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from asyncpar.core.config.names import Name
 from asyncpar.torch import GradientHook, gradient_hook
 from tests.torch.hooked import (
     SIZES,
@@ -38,7 +39,7 @@ def test_without_a_codec_parameters_are_those_without_a_hook_bit_for_bit(dtype: 
     for module, codec in ((plain, None), (with_hook, "none")):
         model = DistributedDataParallel(module, bucket_cap_mb=SMALL_BUCKETS_MB)
         if codec is not None:
-            model.register_comm_hook(GradientHook(codec=codec), gradient_hook)
+            model.register_comm_hook(GradientHook(codec=Name(codec)), gradient_hook)
         for step in range(4):
             x = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
             model(x.to(getattr(torch, dtype))).square().sum().backward()

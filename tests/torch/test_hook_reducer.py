@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from asyncpar.codecs import Values
+from asyncpar.core.config.names import Name
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import Bucket, GradientCompressionConfig
 from asyncpar.gradsync.layout import SchemeMaker
@@ -73,7 +74,7 @@ class Replica:
 
 
 def settings(codec: str, *, hosts: Hosts = True, error_feedback: bool = True) -> HookSettings:
-    compression = GradientCompressionConfig(codec=codec, error_feedback=error_feedback)
+    compression = GradientCompressionConfig(codec=Name(codec), error_feedback=error_feedback)
     return HookSettings(compression=compression, minimum_bytes=0, hosts=hosts)
 
 

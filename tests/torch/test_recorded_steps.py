@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 
 from asyncpar.collectives.ledger import world_number
+from asyncpar.core.config.names import Name
 from asyncpar.core.observe.recorder import current_recorder
 from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.observe.image import Event, read_image
@@ -42,7 +43,7 @@ def replicas(kind: str, module: nn.Module) -> nn.Module:
         model = TorchReplicas(module, bucket_cap_mb=SMALL_BUCKETS_MB)
         model.register_comm_hook(GradientHook(codec="int8", minimum_bytes=0), gradient_hook)
         return model
-    return DistributedDataParallel(module, bucket_cap_mb=SMALL_BUCKETS_MB, codec=kind)
+    return DistributedDataParallel(module, bucket_cap_mb=SMALL_BUCKETS_MB, codec=Name(kind))
 
 
 def events(since: int) -> list[Event]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import Name
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, TuningConfig
 from asyncpar.nn import TransformerConfig, WarmupCosine
@@ -55,7 +56,7 @@ async def train(node: Node, mode: str, codec: str = "none") -> Trained:
         model,
         make_batches(),
         node=node,
-        compression=GradientCompressionConfig(codec=None if codec == "none" else codec),
+        compression=GradientCompressionConfig(codec=None if codec == "none" else Name(codec)),
         bucketing=GradientBucketingConfig(),
     )
     before = node.bytes_sent

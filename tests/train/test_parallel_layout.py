@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
@@ -17,7 +18,7 @@ from asyncpar.train import Checkpoints, ParallelLayout, Recompute, TrainingConfi
 
 
 def make_config(
-    world_size: int, *, rows: int = 64, layers: int = 4, codec: str | None = None, **layout: Any
+    world_size: int, *, rows: int = 64, layers: int = 4, codec: CodecChoice | None = None, **layout: Any
 ) -> HybridConfig:
     training = TrainingConfig(
         model=TransformerConfig(layers=layers),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import Name
 from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import SGD, Adam, AdamW, Optimizer, Rule, clip_factor
 from asyncpar.testing.world import local_world
@@ -39,7 +40,7 @@ class Setting:
 
     rule: Rule
     dtype: str = "float32"
-    algorithm: str | None = None
+    algorithm: Name | None = None
     clips: bool = False
     bucket_size_mb: float = 25
     reduce_bucket_size: int = 1000
@@ -116,7 +117,7 @@ async def compare(size: int, setting: Setting, *, transport: str = "inproc") -> 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 async def test_all_stages_come_to_the_bits_of_data_parallelism(size: int, rule: str, clips: bool) -> None:
-    algorithm = "halving" if size > 1 else None
+    algorithm = Name("halving") if size > 1 else None
     await compare(size, Setting(rule=RULES[rule], algorithm=algorithm, clips=clips, reduce_bucket_size=60))
 
 
@@ -126,16 +127,16 @@ async def test_the_arena_adds_in_the_order_of_ranks_whatever_buckets_there_are(s
 
 
 async def test_lanes_of_tcp_do_as_well() -> None:
-    await compare(3, Setting(rule=RULES["adam"], algorithm="halving", clips=True), transport="tcp")
+    await compare(3, Setting(rule=RULES["adam"], algorithm=Name("halving"), clips=True), transport="tcp")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 async def test_all_precisions_do_as_well(dtype: str) -> None:
-    await compare(3, Setting(rule=RULES["adamw"], dtype=dtype, algorithm="halving", clips=True))
+    await compare(3, Setting(rule=RULES["adamw"], dtype=dtype, algorithm=Name("halving"), clips=True))
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring", "pairwise"])
-async def test_stages_agree_with_each_other_by_any_algorithm(algorithm: str | None) -> None:
+async def test_stages_agree_with_each_other_by_any_algorithm(algorithm: Name | None) -> None:
     setting = Setting(rule=RULES["adamw"], algorithm=algorithm)
     async with local_world(3) as nodes, asyncio.timeout(PATIENCE):
         worlds = [node.world for node in nodes]

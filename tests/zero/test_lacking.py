@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.core.config.names import Name
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientBucketingConfig,
@@ -63,7 +64,7 @@ class Layout:
             RankMapping(config, node.rank),
             communicator=node.world,
             bucketing=GradientBucketingConfig(bucket_size_mb=self.bucket_size_mb),
-            compression=GradientCompressionConfig(codec=self.codec, error_feedback=self.error_feedback),
+            compression=GradientCompressionConfig(codec=Name(self.codec), error_feedback=self.error_feedback),
         )
         weight = 1 if self.average else self.size
         return ReplicatedFlow(parameters, SGD(), synchronizer, replicas=self.size, rank=node.rank, weight=weight)

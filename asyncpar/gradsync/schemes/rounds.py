@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import RoundCodec, Values
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket
@@ -27,7 +28,7 @@ class Rounds(Lossy):
         communicator: Communicator,
         codec: RoundCodec,
         *,
-        algorithm: str | None,
+        algorithm: AllReduceAlgorithm | None,
         has_feedback: bool,
         memory: SchemeMemory,
     ) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.errors import NonFiniteValue, ProtocolError
 from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket
@@ -26,7 +27,7 @@ class Exact(Scheme):
     is_mean = True
 
     def __init__(
-        self, bucket: Bucket, communicator: Communicator, *, algorithm: str | None, memory: SchemeMemory
+        self, bucket: Bucket, communicator: Communicator, *, algorithm: AllReduceAlgorithm | None, memory: SchemeMemory
     ) -> None:
         super().__init__(bucket, size=communicator.size, keeps_input=memory.keeps_input)
         self._communicator = communicator
@@ -92,7 +93,7 @@ class Summed(Lossy):
         communicator: Communicator,
         codec: Codec,
         *,
-        algorithm: str | None,
+        algorithm: AllReduceAlgorithm | None,
         has_feedback: bool,
         memory: SchemeMemory,
         divisor: int,

@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from asyncpar.codecs import AnyCodec
 from asyncpar.collectives.communicator import step_meter
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.core.observe.records import EventState
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
@@ -54,7 +55,7 @@ class GradientHook:
     def __init__(
         self,
         *,
-        codec: str | AnyCodec = "int8",
+        codec: CodecChoice | AnyCodec = "int8",
         group: dist.ProcessGroup | None = None,
         error_feedback: bool = True,
         minimum_bytes: int = MINIMUM_BYTES,

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinCon
 from torch.utils._pytree import tree_leaves
 
 from asyncpar.codecs import AnyCodec
+from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 from asyncpar.torch.errors import as_torch
@@ -105,7 +106,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
         *,
-        codec: str | AnyCodec = "none",
+        codec: CodecChoice | AnyCodec = "none",
         tuning: TuningConfig | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in ONLY_VALUES}

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import recorder_of, step_meter
-from asyncpar.core.config.names import ReduceOp
+from asyncpar.core.config.names import AllReduceAlgorithm, ReduceOp
 from asyncpar.core.observe.records import EventKind, EventState, bucket_name
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.tuning import TuningConfig
@@ -541,7 +541,12 @@ class GradientReducer:
         return work
 
     def _begin(
-        self, array: NDArray[Any], op: ReduceOp, tensors: Sequence[torch.Tensor], *, algorithm: str | None = None
+        self,
+        array: NDArray[Any],
+        op: ReduceOp,
+        tensors: Sequence[torch.Tensor],
+        *,
+        algorithm: AllReduceAlgorithm | None = None,
     ) -> Work:
         communicator = self.group.communicator
         return self.group.start(

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Identity
+from asyncpar.core.config.names import Name
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.gradsync.plan import GradientSpec
 from asyncpar.gradsync.tuned_steps import FIGURES, StepTuning
@@ -68,7 +69,7 @@ class ReplicaTuning:
         return max(1, int(self.choice.bucket_size_mb * _MIB))
 
     @property
-    def algorithm(self) -> str | None:
+    def algorithm(self) -> Name | None:
         """The algorithm of the next pass, None for that of the cost model."""
         return None if self.choice.algorithm == AUTO else self.choice.name
 
