@@ -47,7 +47,7 @@ CALLS: dict[str, Callable[[ap.Communicator], Any]] = {
 }
 """A call of every method of a communicator that is to be awaited."""
 
-COROUTINES = {"agree", "calibrate", "shrink"}
+COROUTINES = {"calibrate"}
 """Those that are coroutines of Python, which says itself that a coroutine has no such attribute."""
 
 MESSAGES = {"recv_any": "recv", "recv_object": "recv", "send_object": "send"}

@@ -124,6 +124,27 @@ class Call(Coroutine[Any, Any, T_co]):
             self._give_up()
 
 
+class CoroutineCall(Call[T_co]):
+    """The call of ``name`` that ``coroutine`` carries out, which takes no place when it is dropped."""
+
+    __slots__ = ("_coroutine", "_name")
+
+    def __init__(self, name: str, coroutine: Coroutine[Any, Any, T_co]) -> None:
+        self._name = name
+        self._coroutine = coroutine
+        self._steps = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def _begin(self) -> Generator[Any, Any, T_co]:
+        return self._coroutine.__await__()
+
+    def _give_up(self, error: BaseException | None = None) -> None:  # noqa: ARG002
+        self._coroutine.close()
+
+
 class MessageCall(Call[T_co]):
     """The call of ``operation``, which ``body`` carries out by messages.
 

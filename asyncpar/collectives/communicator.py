@@ -18,6 +18,7 @@ from asyncpar.collectives import calibration, exchanges, objects, recovery, spli
 from asyncpar.collectives.algorithms.catalog import ARENA, DEVICE_ALGORITHMS, is_of_devices, known_algorithms
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
+from asyncpar.collectives.call import CoroutineCall
 from asyncpar.collectives.completion.policies import LateCounts
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
@@ -452,7 +453,7 @@ class Communicator(ArrayOperations):
         lost.  A rank that others hold for lost, and lives, gets ``PeerLost``.  A rank whose call is cancelled has given
         its flag all the same.
         """
-        return recovery.agree(self._engine, flag)
+        return CoroutineCall("agree", recovery.agree(self._engine, flag))
 
     def shrink(self) -> Coroutine[Any, Any, Communicator]:
         """Return the communicator over the ranks that are left, in their order; all of them get the same, or an error.
@@ -464,7 +465,7 @@ class Communicator(ArrayOperations):
         If the group has a communicator of NCCL that the loss has ended, the new one is shrunk from it
         (``ncclCommShrink`` with the abort flag) at its first operation on device arrays.
         """
-        return recovery.shrink(self._engine, Communicator)
+        return CoroutineCall("shrink", recovery.shrink(self._engine, Communicator))
 
     def close(self) -> None:
         """End this group on this rank and give back its memory, also that in the arena; idempotent.

@@ -113,6 +113,8 @@ def all_to_all_v(
     what: str = "rows",
 ) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
     source = check_rows(check_array(x))
+    if out is not None:
+        check_array(out, "out")
     sent = check_counts(counts, engine.size, source.shape[0])
     rest = source.shape[1:]
     details = ("expected",) if expected else ()

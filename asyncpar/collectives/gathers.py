@@ -89,6 +89,8 @@ def all_gather_v(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     source = check_rows(check_array(x))
+    if out is not None:
+        check_array(out, "out")
     if algorithm is not None:
         engine.algorithm("all_gather", 0, algorithm)
     rest = source.shape[1:]

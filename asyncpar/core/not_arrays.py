@@ -1,4 +1,4 @@
-"""Say what a value is that was given where an array of numpy goes, and how the array comes from it.  Pure."""
+"""Say what a value is that was given where an array of numpy or a parameter goes, and how that comes from it.  Pure."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def describe_other(value: object, write: str = "x") -> str:
     if isinstance(value, list | tuple | int | float | complex):
         return f"{kind.__name__}; pass np.asarray({write})"
     return kind.__name__
+
+
+def describe_no_parameter(value: object) -> str:
+    """Return the sentence about ``value``, which was given where a parameter goes."""
+    got = describe_other(value, "tensor")
+    return f"parameters: expected each to be a Parameter, such as Parameter('weight', array), got {got}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement, is_frozen
-from asyncpar.core.not_arrays import describe_other
+from asyncpar.core.not_arrays import describe_no_parameter, describe_other
 from asyncpar.core.sums import sum_dtype
 from asyncpar.device.arrays import device_array, is_device_array
 from asyncpar.errors import UsageError
@@ -268,10 +268,19 @@ def parameters_by_name(parameters: Gradients) -> dict[str, HasGradient]:
     """Return parameters by name, in registration order.  Raises ``UsageError`` for a name that occurs twice."""
     by_name: dict[str, HasGradient] = {}
     for parameter in listed(parameters):
-        if parameter.name in by_name:
-            raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
-        by_name[parameter.name] = parameter
+        name = name_of(parameter)
+        if name in by_name:
+            raise UsageError(f"parameters: two are named {name!r}; names must be unique")
+        by_name[name] = parameter
     return by_name
+
+
+def name_of(parameter: HasGradient) -> str:
+    """Return the name of ``parameter``.  Raises ``UsageError`` for what is none: an array, or a tensor of torch."""
+    name: str | None = getattr(parameter, "name", None)  # a tensor has one, which is None
+    if name is None:
+        raise UsageError(describe_no_parameter(parameter))
+    return name
 
 
 def trained(parameters: Parameters) -> dict[str, HasGradient]:
@@ -289,7 +298,7 @@ def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:
 
     Raises ``UsageError``, which names the parameter, for anything else.
     """
-    what = f"parameter {parameter.name}: expected an array as its gradient"
+    what = f"parameter {name_of(parameter)}: expected an array as its gradient"
     try:
         gradient: Any = parameter.grad
     except UsageError:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.config.slicing import ceil_chunk
-from asyncpar.core.not_arrays import describe_other
+from asyncpar.core.not_arrays import describe_no_parameter
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers.flat_range import FlatRange
@@ -147,9 +147,7 @@ def _no_parameter(given: object) -> UsageError:
     """Return the error of what was given as a parameter.  Raises that of one on a device, which says what to do."""
     if (value := getattr(given, "value", None)) is not None:
         check_on_host(getattr(given, "name", "without a name"), value)
-    return UsageError(
-        f"parameters: expected each to be a Parameter, such as Parameter('weight', array), got {describe_other(given)}"
-    )
+    return UsageError(describe_no_parameter(given))
 
 
 def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:

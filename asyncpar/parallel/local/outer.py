@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import is_frozen
+from asyncpar.core.not_arrays import describe_no_parameter
 from asyncpar.errors import NonFiniteValue, UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]
@@ -192,6 +193,8 @@ def _by_name(parameters: Iterable[HasValue]) -> dict[str, HasValue]:
 
 def _checked(parameters: Iterable[HasValue]) -> Iterator[HasValue]:
     for parameter in parameters:
+        if getattr(parameter, "name", None) is None or not hasattr(parameter, "value"):
+            raise UsageError(describe_no_parameter(parameter))
         if not np.issubdtype(parameter.value.dtype, np.floating):
             raise UsageError(f"parameter {parameter.name}: expected a floating dtype, got {parameter.value.dtype}")
         yield parameter
