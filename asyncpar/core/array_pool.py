@@ -134,6 +134,12 @@ class ArrayPool:
 _HUGE_BYTES = 4 << 20
 """From here on numpy asks for huge pages, too."""
 
+_HUGE_PAGE = 2 << 20
+"""The usual size; where they are larger, there are none."""
+
+_MOST_SPARE = 32
+"""At most one part in so many of a block is taken beyond its end."""
+
 
 def _allocate_block(nbytes: int) -> Block:
     return np.empty(nbytes, np.uint8)
@@ -142,8 +148,22 @@ def _allocate_block(nbytes: int) -> Block:
 def _map_block(nbytes: int) -> Block:
     if not hasattr(mmap, "MAP_ANONYMOUS"):  # elsewhere memory without a file is private to start with
         return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-    mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapped, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if nbytes < _HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
+    return _map_huge_pages(nbytes, flags)
+
+
+def _map_huge_pages(nbytes: int, flags: int) -> Block:
+    """Map a block that begins with a huge page; ordinary ones take what is left where another would be mostly empty.
+
+    Without that a block begins anywhere: it has two huge pages less, and a thousand faults more whenever it is made.
+    """
+    mapped = mmap.mmap(-1, nbytes + 2 * _HUGE_PAGE, flags=flags)  # what is not touched takes no memory
+    whole = np.frombuffer(mapped, np.uint8)
+    start = -whole.ctypes.data % _HUGE_PAGE
+    filled = nbytes // _HUGE_PAGE * _HUGE_PAGE
+    spare = filled + _HUGE_PAGE - nbytes
+    with suppress(OSError):  # a kernel without huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE, start, filled + _HUGE_PAGE if spare <= nbytes // _MOST_SPARE else filled)
+    return whole[start : start + nbytes]

@@ -65,7 +65,7 @@ class HalfParameter(Parameter):
     @property
     def grad(self) -> Array:
         """The gradient as it is stored; made of zeros when asked for after it was released."""
-        return self._rounded(self.storage)
+        return self._rounded()
 
     @grad.setter
     def grad(self, gradient: Array) -> None:
@@ -76,6 +76,10 @@ class HalfParameter(Parameter):
     def restore_value(self, value: Array) -> None:
         """Use ``value`` from now on: without a copy if it is of half precision, rounded if it is float32."""
         self._value = self._fitting(value, "a C-contiguous value")
+
+    @property
+    def _stored_dtype(self) -> np.dtype[Any]:
+        return self.storage
 
     def _fitting(self, array: Array, what: str) -> Array:
         if array.shape != self.shape or array.dtype not in (self.storage, self.dtype) or not array.flags.c_contiguous:

@@ -119,7 +119,7 @@ class Parameter:
     @property
     def grad(self) -> Array:
         """The gradient; made of zeros when asked for after it was released."""
-        return self._rounded(self._dtype)
+        return self._rounded()
 
     @grad.setter
     def grad(self, gradient: Array) -> None:
@@ -162,6 +162,9 @@ class Parameter:
         """
         if not self._requires_grad:
             return
+        if self._grad is None and at is ... and not is_narrow(self._stored_dtype):
+            self._write_first(gradient)
+            return
         total = self.grad if self._sum is None else self._sum
         if not is_narrow(total.dtype):
             total[at] += gradient
@@ -189,10 +192,21 @@ class Parameter:
         self._forget_sum()
         self._grad = None
 
-    def _rounded(self, dtype: np.dtype[Any]) -> Array:
-        """Return the gradient's array, of ``dtype`` if it must be made, with all that was added."""
+    @property
+    def _stored_dtype(self) -> np.dtype[Any]:
+        """The dtype of the gradient's array."""
+        return self._dtype
+
+    def _write_first(self, gradient: Array | float) -> None:
+        """Make the gradient, to the bit, what adding to zeros comes to, without writing those first."""
+        total = (np if self.memory is None else self.memory).empty(self.shape, self._stored_dtype)
+        np.add(gradient, total.dtype.type(0), out=total)  # a zero with a minus loses it
+        self._grad = total
+
+    def _rounded(self) -> Array:
+        """Return the gradient's array, which is made if there is none, with all that was added."""
         if self._grad is None:
-            self._grad = self._zeros(dtype)
+            self._grad = (np if self.memory is None else self.memory).zeros(self.shape, self._stored_dtype)
         if self._sum is not None:
             self._grad[...], self._sum = narrowed(self._sum, self._grad.dtype), None
         return self._grad
@@ -212,9 +226,6 @@ class Parameter:
                 f"got {value.dtype}{list(value.shape)}"
             )
         self._value = value
-
-    def _zeros(self, dtype: np.dtype[Any]) -> Array:
-        return (np if self.memory is None else self.memory).zeros(self.shape, dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, shape={self.shape}, dtype={self._dtype})"

@@ -159,6 +159,20 @@ def test_mapped_memory_is_the_systems_again_when_it_is_dropped() -> None:
     assert all(not array.any() for array in lent)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs huge pages, and /proc")
+@pytest.mark.parametrize("nbytes", [4 << 20, (4 << 20) + 1, 12_500_000, (64 << 20) - 4, 9_999_999])
+def test_large_blocks_begin_with_a_huge_page_and_take_little_more_than_asked_for(nbytes: int) -> None:
+    """A fault for each page of two megabytes; a block that begins anywhere has hundreds of small ones at both ends."""
+    pool = ArrayPool(is_mapped=True)
+    before = resident_bytes()
+    lent = [pool.empty((nbytes,), np.uint8) for _ in range(4)]
+    for array in lent:
+        array.fill(3)
+        assert address(array) % (2 << 20) == 0
+    assert resident_bytes() - before < 4 * nbytes * (1 + 1 / 32) + (2 << 20)
+    assert all((array == 3).all() for array in lent)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the allocator of glibc")
 def test_the_heap_gives_back_holes() -> None:
     held = [np.full(1 << 16, 1, np.uint8) for _ in range(1024)]  # too small to be mapped one by one
