@@ -69,12 +69,12 @@ def sharded_buffers(
         units = [_unit_bytes(layer, replicas, zero, nbytes, dtype, widths) for layer in layers]
         gathered = min(budget.rest, most_gathered(units, zero.prefetch_depth, runs))
     keeps_lost = zero.gradient_compression and zero.error_feedback and replicas > 1
-    rows = sum(partition.size * bucket.width for bucket in partition.buckets)
+    sent = sum((partition.size - 1) * bucket.width for bucket in partition.buckets)
     return BufferBytes(
         buckets=budget.buffers,
         waiting=waiting,
         gathered=gathered,
-        residuals=2 * _SINGLE * rows if keeps_lost else 0,
+        residuals=2 * _SINGLE * sent if keeps_lost else 0,
     )
 
 

@@ -299,7 +299,7 @@ def make_means(
         arrays=bytes_held.arrays,
         key=key,
         row_sums=sums,
-        feedback=StepFeedback(partition) if keeps_lost else None,
+        feedback=StepFeedback(partition, np.flatnonzero(sums.senders(partition.size))) if keeps_lost else None,
     )
 
 

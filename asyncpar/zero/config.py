@@ -71,7 +71,8 @@ class ZeROConfig:
     - ``gradient_compression``: gradients travel as 8-bit integers with a scale per 1,024 values, a quarter of the
       bytes, and are rounded for it (as in ZeRO++, Wang et al. 2023): not to the last bit what they were.
     - ``error_feedback``: what that rounding loses is added to the next step's gradients, so that it does not add up
-      over steps.  Takes 8 bytes for each value of the parameters on each rank that compresses, in all stages.
+      over steps.  Takes 8 bytes for each value that is sent, which other ranks own, on each rank that compresses, in
+      all stages.
     - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again, and
       so is memory of whole gradients and gathered parameters; else each is made anew and freed.
     - ``average``: gradients become their mean over the replicas, else their sum.

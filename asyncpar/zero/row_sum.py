@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -149,15 +149,16 @@ class CompressedSum(RowSum):
     def prepare(self) -> None:
         residual = lost = None
         if self._feedback is not None:
-            residual, lost = (array.reshape(self.rows.shape) for array in self._feedback.open())
-        for rank, row in enumerate(self.rows):
-            if rank != self._communicator.rank:
-                self._format.encode(
-                    row.astype(np.float32, copy=False),
-                    self._outgoing[rank],
-                    residual=None if residual is None else residual[rank],
-                    lost=None if lost is None else lost[rank],
-                )
+            sent = (len(self.rows) - 1, self.rows.shape[1])
+            residual, lost = (array.reshape(sent) for array in self._feedback.open())
+        others = (rank for rank in range(len(self.rows)) if rank != self._communicator.rank)
+        for place, rank in enumerate(others):
+            self._format.encode(
+                self.rows[rank].astype(np.float32, copy=False),
+                self._outgoing[rank],
+                residual=None if residual is None else residual[place],
+                lost=None if lost is None else lost[place],
+            )
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
         return self._communicator.all_to_all(self._outgoing, out=self._incoming, key=key)
@@ -212,11 +213,11 @@ class ReplicaSums(RowSums):
 
 
 Residuals = NDArray[np.float32]
-"""A row per rank, like the rows of a bucket."""
+"""A row for each row of a bucket that is encoded, in their order."""
 
 
 class RowFeedback:
-    """The residuals of one bucket's rows.  They take no memory before the first row is encoded.
+    """The residuals of those rows of one bucket that are encoded.  They take no memory before the first one is.
 
     Within a step each reduction goes on from what the one before it lost; a step that is not taken leaves no trace.
     """
@@ -229,7 +230,7 @@ class RowFeedback:
     def open(self) -> tuple[Residuals, Residuals]:
         """Return what to add to the rows that are encoded now, and where to write what they lose.
 
-        Both have the shape of the bucket's rows; they may be the same array.
+        Both have a row for each that is encoded; they may be the same array.
         """
         if self._arrays is None:
             self._arrays = (np.zeros(self._shape, np.float32), np.zeros(self._shape, np.float32))
@@ -272,11 +273,12 @@ Corrections = Callable[[np.dtype[Any]], NDArray[np.float64]]
 
 
 class StepFeedback:
-    """The residuals of all buckets; by parameter they survive another division into buckets."""
+    """The residuals of the rows ``encoded`` of all buckets; by parameter they survive another division into buckets."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, encoded: Iterable[int]) -> None:
         self._partition = partition
-        self._rows = tuple(RowFeedback((partition.size, bucket.width)) for bucket in partition.buckets)
+        self._encoded = list(encoded)
+        self._rows = tuple(RowFeedback((len(self._encoded), bucket.width)) for bucket in partition.buckets)
 
     def of(self, bucket: RowBucket) -> RowFeedback:
         """Return the residuals of ``bucket``."""
@@ -298,12 +300,13 @@ class StepFeedback:
             factors = corrections(bucket.dtype)
             if not factors.any() and rows.residual is None:
                 continue
-            matrix = rows.restore()
+            matrix = self._zeros(bucket)
             for slot in bucket.slots:
                 flat = lacking.get(self._partition.specs[slot.parameter].name)
                 if flat is not None:
                     pack_rows(self._partition, slot, flat, matrix)
             matrix *= factors[:, np.newaxis].astype(np.float32)
+            rows.restore()[...] = matrix[self._encoded]
 
     @property
     def nbytes(self) -> int:
@@ -313,7 +316,7 @@ class StepFeedback:
     @property
     def nbytes_needed(self) -> int:
         """Bytes held once everything was encoded."""
-        return sum(8 * self._partition.size * bucket.width for bucket in self._partition.buckets)
+        return sum(8 * len(self._encoded) * bucket.width for bucket in self._partition.buckets)
 
     def by_name(self) -> dict[str, Values]:
         """Return a copy of each parameter's residual, flat; parameters of which nothing was encoded are left out."""
@@ -321,10 +324,12 @@ class StepFeedback:
         for bucket, rows in zip(self._partition.buckets, self._rows, strict=True):
             if rows.residual is None:
                 continue
+            matrix = self._zeros(bucket)
+            matrix[self._encoded] = rows.residual
             for slot in bucket.slots:
                 spec = self._partition.specs[slot.parameter]
                 flat = found.setdefault(spec.name, np.zeros(spec.count, np.float32))
-                unpack_rows(self._partition, slot, rows.residual, flat, ranks=range(self._partition.size))
+                unpack_rows(self._partition, slot, matrix, flat, ranks=self._encoded)
         return found
 
     def restore(self, residuals: Mapping[str, NDArray[Any]]) -> None:
@@ -333,9 +338,13 @@ class StepFeedback:
             known = list(self._fitting(bucket, residuals))
             if not known and rows.residual is None:
                 continue
-            matrix = rows.restore()
+            matrix = self._zeros(bucket)
             for slot, flat in known:
                 pack_rows(self._partition, slot, flat, matrix)
+            rows.restore()[...] = matrix[self._encoded]
+
+    def _zeros(self, bucket: RowBucket) -> Rows:
+        return np.zeros((self._partition.size, bucket.width), np.float32)
 
     def _fitting(self, bucket: RowBucket, residuals: Mapping[str, NDArray[Any]]) -> Iterator[tuple[Any, Values]]:
         for slot in bucket.slots:

@@ -12,7 +12,11 @@ SMALLER = ["--ranks", "2", "--layers", "3"]
 
 @pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.parametrize(("stage", "extra"), [(0, ["--codec", "int8"]), (3, [])], ids=["int8", "stage3"])
+@pytest.mark.parametrize(
+    ("stage", "extra"),
+    [(0, ["--codec", "int8"]), (3, []), (3, ["--codec", "int8"])],
+    ids=["int8", "stage3", "stage3-int8"],
+)
 def test_processes_hold_what_is_estimated(stage: int, extra: list[str]) -> None:
     found = zero_memory.measure(stage, [*SMALLER, *extra], ranks=2)
     assert found["counted"] == pytest.approx(found["held"], rel=0.1)

@@ -115,6 +115,21 @@ async def test_residuals_survive_another_division_into_buckets(stage: ZeROStage)
 
 
 @pytest.mark.parametrize("stage", STAGES)
+async def test_only_rows_that_are_sent_have_residuals(stage: ZeROStage) -> None:
+    """What a rank owns of its gradients it adds as it is."""
+    async with compressing(stage) as made:
+        await on_all(made, lambda engine: train(engine, 2))
+        for engine in made:
+            sent = (RANKS - 1) * sum(bucket.width for bucket in engine.partition.buckets)
+            assert engine.memory_stats().residuals == 8 * sent
+            residuals, rank = engine.residuals(), engine.communicator.rank
+            for index, parameter in enumerate(engine.parameters):
+                start, stop = engine.partition.bounds(index, rank)
+                assert not residuals[parameter.name][start:stop].any()
+            assert any(residual.any() for residual in residuals.values())
+
+
+@pytest.mark.parametrize("stage", STAGES)
 async def test_a_step_that_is_not_taken_leaves_residuals_as_they_were(stage: ZeROStage) -> None:
     async with compressing(stage) as made:
         await on_all(made, lambda engine: train(engine, 2))
