@@ -6,7 +6,8 @@
 
 - ``schedules``: the real executor on virtual time (a forward pass takes 1 second, a backward pass 2, messages nothing).
 - ``hops``: what the executor adds to a message between two stages that compute nothing; see parallel_hops.py.
-- ``zero``: a step of each ZeRO stage, 2 replicas, 25 million values and next to no compute; see parallel_zero.py.
+- ``zero``: a step of each ZeRO stage, 2 replicas, 25 million values and next to no compute; see parallel_zero.py.  All
+  stages have equal slots in shared memory, as each has in a process of its own.
 - ``layouts``: a step of the model of train_lm.py, with 4 layers, in each layout of 2 and 4 ranks, and beside it torch
   with DDP, FSDP2 and pipelining (Schedule1F1B) over Gloo: equal first values, batches and numbers of micro-batches,
   float32.
@@ -24,8 +25,9 @@ import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -61,6 +63,14 @@ from scripts.bench.samples import Figures, Record
 LAYOUTS = {1: (ALONE,), 2: ("dp2", "tp2", "pp2", "dp2-zero3"), 4: ("dp4", "dp2xpp2", "dp2xtp2", "tp2xpp2")}
 """By number of ranks."""
 
+NO_MORE: Mapping[str, str] = MappingProxyType({})
+ROOM_FOR_ALL: Mapping[str, str] = MappingProxyType({"ASYNCPAR_ARENA_BYTES": "64M"})
+"""Shared memory for the groups of all stages of ZeRO in one process.
+
+Of the 8 MB that there are by default each group takes half of what the ones before it have left, so that stage 3, whose
+groups are made last, had to move its values in the smallest pieces.  A job has one stage, and room for it.
+"""
+
 _RANK = Path(__file__).with_name("parallel_rank.py")
 _LIMIT = 200.0
 _HOP_SIZES = (4_000, 4_000_000)
@@ -86,7 +96,7 @@ def plan(arguments: argparse.Namespace, values: Path, *, has_torch: bool) -> Ite
             yield _ours(f"hops over {lane}", 2, lane, hops)
         if "zero" in arguments.parts:
             zero = ["zero", f"--values={arguments.values}", f"--steps={arguments.steps}"]
-            yield _ours(f"ZeRO over {lane}", 2, lane, zero)
+            yield _ours(f"ZeRO over {lane}", 2, lane, zero, ROOM_FOR_ALL)
     if "layouts" in arguments.parts:
         sizes = [*rules_of(arguments).as_arguments(), f"--micro-batches={arguments.micro_batches}"]
         for ranks, layouts in LAYOUTS.items():
@@ -97,10 +107,10 @@ def plan(arguments: argparse.Namespace, values: Path, *, has_torch: bool) -> Ite
             yield Job(title=f"torch, {form}", run=_theirs(form, sizes, arguments.envs, values))
 
 
-def _ours(title: str, ranks: int, lane: str, program: Sequence[str]) -> Job:
+def _ours(title: str, ranks: int, lane: str, program: Sequence[str], variables: Mapping[str, str] = NO_MORE) -> Job:
     launch = [sys.executable, "-m", "asyncpar", "launch", f"--nproc-per-node={ranks}", f"--transport={lane}"]
     command = [*launch, str(_RANK), *program]
-    environment = os.environ | ONE_THREAD
+    environment = {**os.environ, **ONE_THREAD, **variables}
     return Job(title=title, run=lambda: records_of(run_together([command], [environment], limit=_LIMIT)))
 
 
