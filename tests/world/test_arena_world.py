@@ -1,6 +1,6 @@
 """Real processes in an arena: a great many small operations, and what kills leave behind.
 
-``--soak`` runs a million operations in place of 150,000.
+``--soak`` runs a million operations in place of some ten thousand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.timeout(300)
 async def test_very_many_small_operations_lose_no_wake_up(tmp_path: Path) -> None:
-    polled, awaited = chosen((50_000, 25_000), soak=(800_000, 200_000))
+    polled, awaited = chosen((10_000, 10_000), soak=(800_000, 200_000))
     async with process_world(2, RANKS, tmp_path, "often", str(polled), str(awaited)) as ranks:
         ends = [await rank.next() for rank in ranks]
     assert [end["done"] for end in ends] == [polled + awaited] * 2
@@ -33,7 +33,7 @@ async def test_very_many_small_operations_lose_no_wake_up(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(300)
 async def test_more_ranks_than_cores_lose_no_wake_up(tmp_path: Path) -> None:
-    count = chosen(8_000, soak=20_000)
+    count = chosen(2_000, soak=20_000)
     async with process_world(4, RANKS, tmp_path, "often", "0", str(count)) as ranks:
         ends = [await rank.next() for rank in ranks]
     assert [end["rescues"] for end in ends] == [0] * 4
