@@ -13,6 +13,9 @@ import pytest
 
 T = TypeVar("T")
 
+PATIENCE = 3600
+"""Seconds that any test may take with ``--soak``; what the tests say themselves is for the few cases."""
+
 _configs: list[pytest.Config] = []
 """This session's: a test may run a session within it, which has no say here."""
 
@@ -46,6 +49,10 @@ def first(count: int, values: Iterable[T]) -> list[T]:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("soak"):
+        for item in items:
+            mark = item.get_closest_marker("timeout")
+            if mark is None or not mark.args or mark.args[0] < PATIENCE:
+                item.add_marker(pytest.mark.timeout(PATIENCE), append=False)
         return
     left_out = [item for item in items if item.get_closest_marker("soak") is not None]
     if left_out:
