@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+HERE = Path(__file__).parent
 ALWAYS = {
     "test_values_come_in_the_order_of_ranks_each_from_a_process_of_its_own",
     "test_the_first_failure_comes_first_with_its_cause",
@@ -20,5 +23,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         _, _, name = item.nodeid.partition("::")
         suite, _, case = name.partition("::")
-        if suite in OTHERS and case not in ALWAYS:
+        if item.path.parent == HERE and suite in OTHERS and case not in ALWAYS:
             item.add_marker(pytest.mark.soak)
