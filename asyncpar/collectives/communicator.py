@@ -843,6 +843,14 @@ STEP_INSTEAD: Final = (
 """What a program of an elastic job does in place of what averages gradients."""
 
 
+def announce_leaving(communicator: Communicator) -> None:
+    """Report to the other ranks of the world that this one makes no more calls, in any group, and leaves soon.
+
+    What waits on them for such a call ends with ``PeerLost``, as when this rank has left; what it has called goes on.
+    """
+    communicator._engine.table.announce_leaving()
+
+
 def refuse_elastic(communicator: Communicator, what: str, instead: str = STEP_INSTEAD) -> None:
     """Raise ``UsageError`` for ``what``, which keeps its ranks, if those are of a world of an elastic job."""
     links = communicator._engine.table.links

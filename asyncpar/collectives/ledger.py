@@ -49,6 +49,10 @@ class Ledger(Protocol):
         """Has this number been allotted here?"""
         ...
 
+    def next_numbers(self) -> list[int]:
+        """Return the numbers that are allotted next, as far as they can be foreseen."""
+        ...
+
 
 class UseCounts:
     """Counts of the uses of many names; a name that was not used lately takes 12 bytes.
@@ -132,6 +136,15 @@ class GroupLedger:
     def is_past(self, sequence: int) -> bool:
         return sequence in self._keyed if sequence & KEYED else sequence <= self.last
 
+    def next_numbers(self) -> list[int]:
+        """Return the number that the next call without a key will have."""
+        return [self.last + 1]
+
+
+def channel_number(group: int, source: int, dest: int) -> int:
+    """Return the number under which messages of ``group`` from rank ``source`` of the world to ``dest`` go."""
+    return hash64("messages", group, source, dest)
+
 
 TAG_SHIFT = 47
 
@@ -154,6 +167,10 @@ class ChannelLedger:
     def is_past(self, sequence: int) -> bool:
         tag, count = sequence >> TAG_SHIFT, sequence & ((1 << TAG_SHIFT) - 1)
         return count < self._next.get(tag, 0)
+
+    def next_numbers(self) -> list[int]:
+        """Return the numbers of the next messages with the tags that were used, and with 0, which is the usual one."""
+        return [tag << TAG_SHIFT | count for tag, count in ({0: 0} | self._next).items()]
 
 
 class NameClaims:

@@ -21,7 +21,7 @@ import numpy as np
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import Call, MessageCall, refuse
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger, hash64
+from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger, channel_number
 from asyncpar.collectives.operation import Group, Operation
 from asyncpar.collectives.protocol import DECLINED, ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
 from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, is_home_loop, off_loop
@@ -368,6 +368,10 @@ class PointToPoint:
             for request in wanting:
                 may_come_of_others = request.source is None and not self._table.links.is_closing
                 self._refuse(request, self._gone(request) if may_come_of_others else error)
+            if self._engine.ranks[slot.source] not in self._table.links.lost:  # it is leaving, and has not left yet
+                for request in wanting:
+                    if request in self._requests:
+                        self._listen(request)
         elif wanting:
             self._refuse(wanting[0], error)
             for request in wanting[1:]:
@@ -464,7 +468,7 @@ class PointToPoint:
 
     def _number(self, source: int, dest: int) -> int:
         ranks = self._engine.ranks
-        return hash64("messages", self._engine.group.number, ranks[source], ranks[dest])
+        return channel_number(self._engine.group.number, ranks[source], ranks[dest])
 
     def _operation(
         self,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
-from asyncpar.collectives.ledger import KEYED, GroupLedger, NameClaims, world_number
+from asyncpar.collectives.ledger import KEYED, ChannelLedger, GroupLedger, NameClaims, channel_number, world_number
 from asyncpar.collectives.operation import Closes, Group, Operation, OperationContext, show
 from asyncpar.collectives.protocol import (
     MOST_WAITS,
@@ -27,7 +28,7 @@ from asyncpar.core.observe.recorder import NO_TICKET
 from asyncpar.core.observe.waits import follow_waits
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.run_queue import RunQueue
-from asyncpar.net.transport.links import Links, as_reported
+from asyncpar.net.transport.links import LEFT, Links, as_reported
 from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 
@@ -85,6 +86,8 @@ class OperationTable:
         """By asking rank and operation: when it asked, and the answer that it got."""
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._is_leaving = False
+        """Has this rank made all of its calls?  See ``announce_leaving``."""
         self._rest_until = 0.0
         self._agreements: SurvivorAgreements | None = None
         self._choices: ContributorChoices | None = None
@@ -207,6 +210,35 @@ class OperationTable:
         self.links.forget(number)
         for key in [key for key in self.aborted if key[0] == number]:
             del self.aborted[key]
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def announce_leaving(self) -> None:
+        """End, on the other ranks, what waits for calls that this one has not made and will not make.
+
+        Its calls so far go on.  The others get the error that they would get once this rank has left, which may be a
+        while later: somebody may have yet to receive what it has sent.
+        """
+        self._is_leaving = True
+        me = self.links.rank
+        for group in list(self._groups.values()):
+            if isinstance(group.ledger, ChannelLedger) or group.is_closed or group.revocation is not None:
+                continue
+            for rank in group.members - {me}:
+                self._tell_leaving(rank, group.number, group.ledger.next_numbers())
+                number = channel_number(group.number, me, rank)
+                ledger = self._groups[number].ledger if number in self._groups else ChannelLedger()
+                self._tell_leaving(rank, number, ledger.next_numbers())
+        for rank, key in list(self._askers):
+            known = self._groups.get(key.group)
+            if known is None or not (known.is_stale(key.sequence) or known.find(key.sequence)):
+                self._tell_leaving(rank, key.group, [key.sequence])
+
+    def _tell_leaving(self, rank: int, number: int, sequences: Iterable[int]) -> None:
+        """End the operations ``sequences`` of the group ``number`` on ``rank``."""
+        payload = encode_control(Abort("lost", LEFT, rank=self.links.rank))
+        for sequence in sequences:
+            self.links.control(rank, FrameKind.ABORT, Key(number, sequence, 0), payload)
 
     # -- what links tell (OperationEvents) -------------------------------------------------------------------------
 
@@ -537,6 +569,9 @@ class OperationTable:
                 self._tell_revoked(rank, revocation)
                 return
             self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
+            return
+        if self._is_leaving and operation is None and (group is None or not group.is_stale(key.sequence)):
+            self._tell_leaving(rank, key.group, [key.sequence])
             return
         here = operation if operation is not None and operation.has_started else self._elsewhere(group)
         if here is not None:

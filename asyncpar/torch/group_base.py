@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import sys
 import time
 import weakref
@@ -18,8 +19,9 @@ import torch.distributed as dist
 from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.thread import LoopThread
 from asyncpar.collectives.arrays import check_rank, check_tag
-from asyncpar.collectives.communicator import Communicator, agreeing, overdue
+from asyncpar.collectives.communicator import Communicator, agreeing, announce_leaving, overdue
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
+from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
 from asyncpar.torch.errors import as_torch
@@ -52,14 +54,17 @@ ENDING_SECONDS = 5.0
 FAREWELL_SECONDS = 1.0
 """Seconds that a rank without pending operations waits for the others, which may still receive what it has sent."""
 
+ANNOUNCEMENT_SECONDS = 0.1
+"""Seconds of that after which it announces that it leaves: ranks that leave together need not hear of each other."""
+
 DELIVERY_SECONDS = 5.0
 """Seconds that a rank that ends its group without an exception waits until its sends have been received."""
 
 NEWS_SECONDS = 0.5
 """Seconds that a rank stays after another's failure, so that the others do not take this one for the cause."""
 
-remains: weakref.WeakSet[Node] = weakref.WeakSet()
-"""Nodes that have left their worlds, until Python's collector frees them and their shared memory."""
+remains: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""Shared memory of worlds that were left which is still mapped here, as something has views of it: perhaps garbage."""
 
 
 class GroupBase(dist.ProcessGroup):
@@ -312,8 +317,19 @@ class GroupBase(dist.ProcessGroup):
         elif is_through and self.communicator.size > 1:
             with suppress(AsyncparError, TimeoutError):  # a rank that does not come needs nothing, or has its own error
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await self.communicator.barrier(key="torch farewell")
+                    await self._meet_at_the_end()
         await self.node.stop()
+
+    async def _meet_at_the_end(self) -> None:
+        """Wait until all ranks leave; announce to those that do not come soon that they need not wait for this one."""
+        farewell = asyncio.ensure_future(self.communicator.barrier(key="torch farewell"))
+        try:
+            await asyncio.wait([farewell], timeout=ANNOUNCEMENT_SECONDS)
+            if not farewell.done():
+                announce_leaving(self.communicator)
+            await farewell
+        finally:
+            farewell.cancel()
 
     def _end(self, leave: Make) -> None:
         if self.is_ended:
@@ -324,7 +340,7 @@ class GroupBase(dist.ProcessGroup):
             self._tell_end()
         else:
             self.steps.close()
-            remains.add(self.node)
+            remains.update(_mappings(self.node))
             self.thread.forget(self)
             if not self.thread.is_closed:
                 with suppress(TimeoutError):
@@ -351,6 +367,12 @@ class GroupBase(dist.ProcessGroup):
         for one in pending:
             with suppress(Exception):  # raised where the operation is awaited
                 one.wait(ENDING_SECONDS)
+
+
+def _mappings(node: Node) -> list[mmap.mmap]:
+    """Return the shared memory that ``node`` has mapped."""
+    shared = node.links.shared
+    return shared.mappings if isinstance(shared, ArenaMemory) else []
 
 
 def root_of(options: Any, communicator: Communicator) -> int:

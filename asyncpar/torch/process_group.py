@@ -235,7 +235,7 @@ def _default_group() -> ProcessGroup | None:
 
 def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
     if remains and in_process is None:
-        gc.collect()  # frees the shared memory of earlier worlds, which Python's collector might do late
+        gc.collect()  # frees shared memory of earlier worlds that is garbage, which Python's collector might do late
     thread = background()
     rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()
     if in_process is None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
+from asyncpar.torch import group_base
 from asyncpar.torch.group_base import DELIVERY_SECONDS, GroupBase
 from tests.collective_engines import engine_of
 from tests.shared_files import left_behind, shared_files
@@ -333,3 +334,69 @@ def send_in_vain() -> float:
 def test_what_nobody_receives_delays_the_end_of_a_group_only_so_long(apart: World) -> None:
     took, _ = apart.run(send_in_vain, limit=60)
     assert took < DELIVERY_SECONDS + 8.0
+
+
+def leave_memory() -> None:
+    """Begin worlds without a collection, which takes a tenth of a second with torch, unless it may free memory."""
+    gc.disable()
+    try:
+        meet("memory-first")
+        for count in (3, 1 << 20):
+            dist.all_reduce(torch.ones(count))
+        assert group_base._mappings(dist.group.WORLD.node), "there is no shared memory"  # noqa: SLF001  # what the group itself looks at
+        dist.destroy_process_group()
+        assert not group_base.remains
+        with mock.patch.object(gc, "collect", side_effect=AssertionError("a collection")):
+            meet("memory-second")
+        garbage: list[Any] = [dist.group.WORLD.allocate_tensor(1 << 20, dtype=torch.float32)]
+        garbage.append(garbage)
+        dist.destroy_process_group()
+        assert group_base.remains
+        del garbage
+        meet("memory-third")
+        assert not group_base.remains
+        all_works()
+        dist.destroy_process_group()
+    finally:
+        gc.enable()
+
+
+def test_a_world_that_was_left_is_collected_only_if_its_memory_is_still_mapped(apart: World) -> None:
+    apart.run(leave_memory, limit=50)
+
+
+def end_alone(transport: str) -> None:
+    """Rank 1 ends while rank 0 waits for more of it, and stays until rank 0 has noticed and ends too."""
+    if transport:
+        os.environ["ASYNCPAR_TRANSPORT"] = transport
+    mine = meet(f"alone-{transport}")
+    part = dist.new_group([0, 1])
+    x = torch.ones(3)
+    if mine == 1:
+        dist.send(x, 0, tag=7)
+        dist.send(torch.full((3,), 5.0), 0, tag=8)
+        with mock.patch.multiple(group_base, FAREWELL_SECONDS=60.0, ENDING_SECONDS=60.0):
+            dist.destroy_process_group()
+        return
+    dist.recv(x, 1, tag=7)
+    begun = [
+        dist.all_reduce(x, async_op=True),
+        dist.all_reduce(torch.ones(1 << 18), group=part, async_op=True),
+        dist.irecv(torch.ones(3), 1),
+        dist.irecv(torch.ones(3), 1, tag=7),
+        dist.irecv(torch.ones(3), 1, tag=9),
+    ]
+    for work in begun:
+        assert work is not None
+        with pytest.raises(PeerError, match=r"rank 1 .*(it left the world|has destroyed its process group)"):
+            work.wait()
+    dist.recv(x, 1, tag=8)  # which rank 1 has sent
+    assert x.tolist() == [5.0] * 3
+    with pytest.raises(PeerError, match="rank 1 "):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_who_waits_for_a_rank_that_ends_learns_of_it_before_it_has_gone(apart: World, transport: str) -> None:
+    apart.run(end_alone, {"transport": transport}, limit=20)

@@ -204,7 +204,8 @@ class ArenaGroup:
         """Fail the operations that wait for the offer of a rank that is gone."""
         waiting, self._waiting = self._waiting, []
         for operation, _ in waiting:
-            operation.fail(operation.lost(error))
+            if not operation.is_over:  # for another reason, before
+                operation.fail(operation.lost(error))
 
     def _conclude(self, offers: Sequence[Offer]) -> None:
         self.host.end_opening(self)

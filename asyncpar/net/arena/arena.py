@@ -26,6 +26,7 @@ is writable.  Neither blocks.  A message that announces a departure may be dropp
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import struct
 from collections import deque
@@ -320,6 +321,11 @@ class ArenaMemory(SharedMemory):
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+
+    @property
+    def mappings(self) -> list[mmap.mmap]:
+        """What this rank has mapped of the segments of its host."""
+        return [mapping for segment in self._arena.segments.values() for mapping in segment.mappings]
 
     def allocate(self, size: int) -> tuple[int, memoryview] | None:
         try:

@@ -176,6 +176,12 @@ class Segment:
             self.heap().madvise(_MADV_POPULATE_WRITE, offset, size)
 
     @property
+    def mappings(self) -> list[mmap.mmap]:
+        """What is mapped for as long as there are views of it."""
+        parts = (self.control.obj, self._heap)
+        return [part for part in parts if isinstance(part, mmap.mmap)]
+
+    @property
     def has_left(self) -> bool:
         """Has the owner left in good order?"""
         return self._state[0] == LEFT

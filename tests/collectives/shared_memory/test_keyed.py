@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, announce_leaving
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.order_log import RING
@@ -348,6 +348,28 @@ async def test_an_operation_by_messages_where_another_rank_uses_the_arena_is_a_m
         )
         assert [type(outcome) for outcome in outcomes] == [OperationMismatch] * 2
         await sum_everywhere(nodes, "k")
+
+
+@pytest.mark.usefixtures("early_probes")
+async def test_a_rank_leaves_after_an_operation_has_failed_that_waited_for_its_offer() -> None:
+    async with arena_of(2) as nodes:
+        await sum_everywhere(nodes)
+        group, _ = (node.world.subgroup((0, 1)) for node in nodes)
+        assert group is not None
+        waiting = asyncio.ensure_future(group.all_reduce(np.zeros(1 << 18)))
+        operation = None
+        while operation is None or not operation.answers:
+            await asyncio.sleep(0)
+            operation = next(iter(engine_of(group).group.pending()), None)
+        heard: list[int] = []
+        nodes[0].links.add_loss_listener(lambda rank, _: heard.append(rank))
+        announce_leaving(nodes[1].world)
+        with pytest.raises(PeerLost, match=r"rank 1 .*it left the world"):
+            await waiting
+        await nodes[1].stop()
+        with pytest.raises(PeerLost, match=r"rank 1 .*it left the world"):
+            await nodes[0].world.barrier()
+        assert heard == [1]
 
 
 @pytest.mark.parametrize(
