@@ -11,6 +11,7 @@ from asyncpar.core.observe.reported import ProgressRecord
 from asyncpar.core.observe.reporting import Phase
 from asyncpar.core.observe.waits import WaitNotice, spell_ranks
 from asyncpar.core.signals import signal_name
+from asyncpar.errors import PeerLost
 from asyncpar.observe.holdups import find_odd_calls, follow_blames
 from asyncpar.observe.stack_views import crash_line
 
@@ -140,9 +141,15 @@ def choose_first(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> R
     ends = {failure.rank: failure for failure in (*failures, *late)}
     if first.is_peer_error:
         cause = follow_blames(first.rank, {rank: end.blames for rank, end in ends.items()})
-        return ends[cause] if cause in ends and ends[cause].is_peer_error else first
+        return ends[cause] if cause in ends and _is_mutual(first, ends[cause]) else first
     odd = find_odd_calls({rank: end.call for rank, end in ends.items() if end.call}) if first.call else []
     return first if first.rank in odd or not odd else min((ends[rank] for rank in odd), key=lambda each: each.at)
+
+
+def _is_mutual(one: RankEnd, other: RankEnd) -> bool:
+    """Have both lost a rank, each in the same way?  Of others, as in a deadlock, the first says most."""
+    reports = (one.report, other.report)
+    return all(report is not None and report.type_name == PeerLost.__name__ for report in reports)
 
 
 def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:

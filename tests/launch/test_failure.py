@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+import msgspec
+
 from asyncpar.launch.failure import (
     FailureReport,
     RankEnd,
@@ -65,6 +67,10 @@ def test_of_ranks_that_called_different_operations_the_odd_one_is_first_also_if_
 def test_of_ranks_that_have_lost_each_other_the_lowest_is_first() -> None:
     assert choose_first([failure(1, 1.0, peer=0), failure(0, 2.0, peer=1)]).rank == 0
     assert choose_first([failure(1, 1.0, peer=0)], [failure(0, 2.0, peer=1)]).rank == 0
+    waited = failure(1, 1.0, peer=0)
+    assert waited.report is not None
+    late = replace(waited, report=msgspec.structs.replace(waited.report, type_name="PeerTimeout"))
+    assert choose_first([late, failure(0, 2.0, peer=1)]).rank == 1, "it has the account of the deadlock"
 
 
 def test_a_rank_that_left_with_code_0_explains_the_failures_of_those_that_name_it() -> None:
