@@ -181,7 +181,9 @@ def test_nothing_is_left_of_a_caller_that_is_killed(cluster: SlurmCluster, tmp_p
         [sys.executable, "caller.py", str(tmp_path)], env=os.environ | cluster.environment, stderr=subprocess.DEVNULL
     ) as caller:
         cluster.until(lambda: len(os.listdir(tmp_path)) == 2, "two ranks")
+        steps = [one.pid for one in psutil.Process(caller.pid).children(recursive=True)]
         caller.kill()
     ranks = [int(name) for name in os.listdir(tmp_path)]
     cluster.until(lambda: all(map(has_ended, ranks)), "the end of the ranks")
+    cluster.until(lambda: all(map(has_ended, steps)), "the end of the steps")
     cluster.wait_idle()
