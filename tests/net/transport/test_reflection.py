@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 import asyncpar as ap
 from asyncpar.net.transport.reflection import REFLECTION
@@ -19,6 +22,7 @@ from tests.test_node_serving import add_echo
 reflection_pb2 = pytest.importorskip(
     "grpc_reflection.v1alpha.reflection_pb2", reason="grpcio-reflection (extra reflection) is not installed"
 )
+database = pytest.importorskip("grpc_reflection.v1alpha.proto_reflection_descriptor_database")
 
 
 @asynccontextmanager
@@ -84,3 +88,35 @@ async def test_without_the_package_callers_are_told_what_to_install(monkeypatch:
             await ask(list_services="")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "pip install 'asyncpar[reflection]'" in str(caught.value.details())
+
+
+# -- a client without stubs --------------------------------------------------------------------------------------------
+
+
+def call_as_a_stranger(address: str, metadata: Any) -> tuple[list[str], str]:
+    """Check the health of a node by nothing but what it says of itself; return the methods of actors, and the state."""
+
+    class WithToken(grpc.StreamStreamClientInterceptor):  # type: ignore[type-arg]
+        def intercept_stream_stream(self, continuation: Callable[..., Any], details: Any, requests: Any) -> Any:
+            return continuation(details._replace(metadata=metadata), requests)
+
+    with grpc.insecure_channel(address) as channel:
+        pool = DescriptorPool(database.ProtoReflectionDescriptorDatabase(grpc.intercept_channel(channel, WithToken())))
+        service = pool.FindServiceByName("grpc.health.v1.Health")
+        method = service.methods_by_name["Check"]
+        request, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        ask = channel.unary_unary(f"/{service.full_name}/{method.name}", request.SerializeToString, answer.FromString)
+        found = ask(request(), metadata=metadata, timeout=30.0)
+        actors = pool.FindServiceByName("asyncpar.v1.Actors")
+        states = method.output_type.enum_types_by_name["ServingStatus"].values_by_number
+        return sorted(actors.methods_by_name), states[found.status].name
+
+
+async def test_a_client_without_stubs_calls_what_the_node_describes() -> None:
+    node = await ap.Node.start(serve="localhost:0", services=[add_echo])
+    try:
+        methods, state = await asyncio.to_thread(call_as_a_stranger, node.address, node.credentials.metadata())
+    finally:
+        await node.stop()
+    assert "Ask" in methods, methods
+    assert state == "SERVING"
