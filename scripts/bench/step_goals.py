@@ -64,14 +64,13 @@ _CHOICES = (
     "machine share its cores, which the model does not know; to measure what ranks of a host send together, to begin "
     "with the cheapest by that, to repeat trials, and to compare by the quickest quarter were the ideas"
 )
-_REDUCED = "measured beside other programs on both cores (load 19); before pools followed the model it was 1.01x, idle"
+_REDUCED = "measured beside other programs (load 4); 1.03x at load 19, and 1.01x, idle, before pools followed the model"
 _GATHERED = (
-    "measured beside other programs on both cores (load 19), where it was 2.98x (load 9 to 20) while its groups had "
-    "the smallest slots and blocks of memory began anywhere; before pools followed the model it was 1.22x, idle. "
-    "Memory that is taken anew: with max_memory_usage_mb=1024, so that it waits between steps, a step takes as much "
-    "processor time as without sharding. A limited wait for blocks that are about to come back (245 instead of 310 ms "
-    "of processor time) and parts of parameters in shared memory (203 ms) were tried, in one run each, and are not "
-    "built"
+    "measured beside other programs (load 4); 1.49x at load 19, where it was 2.98x while its groups had the smallest "
+    "slots and blocks of memory began anywhere; before pools followed the model it was 1.22x, idle. Memory that is "
+    "taken anew: with max_memory_usage_mb=1024, so that it waits between steps, a step takes as much processor time as "
+    "without sharding. A limited wait for blocks that are about to come back (245 instead of 310 ms of processor time) "
+    "and parts of parameters in shared memory (203 ms) were tried, in one run each, and are not built"
 )
 _LARGE_SHARDS = "not found out: 0.32 and 0.43 in two runs of the same settings"
 _ASKS = (
