@@ -305,6 +305,7 @@ class GradientSynchronizer:
         To be called on all ranks, with the same ``number``, larger than any before.
         """
         self._check_idle("restart")
+        self._limit.restart(number)
         self._keys.restart(number)
         self._standing.restart()
         self._start_over()

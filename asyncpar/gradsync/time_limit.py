@@ -26,20 +26,22 @@ class TimeLimit:
         is_own = self._milliseconds is not None and over.timeout != milliseconds / 1000
         self.communicator = self._limited("timed") if is_own else over
         self._is_own = is_own
-        self._is_compared = over.size == 1
+        self._is_agreed = over.size == 1
+        self._is_compared = self._is_agreed
+        self._purpose = "limit"
         self._difference: str | None = None
 
     async def compare(self) -> None:
         """Raise ``SettingsDiffer``, on every rank and in every step, if ranks have different limits or layouts.
 
-        They are exchanged once, by the first call, however it ends.
+        They are exchanged once, by the first call, however it ends, and again after ``restart``.
         """
         if self._difference is not None:
             raise SettingsDiffer(self._difference)
         if self._is_compared:
             return
         self._is_compared = True
-        group = self._limited("limit")
+        group = self._limited(self._purpose)
         lines = {ALL: (self._layout, self._described())}
         digest = digest_of((self._layout, f"{self._milliseconds}" if self._is_own else ""))
         comparison = Comparison(group, lines, key="limit", rare="limit", digests={ALL: digest})
@@ -54,7 +56,13 @@ class TimeLimit:
 
     def take_as_agreed(self) -> None:
         """Compare nothing: no rank has a limit of its own."""
-        self._is_compared = True
+        self._is_agreed = self._is_compared = True
+
+    def restart(self, number: int) -> None:
+        """Compare again, as some ranks may not have come to it, apart from what is left of earlier comparisons."""
+        self._is_compared = self._is_agreed
+        self._purpose = f"limit/{number}"
+        self._difference = None
 
     def _limited(self, purpose: str) -> Communicator:
         """Return the group for ``purpose`` of all ranks, with the limit of this one."""
