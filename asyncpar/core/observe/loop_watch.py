@@ -270,8 +270,8 @@ class Sleeper:
         frame = sys._current_frames().get(self._thread)
         if frame is None or not self._is_foreign(frame):
             return None
-        while frame.f_back is not None and frame.f_back.f_code not in self._own:
-            frame = frame.f_back
+        while (caller := frame.f_back) is not None and caller.f_code not in self._own:
+            frame = caller  # read once: the frame may end meanwhile, and has no caller then
         return asyncio.current_task(self._loop), frame
 
     def place(self) -> str:
