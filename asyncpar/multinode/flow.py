@@ -35,6 +35,7 @@ from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
+from asyncpar.zero.partition import thinned
 from asyncpar.zero.row_sum import ReplicaSums, RowSums
 from asyncpar.zero.sharded_flow import ShardedFlow
 
@@ -100,6 +101,8 @@ class NodeFlow:
                 try:
                     await comparison.run()
                 except SettingsDiffer as error:  # known to all ranks, which end what is under way, and then raise it
+                    if self._engine is not None:  # their buckets may differ, too
+                        raise
                     difference = error
         except BaseException:
             await self._break("synchronization")
@@ -209,7 +212,8 @@ class NodeFlow:
             self._traffic.end(self._intake.buffer.nbytes)
             return
         partition = self._engine.partition
-        nbytes = sum(partition.bucket_nbytes(bucket) for bucket in partition.buckets)
+        frozen = {index for index, parameter in enumerate(self.inner.parameters) if is_frozen(parameter)}
+        nbytes = sum(partition.bucket_nbytes(bucket) for bucket in thinned(partition, frozen))
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
         self._times.end()
 

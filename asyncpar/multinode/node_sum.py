@@ -16,7 +16,7 @@ from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.partition import Rows
-from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowFeedback, RowSum, RowSums
+from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowResiduals, RowSum, RowSums
 
 
 class NodeSums(RowSums):
@@ -29,7 +29,7 @@ class NodeSums(RowSums):
         leaders = groups.between
         self._between = None if leaders is None else ReplicaSums(leaders, is_compressed=is_compressed)
 
-    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowResiduals | None) -> RowSum:
         return NodeSum(self._groups, rows, row, op=op, between=self._between, pool=pool, feedback=feedback)
 
     def senders(self, rows: int) -> NDArray[np.int64]:
@@ -66,7 +66,7 @@ class NodeSum(RowSum):
         op: ReduceOp,
         between: RowSums | None,
         pool: BufferPool,
-        feedback: RowFeedback | None,
+        feedback: RowResiduals | None,
     ) -> None:
         super().__init__(groups.world, rows, row, op=op)
         self._reduction = collective_reduction(op, rows.dtype)
@@ -138,7 +138,7 @@ class TimedSums(RowSums):
         self._intervals = intervals
         self._clock = clock
 
-    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowResiduals | None) -> RowSum:
         inner = self._inner.make(rows, row, op=op, pool=pool, feedback=feedback)
         return TimedSum(inner, self._intervals(), self._clock)
 

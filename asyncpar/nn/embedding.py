@@ -50,13 +50,16 @@ class Embedding(Stage[Tokens]):
         return self.tokens, self.positions
 
     def _add_gradients(self, x: Tokens, dy: Array, on_gradient: OnGradient | None) -> None:
-        self.positions.accumulate(dy.sum(axis=0), slice(x.shape[1]))
+        if self.positions.requires_grad:
+            self.positions.accumulate(dy.sum(axis=0), slice(x.shape[1]))
         add_rows(self.tokens, x.reshape(-1), dy.reshape(-1, self.features))
         report((self.positions, self.tokens), on_gradient)
 
 
 def add_rows(table: Parameter, at: Tokens, rows: Array) -> None:
     """Add ``rows[i]`` to the gradient of row ``at[i]``: sorted first, because ``np.add.at`` is slow."""
+    if not table.requires_grad:
+        return
     order = np.argsort(at, kind="stable")
     present, starts = np.unique(at[order], return_index=True)
     table.accumulate(np.add.reduceat(rows[order], starts, axis=0), present)

@@ -96,9 +96,10 @@ class Linear(Projection):
 
     def add_gradients(self, x: Array, dy: Array, on_gradient: OnGradient | None = None) -> None:
         rows = dy.reshape(-1, self.outputs)
-        if self.bias is not None:
+        if self.bias is not None and self.bias.requires_grad:
             self.bias.accumulate(rows.sum(axis=0))
-        self.weight.accumulate(x.reshape(-1, self.inputs).T @ rows)
+        if self.weight.requires_grad:
+            self.weight.accumulate(x.reshape(-1, self.inputs).T @ rows)
         report(reversed(self.parameters()), on_gradient)
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -128,7 +129,8 @@ class TiedLinear(Projection):
         return dx.reshape(*dy.shape[:-1], self.inputs)
 
     def add_gradients(self, x: Array, dy: Array, on_gradient: OnGradient | None = None) -> None:
-        self.table.accumulate(dy.reshape(-1, self.outputs).T @ x.reshape(-1, self.inputs))
+        if self.table.requires_grad:
+            self.table.accumulate(dy.reshape(-1, self.outputs).T @ x.reshape(-1, self.inputs))
         report(self.parameters() if self._reports else (), on_gradient)
 
     def parameters(self) -> tuple[Parameter, ...]:

@@ -73,8 +73,10 @@ class LayerNorm(Stage[LayerNormSaved]):
 
     def _add_gradients(self, normalized: Array, dy: Array, on_gradient: OnGradient | None) -> None:
         rows = dy.reshape(-1, self.features)
-        self.shift.accumulate(rows.sum(axis=0))
-        self.scale.accumulate(np.einsum("ij,ij->j", rows, normalized.reshape(-1, self.features)))
+        if self.shift.requires_grad:
+            self.shift.accumulate(rows.sum(axis=0))
+        if self.scale.requires_grad:
+            self.scale.accumulate(np.einsum("ij,ij->j", rows, normalized.reshape(-1, self.features)))
         report((self.shift, self.scale), on_gradient)
 
     def _mean_of_product(self, a: Array, b: Array) -> Array:

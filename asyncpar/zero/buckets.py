@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from asyncpar.agreement.exchanges import OwedCollective
-from asyncpar.collectives.communicator import Communicator, bucket_span
+from asyncpar.collectives.communicator import Communicator, agreeing, bucket_span
 from asyncpar.core.array_pool import ArrayPool
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.names import ReduceOp
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.layout import frozen_line
 from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, all_finite, combined, squared_norm
 from asyncpar.nn.parameter import Array, Parameter
@@ -38,6 +40,8 @@ from asyncpar.zero.partition import (
 )
 from asyncpar.zero.row_sum import ReplicaSums, RowSum, RowSums, StepFeedback
 from asyncpar.zero.share import ParameterShare
+
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,20 @@ class Means:
     def op(self) -> ReduceOp:
         """What gradients are reduced to."""
         return "mean" if self.config.average else "sum"
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The places of the parameters that are frozen now."""
+        return frozenset(index for index, share in enumerate(self.shares) if share.is_frozen)
+
+    @property
+    def frozen_detail(self) -> str:
+        """What is frozen, for the fingerprints of reductions; empty where nothing is."""
+        names = [share.parameter.name for share in self.shares if share.is_frozen]
+        if len(names) <= _MOST_NAMES:
+            return frozen_line(names) if names else ""
+        more = f"{len(names) - _MOST_NAMES} more (checksum {zlib.crc32(' '.join(names).encode()):08x})"
+        return frozen_line([*names[:_MOST_NAMES], more])
 
     def squared_norm(self, without: Collection[str]) -> float:
         """Return the sum of squares of the reduced gradients that this rank owns, but those ``without``."""
@@ -107,8 +125,8 @@ class Means:
 class Contributions:
     """The flat gradients of a round, each until all of it is packed: then its memory serves another one."""
 
-    def __init__(self, partition: Partition) -> None:
-        self._missing = Counter(slot.parameter for bucket in partition.buckets for slot in bucket.slots)
+    def __init__(self, buckets: Iterable[RowBucket]) -> None:
+        self._missing = Counter(slot.parameter for bucket in buckets for slot in bucket.slots)
         self._gradients: dict[int, Array | None] = {}
         self._lock = threading.Lock()
 
@@ -131,17 +149,22 @@ class Contributions:
 class BucketReduction:
     """Packs gradients, reduces them and lays the result down where it belongs.
 
-    ``contributions`` are taken instead of the parameters' own gradients, if given.
+    ``contributions`` are taken instead of the parameters' own gradients, if given.  Ranks meet in it only where all
+    have the same ``detail``.
     """
 
-    def __init__(self, bucket: RowBucket, means: Means, contributions: Contributions | None) -> None:
+    def __init__(
+        self, bucket: RowBucket, means: Means, contributions: Contributions | None, *, detail: str = ""
+    ) -> None:
         self._bucket = bucket
+        self._detail = detail
+        self._feedback = None if means.feedback is None else means.feedback.of(bucket)
         self._means = means
         self._contributions = contributions
         self._loans = Loans(means.pool)
         self._sum: RowSum | None = None
         self._is_lent = False
-        self.owed: list[OwedCollective[Any]] = [OwedCollective(lambda: self._opened().begin(self._key()))]
+        self.owed: list[OwedCollective[Any]] = [OwedCollective(self._begin)]
         if not means.config.stage.shards_states:
             self.owed.append(OwedCollective(self._gather))
 
@@ -173,6 +196,12 @@ class BucketReduction:
         finally:
             self._close(is_over=False)
 
+    def _begin(self) -> Any:
+        opened, key = self._opened(), self._key()
+        if not self._detail:
+            return opened.begin(key)
+        return agreeing(self._means.communicator, self._detail, lambda: opened.begin(key))
+
     def _opened(self) -> RowSum:
         if self._sum is None:
             means, bucket = self._means, self._bucket
@@ -180,14 +209,18 @@ class BucketReduction:
             self._is_lent = lent is not None
             rows = self._loans.take((means.partition.size, bucket.width), bucket.dtype) if lent is None else lent
             row = self._loans.take((1, bucket.width), bucket.dtype)
-            feedback = None if means.feedback is None else means.feedback.of(bucket)
-            self._sum = means.row_sums.make(rows, row, op=means.op, pool=means.pool, feedback=feedback)
+            self._sum = means.row_sums.make(rows, row, op=means.op, pool=means.pool, feedback=self._feedback)
         return self._sum
 
     def _lent_rows(self) -> Rows | None:
         """Return the gradient itself, if it is all of the bucket and sums only read it; None: it must be packed."""
         means, bucket = self._means, self._bucket
-        if self._contributions is None or not means.row_sums.leaves_rows or not means.partition.is_whole(bucket):
+        if (
+            not bucket.slots
+            or self._contributions is None
+            or not means.row_sums.leaves_rows
+            or not means.partition.is_whole(bucket)
+        ):
             return None
         gradient = self._contributions.of(bucket.slots[0].parameter)
         if gradient is None or gradient.size != means.partition.size * bucket.width or gradient.dtype != bucket.dtype:
@@ -235,6 +268,8 @@ class BucketReduction:
 
     def _unpack(self) -> None:
         opened, means = self._opened(), self._means
+        if self._feedback is not None:
+            self._feedback.store()
         for slot in self._bucket.slots:
             share = means.shares[slot.parameter]
             if not means.config.stage.shards_states:

@@ -11,8 +11,8 @@ Parameters are taken in reverse order of registration, which is about the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,6 +65,8 @@ class RowBucket:
     dtype: np.dtype[Any]
     width: int
     slots: tuple[RowSlot, ...]
+    origin: int | None = None
+    """The bucket that this is without places of frozen parameters."""
 
     @property
     def parameters(self) -> tuple[int, ...]:
@@ -128,6 +130,25 @@ def make_partition(
     for parameter in reversed(range(len(specs))):
         packer.add(parameter, specs[parameter])
     return Partition(size=size, specs=tuple(specs), buckets=packer.finish())
+
+
+def thinned(partition: Partition, frozen: Collection[int]) -> tuple[RowBucket, ...]:
+    """Return the buckets without the places of ``frozen`` parameters, numbered anew; those left empty are left out.
+
+    There is always one, by which ranks hear of each other: where nothing is left, with rows of one value of nobody.
+    """
+    if not frozen or not partition.buckets:
+        return partition.buckets
+    kept: list[RowBucket] = []
+    for bucket in partition.buckets:
+        slots: list[RowSlot] = []
+        for slot in bucket.slots:
+            if slot.parameter not in frozen:
+                slots.append(replace(slot, offset=_width(slots)))
+        if slots:
+            kept.append(replace(bucket, index=len(kept), width=_width(slots), slots=tuple(slots), origin=bucket.index))
+    first = partition.buckets[0]
+    return tuple(kept) or (replace(first, index=0, width=1, slots=(), origin=first.index),)
 
 
 class _Packer:

@@ -10,6 +10,7 @@ from asyncpar.core.observe.records import EventState
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.errors import UsageError
 from asyncpar.zero.buckets import BucketReduction, Contributions, Means
+from asyncpar.zero.partition import thinned
 from asyncpar.zero.tasks import first_failure, stopped
 
 
@@ -27,15 +28,15 @@ class Reducer:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._index = {share.parameter.name: index for index, share in enumerate(means.shares)}
-        self._buckets_of = [means.partition.buckets_of(index) for index in range(len(means.shares))]
         self._meter = meter
         self._rounds = 0
-        self._round = self._new_round()
+        self._round: _Round | None = None
+        """The round under way; what is frozen is found out when it begins."""
 
     @property
     def is_idle(self) -> bool:
         """Has nothing been reported in this round?"""
-        return not self._round.reported
+        return self._round is None
 
     def ready(self, name: str) -> None:
         """Report that the gradient of the parameter ``name`` is final.  From any thread; does not wait."""
@@ -43,14 +44,13 @@ class Reducer:
         if index is None:
             raise UsageError(f"name: expected a parameter of this engine, got {name!r}")
         with self._lock:
-            if index in self._round.reported:
+            current = self._round or self._begin_round()
+            if index in current.reported:
                 raise UsageError(
                     f"parameter {name}: its gradient was reported already; pass on_gradient in the last micro-batch "
                     f"only, or reduce() after each"
                 )
-            if self.is_idle:
-                self._begin_round()
-            current, is_complete = self._round, self._report(index)
+            is_complete = self._report(current, index)
             if len(current.reported) == len(self._index):
                 self._meter.waits()
         if is_complete and self._means.config.overlap_comm:
@@ -61,24 +61,22 @@ class Reducer:
 
         After a failure the round must be abandoned.
         """
-        current = self._round
         with self._lock:
-            if self.is_idle:
-                self._begin_round()
+            current = self._round or self._begin_round()
             self._meter.waits()
             for index in range(len(self._means.shares)):
                 if index not in current.reported:
-                    self._report(index)
+                    self._report(current, index)
         self._launch(current)
         await first_failure(current.tasks)
         for share in self._means.shares:
             share.has_gradient = True
         self._meter.end()
-        self._round = self._new_round()
+        self._round = None
 
     async def abandon(self) -> None:
         """End the round without a result, and abort it on all ranks.  Does not wait for other ranks."""
-        current, self._round = self._round, self._new_round()
+        current, self._round = self._round or _Round(self._means), None
         current.is_over = True
         self._meter.end(EventState.FAILED)
         await stopped(current.tasks)
@@ -88,22 +86,26 @@ class Reducer:
     def start_over(self) -> None:
         """Begin a round with nothing reported, on all ranks; the one before was abandoned."""
         self._rounds = 0  # some ranks may have had one more than others
-        self._round = self._new_round()
+        self._round = None
 
-    def _begin_round(self) -> None:
+    def _begin_round(self) -> _Round:
         self._rounds += 1
         self._meter.begin(self._rounds)
         self._meter.works()
+        self._round = _Round(self._means)
+        return self._round
 
-    def _report(self, index: int) -> bool:
+    def _report(self, current: _Round, index: int) -> bool:
         """Take note of a gradient; return whether that makes a bucket complete."""
-        current = self._round
         current.reported.add(index)
         if current.contributions is not None:
-            current.contributions.add(index, self._means.shares[index].take_gradient())
-        for bucket in self._buckets_of[index]:
+            gradient = self._means.shares[index].take_gradient()
+            if index not in current.frozen:
+                current.contributions.add(index, gradient)
+        buckets = current.buckets_of.get(index, ())
+        for bucket in buckets:
             current.missing[bucket] -= 1
-        return any(not current.missing[bucket] for bucket in self._buckets_of[index])
+        return any(not current.missing[bucket] for bucket in buckets)
 
     def _launch(self, current: _Round) -> None:
         """Begin the buckets whose turn it is.  On the loop."""
@@ -118,20 +120,22 @@ class Reducer:
         async with self._window:
             await reduction.run()
 
-    def _new_round(self) -> _Round:
-        return _Round(self._means)
-
 
 class _Round:
-    """One gradient of every parameter."""
+    """One gradient of every parameter; those that are frozen now take no part."""
 
     def __init__(self, means: Means) -> None:
         self.reported: set[int] = set()
-        shards_gradients = means.config.stage.shards_gradients
-        self.contributions = Contributions(means.partition) if shards_gradients else None
-        buckets = means.partition.buckets
+        self.frozen = means.frozen
+        buckets = thinned(means.partition, self.frozen)
+        self.contributions = Contributions(buckets) if means.config.stage.shards_gradients else None
         self.missing = Counter({bucket.index: len(set(bucket.parameters)) for bucket in buckets})
-        self.reductions = [BucketReduction(bucket, means, self.contributions) for bucket in buckets]
+        self.buckets_of: dict[int, list[int]] = {}
+        for bucket in buckets:
+            for parameter in dict.fromkeys(bucket.parameters):
+                self.buckets_of.setdefault(parameter, []).append(bucket.index)
+        detail = means.frozen_detail
+        self.reductions = [BucketReduction(bucket, means, self.contributions, detail=detail) for bucket in buckets]
         self.tasks: list[asyncio.Task[None]] = []
         self.begun = 0
         self.is_over = False

@@ -82,7 +82,7 @@ class RowSums(ABC):
         return _CODEC.name if self.is_lossy else Identity.name
 
     @abstractmethod
-    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowResiduals | None) -> RowSum:
         """Return the sum of ``rows`` into ``row`` by ``op``, ``"sum"`` or ``"mean"``.
 
         What it takes of memory comes from ``pool``; what rows lose goes into ``feedback``, if given.
@@ -135,7 +135,7 @@ class CompressedSum(RowSum):
         *,
         op: ReduceOp,
         pool: BufferPool,
-        feedback: RowFeedback | None,
+        feedback: RowResiduals | None,
     ) -> None:
         super().__init__(communicator, rows, row, op=op)
         self._format = RowFormat(_CODEC, rows.shape[1])
@@ -198,7 +198,7 @@ class ReplicaSums(RowSums):
         self._communicator = communicator
         self._algorithm = algorithm
 
-    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+    def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowResiduals | None) -> RowSum:
         if self.is_lossy:
             return CompressedSum(self._communicator, rows, row, op=op, pool=pool, feedback=feedback)
         return PlainSum(self._communicator, rows, row, op=op, algorithm=self._algorithm)
@@ -216,7 +216,44 @@ Residuals = NDArray[np.float32]
 """A row for each row of a bucket that is encoded, in their order."""
 
 
-class RowFeedback:
+class RowResiduals(ABC):
+    """The residuals of the rows that a sum encodes."""
+
+    @abstractmethod
+    def open(self) -> tuple[Residuals, Residuals]:
+        """Return what to add to the rows that are encoded now, and where to write what they lose.
+
+        Both have a row for each that is encoded; they may be the same array.
+        """
+
+    def store(self) -> None:  # noqa: B027
+        """Keep what was lost; to be called when rows were encoded."""
+
+
+class ThinnedResiduals(RowResiduals):
+    """The ``columns`` of ``whole`` that travel; the others, of frozen parameters, stay as they are."""
+
+    def __init__(self, whole: RowFeedback, columns: NDArray[np.intp]) -> None:
+        self._whole = whole
+        self._columns = columns
+        self._opened: tuple[Residuals, Residuals, Residuals] | None = None
+
+    def open(self) -> tuple[Residuals, Residuals]:
+        source, lost = self._whole.open()
+        residual = np.ascontiguousarray(source[:, self._columns])
+        self._opened = source, lost, residual
+        return residual, residual
+
+    def store(self) -> None:
+        if self._opened is not None:
+            source, lost, residual = self._opened
+            if lost is not source:
+                lost[...] = source
+            lost[:, self._columns] = residual
+            self._opened = None
+
+
+class RowFeedback(RowResiduals):
     """The residuals of those rows of one bucket that are encoded.  They take no memory before the first one is.
 
     Within a step each reduction goes on from what the one before it lost; a step that is not taken leaves no trace.
@@ -228,10 +265,6 @@ class RowFeedback:
         self._has_lost = False
 
     def open(self) -> tuple[Residuals, Residuals]:
-        """Return what to add to the rows that are encoded now, and where to write what they lose.
-
-        Both have a row for each that is encoded; they may be the same array.
-        """
         if self._arrays is None:
             self._arrays = (np.zeros(self._shape, np.float32), np.zeros(self._shape, np.float32))
         residual, lost = self._arrays
@@ -280,9 +313,16 @@ class StepFeedback:
         self._encoded = list(encoded)
         self._rows = tuple(RowFeedback((len(self._encoded), bucket.width)) for bucket in partition.buckets)
 
-    def of(self, bucket: RowBucket) -> RowFeedback:
-        """Return the residuals of ``bucket``."""
-        return self._rows[bucket.index]
+    def of(self, bucket: RowBucket) -> RowResiduals | None:
+        """Return the residuals of ``bucket``, which may be thinned; None if it has no values."""
+        if bucket.origin is None:
+            return self._rows[bucket.index]
+        whole, rows = self._partition.buckets[bucket.origin], self._rows[bucket.origin]
+        if bucket.width == whole.width and bucket.slots:
+            return rows
+        offsets = {(slot.parameter, slot.low): slot.offset for slot in whole.slots}
+        columns = [np.arange(slot.high - slot.low) + offsets[slot.parameter, slot.low] for slot in bucket.slots]
+        return ThinnedResiduals(rows, np.concatenate(columns)) if columns else None
 
     def commit(self) -> None:
         """Make what this step lost the residual of the next."""

@@ -17,6 +17,7 @@ from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.nn.optimizers import combined
 from asyncpar.zero.buckets import BucketGather, Means
+from asyncpar.zero.partition import RowBucket, thinned
 from asyncpar.zero.share import ParameterShare
 from asyncpar.zero.tasks import ended, first_failure, stopped
 
@@ -124,7 +125,8 @@ class OwnedUpdate:
         self._means = means
         self._settings = settings
         self._window = asyncio.Semaphore(window)
-        self._gathers = value_gathers(means, "spread")
+        self._buckets = [bucket for bucket in thinned(means.partition, means.frozen) if bucket.slots]
+        self._gathers = value_gathers(means, "spread", self._buckets)
         self._targets = [share.flat_value for share in means.shares] if self._gathers else []
         self._is_updated = [asyncio.Event() for _ in means.partition.buckets]
 
@@ -166,18 +168,23 @@ class OwnedUpdate:
             self._is_updated[bucket.index].set()
 
     async def _spread(self, index: int) -> None:
-        await self._is_updated[index].wait()
+        bucket = self._buckets[index]
+        await self._is_updated[bucket.index if bucket.origin is None else bucket.origin].wait()
         async with self._window:
             await self._gathers[index].run(self._targets, has_own=True)
 
 
-def value_gathers(means: Means, what: str) -> list[BucketGather]:
-    """Return the gathers that give all ranks all values: none where all ranks have them, or each keeps its own."""
+def value_gathers(means: Means, what: str, buckets: Sequence[RowBucket] | None = None) -> list[BucketGather]:
+    """Return the gathers that give all ranks all values, or those in ``buckets``.
+
+    There are none where all ranks have them, or each keeps its own.
+    """
     stage = means.config.stage
     if means.partition.size == 1 or not stage.shards_states or stage.shards_parameters:
         return []
     key = f"{means.key()}/{what}"
-    return [BucketGather(bucket, means, means.partition, means.shares, key=key) for bucket in means.partition.buckets]
+    chosen = means.partition.buckets if buckets is None else buckets
+    return [BucketGather(bucket, means, means.partition, means.shares, key=key) for bucket in chosen]
 
 
 async def gather_values(means: Means) -> None:

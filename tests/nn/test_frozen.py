@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.nn import Array, Parameter
+from asyncpar.nn import Array, Parameter, Transformer, TransformerConfig
 from asyncpar.nn.half import HalfParameter
 from asyncpar.nn.optimizers import SGD, Adam, AdamW, EarlyStep, Optimizer, Rule
+from asyncpar.nn.tensor import SingleRankGroup, build_stage
 
 RATE = 0.05
 STEPS = 8
@@ -140,3 +142,40 @@ def test_requires_grad_is_true_or_false(value: Any) -> None:
     with pytest.raises(UsageError, match=r"parameter w: expected True or False as requires_grad"):
         parameter.requires_grad = value
     assert parameter.requires_grad
+
+
+TOKENS = np.random.default_rng(1).integers(0, 13, (2, 6))
+CONFIG = TransformerConfig(vocabulary=13, length=6, features=8, layers=1, heads=2, dtype="float64")
+
+
+def make_models() -> dict[str, Any]:
+    """Return models of all layers with parameters, whole and as tensor-parallel ranks have them."""
+    tied = replace(CONFIG, tied_embeddings=True)
+    whole: dict[str, Any] = {"is_first": True, "is_last": True, "group": SingleRankGroup()}
+    return {
+        "whole": Transformer(CONFIG),
+        "tied": Transformer(tied),
+        "slices": build_stage(CONFIG, layers=range(1), **whole),
+        "tied slices": build_stage(tied, layers=range(1), **whole),
+    }
+
+
+@pytest.mark.parametrize("model", ["whole", "tied", "slices", "tied slices"])
+def test_passes_compute_gradients_of_what_is_not_frozen_alone(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = make_models()[model]
+    parameters = list({id(each): each for each in layers.parameters()}.values())
+    computed: set[str] = set()
+    monkeypatch.setattr(Parameter, "accumulate", lambda self, *_: computed.add(self.name))
+
+    def passes() -> set[str]:
+        computed.clear()
+        outputs, saved = layers.forward(TOKENS)
+        layers.backward(saved, np.ones_like(outputs))
+        return set(computed)
+
+    everything = passes()
+    assert everything == {parameter.name for parameter in parameters}
+    for parameter in parameters:
+        parameter.requires_grad = False
+        assert passes() == everything - {parameter.name}
+        parameter.requires_grad = True

@@ -72,7 +72,8 @@ class VocabParallelEmbedding(Stage[Tokens]):
         return self.tokens, self.positions
 
     def _add_gradients(self, x: Tokens, dy: Array, on_gradient: OnGradient | None) -> None:
-        self.positions.accumulate(dy.sum(axis=0), self._positions_of(x))
+        if self.positions.requires_grad:
+            self.positions.accumulate(dy.sum(axis=0), self._positions_of(x))
         whole = self._region.leave_gradient(dy)
         own = (x >= self._start) & (x < self._stop)
         if own.any():

@@ -175,7 +175,7 @@ class RowParallelLinear(Stage[RowSaved]):
         whole = self._region.leave_gradient(dy)
 
         def work(tell: OnGradient | None) -> None:
-            if self.bias is not None:
+            if self.bias is not None and self.bias.requires_grad:
                 self.bias.accumulate(dy.reshape(-1, dy.shape[-1]).sum(axis=0))
             self._linear.add_gradients(x, whole)
             report(reversed(self.parameters()), tell)
