@@ -118,7 +118,7 @@ def step_on_own_gradients(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_updated_values_to_oneself(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stepping, "value_gathers", lambda means, what: [])
+    patch.setattr(stepping, "value_gathers", lambda means, what, buckets: [])
 
 
 def register_in_the_order_of_a_hash(patch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,7 @@ _KNOWN = {
     "dashboard/app.py": "names by which browsers ask",
     "launch/doctor/host_checks.py": "is a port free at all addresses of this host",
     "net/transport/connection_watch.py": "is a descriptor a connection of either family",
+    "torch/functional_operators.py": "namespace::operator",
 }
 
 

@@ -438,4 +438,17 @@ dist.destroy_process_group()
         {"...\n": "model(torch.ones(2, 4)).sum().backward()\n"},
         needs="torch",
     ),
+    ("docs/torch.md", "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"): Surroundings(
+        f"""{_TORCH_WORLD}
+import torch.distributed as dist
+import asyncpar.torch
+
+dist.init_process_group("asyncpar")
+model = asyncpar.torch.DistributedDataParallel(torch.nn.Linear(4, 4))
+BLOCK
+model(torch.ones(2, 4)).sum().backward()
+dist.destroy_process_group()
+""",
+        needs="torch",
+    ),
 }
