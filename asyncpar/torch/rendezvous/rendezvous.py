@@ -60,8 +60,10 @@ from asyncpar.torch.rendezvous.store import LastRendezvous, RendezvousStore, Sto
 T = TypeVar("T")
 
 _FIRST_PAUSE = 0.001
+_FIRST_PAUSE_PER_RANK = 0.00001
 _LONGEST_PAUSE = 0.05
-_PAUSE_PER_RANK = 0.0001
+_LONGEST_PAUSE_PER_RANK = 0.0001
+_PART_OF_WAIT = 1 / 16
 
 EXCHANGE_SECONDS = 60.0
 """Seconds that ranks have to write their addresses once all have written their hello."""
@@ -100,7 +102,8 @@ class StoreRendezvous:
         self._attempt = attempt
         self._timeout = self._patience = timeout
         self._over_at = self._deadline = time.monotonic() + timeout
-        self._longest_pause = _LONGEST_PAUSE + size * _PAUSE_PER_RANK
+        self._first_pause = _FIRST_PAUSE + size * _FIRST_PAUSE_PER_RANK
+        self._longest_pause = _LONGEST_PAUSE + size * _LONGEST_PAUSE_PER_RANK
         self._is_stopped = threading.Event()
         self._process = ""
         self._hellos: dict[int, RankHello] = {}
@@ -181,8 +184,8 @@ class StoreRendezvous:
         return found
 
     def _pause_after(self, begun: float) -> float:
-        """Return the seconds until a rank that has waited since ``begun`` looks again: a quarter of that time."""
-        return min(self._longest_pause, max(_FIRST_PAUSE, (time.monotonic() - begun) / 4))
+        """Return the seconds until a rank that has waited since ``begun`` looks again: a small part of that time."""
+        return min(self._longest_pause, max(self._first_pause, (time.monotonic() - begun) * _PART_OF_WAIT))
 
     def _pause(self, seconds: float) -> None:
         if self._is_stopped.wait(seconds):
