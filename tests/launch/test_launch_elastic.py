@@ -72,11 +72,13 @@ def test_a_job_starts_small_grows_and_goes_on_without_a_killed_host(launcher: La
 
 def test_a_host_that_gets_sigterm_leaves_and_the_others_go_on(launcher: Launcher, eventually: Eventually) -> None:
     job = Job(launcher, eventually, "1:2")
-    first, second = job.start(0), job.start(1)
-    job.await_world(0, 2)
+    first = job.start(0)
+    job.await_world(0, 1)
+    second = job.start(1)
+    job.await_world(1, 2)
     second.send_signal(signal.SIGTERM)
     assert launcher.finish(second).returncode == 143
-    job.await_world(1, 1)
+    job.await_world(2, 1)
     [end] = job.end(first)
     assert end.returncode == 0, end
 
