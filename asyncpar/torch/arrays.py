@@ -139,9 +139,21 @@ def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str, *, instead: 
     return found[0]
 
 
-def unwrapped(tensors: Any) -> list[torch.Tensor]:
-    """Return the list of tensors of an argument that may be wrapped in another list."""
-    return list(tensors[0]) if tensors and not isinstance(tensors[0], torch.Tensor) else list(tensors)
+def unwrapped(tensors: Any, name: str) -> list[torch.Tensor]:
+    """Return the list of tensors of an argument that may be wrapped in another list, with nothing beside it there."""
+    if not tensors or isinstance(tensors[0], torch.Tensor):
+        return list(tensors)
+    if len(tensors) > 1:
+        raise UsageError(f"{name}: expected one list of tensors, as each rank passes one tensor, got {len(tensors)}")
+    return list(tensors[0])
+
+
+def of_root(tensors: Any, name: str, *, is_root: bool) -> list[torch.Tensor]:
+    """Return the list of tensors that the root passes, and no other rank."""
+    found = [] if tensors is None else unwrapped(tensors, name)
+    if found and not is_root:
+        raise UsageError(f"{name}: expected none on a rank that is not the root, got {len(found)}")
+    return found
 
 
 def check_same_dtype(tensors: Sequence[torch.Tensor], name: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import check_same_dtype, only, pairs, unwrapped
+from asyncpar.torch.arrays import check_same_dtype, of_root, only, pairs, unwrapped
 from asyncpar.torch.cuda_reductions import CudaReductions
 from asyncpar.torch.cuda_tensors import CallTensors, as_bytes, check_like, hand_out, overlap, units
 from asyncpar.torch.exchanges import check_equal_parts, check_received, split_sizes
@@ -35,7 +35,7 @@ class CudaPath(CudaReductions):
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` on all ranks; their shapes may differ."""
-        outputs, source = unwrapped(output_tensors), only(input_tensors, "input_tensors")
+        source, outputs = only(input_tensors, "input_tensors"), unwrapped(output_tensors, "tensor_list")
         self._check_count(outputs, "tensor_list")
         check_same_dtype([source, *outputs], "tensor_list and tensor")
         check_like(outputs[self._communicator.rank], source, "tensor_list", self._communicator.rank)
@@ -115,7 +115,7 @@ class CudaPath(CudaReductions):
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""
         source, root = only(input_tensors, "input_tensors"), root_of(opts, self._communicator)
         is_root = self._communicator.rank == root
-        outputs = unwrapped(output_tensors) if is_root else []
+        outputs = of_root(output_tensors, "gather_list", is_root=is_root)
         check_same_dtype([source, *outputs], "gather_list and tensor")
         use = CallTensors([source, *outputs])
         flat = use.flat(source, "tensor")
@@ -134,9 +134,9 @@ class CudaPath(CudaReductions):
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Hand out the root's list of tensors, entry ``r`` to rank ``r``."""
         output, root = only(output_tensors, "output_tensors"), root_of(opts, self._communicator)
-        inputs: list[Tensor] = []
-        if self._communicator.rank == root:
-            inputs = unwrapped(input_tensors)
+        is_root = self._communicator.rank == root
+        inputs = of_root(input_tensors, "scatter_list", is_root=is_root)
+        if is_root:
             self._check_count(inputs, "scatter_list")
             check_same_dtype([output, *inputs], "scatter_list and tensor")
             for rank, source in enumerate(inputs):

@@ -72,7 +72,7 @@ class CudaReductions:
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Combine the lists of all ranks and leave entry ``r`` in the output of rank ``r``; entries may differ."""
-        output, inputs = only(output_tensors, "output_tensors"), unwrapped(input_tensors)
+        output, inputs = only(output_tensors, "output_tensors"), unwrapped(input_tensors, "input_list")
         self._check_count(inputs, "input_list")
         rank = self._communicator.rank
         check_same_dtype([output, *inputs], "output and input_list")

@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import array_of, bits_detail, check_same_dtype, flat, only, pairs, unwrapped
+from asyncpar.torch.arrays import array_of, bits_detail, check_same_dtype, flat, of_root, only, pairs, unwrapped
 from asyncpar.torch.group_base import GroupBase, root_of
 from asyncpar.torch.packed import gather_several, tensors_detail
 from asyncpar.torch.signatures import operation
@@ -50,7 +50,7 @@ class GatherOperations(GroupBase):
     )
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` on all ranks; their shapes may differ."""
-        outputs, source = unwrapped(output_tensors), only(input_tensors, "input_tensors")
+        source, outputs = only(input_tensors, "input_tensors"), unwrapped(output_tensors, "tensor_list")
         communicator = self.communicator
         self._check_count(outputs, "tensor_list")
         check_same_dtype([source, *outputs], "tensor_list and tensor")
@@ -173,7 +173,7 @@ class GatherOperations(GroupBase):
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""
         source, root = only(input_tensors, "input_tensors"), root_of(opts, self.communicator)
         communicator = self.communicator
-        outputs = unwrapped(output_tensors) if communicator.rank == root else []
+        outputs = of_root(output_tensors, "gather_list", is_root=communicator.rank == root)
         check_same_dtype([source, *outputs], "gather_list and tensor")
         x = array_of(source, as_bits=True)
         arrays = [array_of(tensor, "gather_list", as_bits=True) for tensor in outputs]
@@ -207,9 +207,9 @@ class GatherOperations(GroupBase):
         output, root = only(output_tensors, "output_tensors"), root_of(opts, self.communicator)
         communicator = self.communicator
         out = array_of(output, as_bits=True)
-        x, inputs = None, []
+        inputs = of_root(input_tensors, "scatter_list", is_root=communicator.rank == root)
+        x = None
         if communicator.rank == root:
-            inputs = unwrapped(input_tensors)
             self._check_count(inputs, "scatter_list")
             check_same_dtype([output, *inputs], "scatter_list and tensor")
             arrays = [array_of(tensor, "scatter_list", as_bits=True) for tensor in inputs]

@@ -194,7 +194,7 @@ class ReductionOperations(GroupBase):
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Combine the lists of all ranks and leave entry ``r`` in the output of rank ``r``; entries may differ."""
         output = only(output_tensors, "output_tensors")
-        inputs = unwrapped(input_tensors)
+        inputs = unwrapped(input_tensors, "input_list")
         communicator = self.communicator
         if len(inputs) != communicator.size:
             raise UsageError(f"input_list: expected {communicator.size} tensors, one per rank, got {len(inputs)}")

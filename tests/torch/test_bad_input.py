@@ -258,6 +258,23 @@ def test_several_tensors_of_one_rank_are_refused_where_gloo_adds_them_up() -> No
 
 
 @on_ranks(2)
+def test_lists_that_an_operation_does_not_take_are_refused_as_by_other_backends() -> None:
+    group: Any = dist.group.WORLD
+    mine, x, pair = dist.get_rank(), torch.ones(2), [torch.ones(2), torch.ones(2)]
+    for told, call in [
+        ("all_gather: tensor_list: expected one list .* got 2", lambda: group.allgather([pair, pair], [x])),
+        ("reduce_scatter: input_list: expected one list .* got 2", lambda: group.reduce_scatter([x], [pair, pair])),
+        ("gather: gather_list: expected one list .* got 2", lambda: group.gather([pair, pair], [x], root=mine)),
+        ("scatter: scatter_list: expected one list .* got 2", lambda: group.scatter([x], [pair, pair], root=mine)),
+        ("gather: gather_list: expected 2 entries, .* got 0", lambda: group.gather(None, [x], root=mine)),
+        ("gather: gather_list: expected none .* not the root, got 2", lambda: group.gather([pair], [x], root=1 - mine)),
+        ("scatter: scatter_list: expected none .* got 2", lambda: group.scatter([x], [pair], root=1 - mine)),
+    ]:
+        refused(call, told)
+    assert_works()
+
+
+@on_ranks(2)
 def test_arguments_that_are_none_of_an_operation_are_refused() -> None:
     group: Any = dist.group.WORLD
     x = torch.ones(2)

@@ -82,6 +82,16 @@ def cases(count: int) -> list[tuple[Call, Call, str]]:
             lambda: dist.scatter(far, None),
             "got one on meta",
         ),
+        (
+            lambda: dist.gather(x, pair if dist.get_rank() == 0 else None),
+            lambda: group.gather([pair], [x], root=0).wait(),
+            "expected none on a rank that is not the root",
+        ),
+        (
+            lambda: dist.scatter(x, pair if dist.get_rank() == 0 else None),
+            lambda: group.scatter([x], [pair], root=0).wait(),
+            "expected none on a rank that is not the root",
+        ),
         (lambda: dist.reduce_scatter(x, pair), lambda: dist.reduce_scatter(x, [x]), "expected 2 tensors"),
         (
             lambda: dist.reduce_scatter(uneven[dist.get_rank()], uneven),
