@@ -30,13 +30,19 @@ BUSY = """
 def go_down(depth):
     return sum(range(3)) if depth == 0 else go_down(depth - 1)
 
-def stay_busy():
+inside = threading.Semaphore(0)
+
+def stay_busy(is_main):
+    inside.release()
+    if is_main:
+        inside.acquire()
+        inside.acquire()
+        print("ready", flush=True)
     while True:
         go_down(20)
 
-threading.Thread(target=stay_busy, daemon=True).start()
-print("ready", flush=True)
-stay_busy()
+threading.Thread(target=stay_busy, args=(False,), daemon=True).start()
+stay_busy(True)
 """
 
 IN_C = """
