@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("asyncpar", "tests", "scripts")
 PATH = re.compile(r"(?<![\w/.])((?:asyncpar|tests|scripts)/[\w/]+\.(?:py|md))")
+TEST = re.compile(r"(?<![\w/.])(tests/[\w/]+\.py(?:::[\w\[\]-]+)?)")
 MODULE = re.compile(r"``(\w+)\.py``")
 
 
@@ -30,3 +35,22 @@ def test_every_file_that_is_named_is_there() -> None:
         known = {path.name for path in page.parent.rglob("*.py")} if is_guide else names
         missing += [f"{where}: {named}.py" for named in MODULE.findall(text) if f"{named}.py" not in known]
     assert set(missing) <= {"scripts/torch_conformance/rank.py: test_distributed_spawn.py"}  # a file of torch's
+
+
+@pytest.mark.process
+def test_every_test_that_a_script_runs_is_there() -> None:
+    """Also those that it names by their parameters, which are others with ``--soak``."""
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file()] + [ROOT / ".ci" / "run"]
+    texts = {path: re.sub(r"^#.*", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE) for path in scripts}
+    assert sum(len(TEST.findall(text)) for text in texts.values()) > 20
+    for path, text in texts.items():
+        tests = TEST.findall(text)
+        assert not [test for test in tests if not (ROOT / test.partition("::")[0]).is_file()], path
+        cases = [test for test in tests if "::" in test]
+        if cases:
+            soak = ["--soak"] if "--soak" in text else []
+            command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider"]
+            done = subprocess.run(
+                [*command, *soak, *cases], cwd=ROOT, capture_output=True, text=True, timeout=55, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr

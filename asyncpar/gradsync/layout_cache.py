@@ -89,10 +89,6 @@ class _Kept:
         )
 
 
-DROPPED = "residuals of compression from before are dropped %s: %s"
-"""The warning for what cannot be made up for: why, and the names."""
-
-
 class LayoutCache:
     """``compression`` may be changed between steps, by ``change``; all ranks do so alike."""
 
@@ -341,7 +337,10 @@ class LayoutCache:
 
     def _warn_of(self, lost: Sequence[str]) -> None:
         if lost and self._settings.groups.replicas.rank == 0:
-            _log.warning(DROPPED, "without a codec and error feedback", ", ".join(lost))
+            names = ", ".join(lost)
+            _log.warning(
+                "residuals of compression from before are dropped without a codec and error feedback: %s", names
+            )
 
     def _plan(
         self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None, bucket_size_mb: float | None = None

@@ -83,7 +83,7 @@ def follow_blames(rank: int, blames: Mapping[int, int | None]) -> int:
 def find_odd_calls(calls: Mapping[int, str]) -> list[int]:
     """Return the ranks whose call is another than that of most; of as many ranks each, than that of the lowest one.
 
-    None if all called the same.
+    Empty if all called the same.
     """
     counts = Counter(calls.values())
     if len(counts) < 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.collectives.communicator import Communicator
@@ -21,8 +23,7 @@ from asyncpar.torch.errors import as_torch
 from asyncpar.torch.exchanges import ExchangeOperations
 from asyncpar.torch.gathers import GatherOperations
 from asyncpar.torch.group_base import remains
-from asyncpar.torch.group_options import GroupOptions, check_options
-from asyncpar.torch.instrumentation import uncompiled
+from asyncpar.torch.instrumentation import NAME, uncompiled
 from asyncpar.torch.optimizer_steps import OptimizerSteps
 from asyncpar.torch.reductions import ReductionOperations
 from asyncpar.torch.rendezvous.attach import attach_store
@@ -92,6 +93,24 @@ def _told(absent: Sequence[int], seconds: float) -> str:
     """Name the ``absent`` ranks in the words of torch's other backends, which programs look for."""
     ranks = f"{'Rank' if len(absent) == 1 else 'Ranks'} {', '.join(map(str, absent))}"
     return f"Rank 0 timed out in monitoredBarrier after {seconds} s: {ranks} failed to pass monitoredBarrier in time"
+
+
+class GroupOptions(c10d.Backend.Options):
+    """The options of ``group``, as torch's own backends have them; its timeout is theirs, also when it is set."""
+
+    def __init__(self, group: Any, ranks: Sequence[int]) -> None:
+        super().__init__(NAME)
+        self._group = group
+        self.group_name = group.getGroupName()
+        self.global_ranks_in_group = list(ranks)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self._group.seconds)
+
+    @_timeout.setter
+    def _timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
 
 
 @uncompiled
@@ -210,6 +229,23 @@ def own_group(group: dist.ProcessGroup | None, name: str) -> ProcessGroup:
     return found
 
 
+def _check_options(options: Any, timeout: timedelta) -> None:
+    """Raise ``UsageError`` unless ``options`` are None or those of a group of this backend.
+
+    They have nothing but a timeout, and ``timeout``, that of the call that makes the group, comes before it: that is
+    warned of where they differ, as torch does for NCCL.
+    """
+    if options is None:
+        return
+    if not isinstance(options, c10d.Backend.Options) or options.backend != NAME:
+        raise UsageError(f"pg_options: expected None or the options of a group of the backend {NAME}, got {options!r}")
+    if options._timeout != timeout:
+        warnings.warn(
+            f"pg_options: their _timeout, {options._timeout}, has no effect; the argument timeout is {timeout}",
+            stacklevel=2,
+        )
+
+
 def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
     """Make the group that torch describes: a world of its own, or part of the one of the default group.
 
@@ -218,7 +254,7 @@ def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
     in_process = backend_options if isinstance(backend_options, InProcess) else None
     try:
         if in_process is None:
-            check_options(backend_options, options.timeout)
+            _check_options(backend_options, options.timeout)
         parent = _default_group() if options.global_ranks_in_group else None
         if parent is None:
             return _own_world(options, in_process)
