@@ -20,7 +20,7 @@ from asyncpar.node import Node
 from asyncpar.testing import local_world
 from tests.hybrid.worlds import RATE, Array, draw_batch, gather
 
-PATIENCE = 20.0
+PATIENCE = 45.0
 """Seconds after which ranks are taken for hung."""
 
 ROWS = 8

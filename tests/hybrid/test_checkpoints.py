@@ -19,8 +19,10 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import Ranks, alone_after, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import TINY, Array, make_config
 from tests.products import in_turn
+from tests.soak import chosen
 
 MODEL = replace(TINY, vocabulary=11, mlp_hidden=29, tied_embeddings=True)
+SHALLOW = replace(MODEL, layers=2)
 
 
 def make(
@@ -61,14 +63,21 @@ def describe(config: HybridConfig) -> str:
     return f"{parallelism.dp_size}x{parallelism.tp_size}x{parallelism.pp_size}-{config.zero.stage}"
 
 
-@pytest.mark.parametrize("saver", [LAYOUTS[4], LAYOUTS[7]], ids=describe)
-async def test_any_layout_goes_on_from_any_other(saver: HybridConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("saver", "loaders"),
+    [(LAYOUTS[4], chosen(LAYOUTS[::2], soak=LAYOUTS)), (LAYOUTS[7], chosen(LAYOUTS[1::2], soak=LAYOUTS))],
+    ids=map(describe, (LAYOUTS[4], LAYOUTS[7])),
+)
+async def test_any_layout_goes_on_from_any_other(
+    saver: HybridConfig, loaders: list[HybridConfig], tmp_path: Path
+) -> None:
+    """Each layout loads what one of the two has saved; with ``--soak`` what each of them has."""
     async with running(MODEL, saver) as ranks:
         for _ in range(2):
             await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path, extra={"seen": 16}))
         expected = (await ranks.take_step())[0]
-    for config in LAYOUTS:
+    for config in loaders:
         async with running(MODEL, config) as ranks:
             assert await every(ranks, lambda one: one.load(tmp_path)) == [{"seen": 16}] * len(ranks.all)
             assert {one.steps for one in ranks.all} == {2}
@@ -143,9 +152,9 @@ async def test_a_damaged_checkpoint_is_refused_on_all_ranks(damage: str, stage: 
         assert_has_taken(ranks, 3)
 
 
-@pytest.mark.parametrize("stage", ZeROStage)
+@pytest.mark.parametrize("stage", chosen([ZeROStage.NONE, ZeROStage.STAGE3], soak=list(ZeROStage)))
 async def test_one_may_save_and_load_after_a_failure(stage: ZeROStage, tmp_path: Path) -> None:
-    async with running(MODEL, make((2, 1, 2), stage)) as ranks:
+    async with running(SHALLOW, make((2, 1, 2), stage, layers=2)) as ranks:
         await ranks.take_step()
         for turns in (3, 17, 40):
             folder = tmp_path / str(turns)
@@ -165,7 +174,7 @@ async def test_one_may_save_and_load_after_a_failure(stage: ZeROStage, tmp_path:
 
 
 async def test_ranks_that_were_torn_apart_while_loading_say_so_until_they_load_again(tmp_path: Path) -> None:
-    async with running(MODEL, make((2, 1, 2), ZeROStage.STAGE1)) as ranks:
+    async with running(SHALLOW, make((2, 1, 2), ZeROStage.STAGE1, layers=2)) as ranks:
         await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         for turns in (1, 8, 30, 80, 200):

@@ -20,6 +20,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, running
 from tests.hybrid.worlds import RATE, TINY, Array, draw_batch, make_config
 from tests.products import in_turn
+from tests.soak import chosen
 
 MODEL = replace(TINY, layers=4, tied_embeddings=True)
 STEPS = 4
@@ -136,7 +137,11 @@ async def test_another_configuration_goes_on_with_what_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), in_turn(["block1/mlp/widen/weight", "block1/mlp/narrow/bias", "embedding/tokens"], LAYOUTS)
+    ("name", "layout"),
+    in_turn(
+        ["block1/mlp/widen/weight", "block1/mlp/narrow/bias", "embedding/tokens"],
+        chosen(["replicas", "slices", "zero 3", "zero 2"], soak=list(LAYOUTS)),
+    ),
 )
 async def test_ranks_that_differ_all_get_an_error_that_says_so(layout: str, name: str) -> None:
     async with running(MODEL, LAYOUTS[layout]) as ranks:

@@ -1,6 +1,6 @@
 """NaN and infinity spread over slices, stages and replicas; errors name the rank, and the place, where they began.
 
-``--soak`` tries more layouts.
+By default every layout meets a stage of ZeRO; ``--soak`` tries all of them with all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Outcomes, Ranks, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import TINY, Array, make_config
-from tests.soak import is_soak
+from tests.products import in_turn
+from tests.soak import chosen
 
 MODEL = replace(TINY, layers=2, heads=2, tied_embeddings=True)
 LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2)]
-PRODUCT = [*product(LAYOUTS[:3], ZeROStage), *product(LAYOUTS[3:], (ZeROStage.NONE, ZeROStage.STAGE3))]
-if is_soak():
-    PRODUCT = [*product([*LAYOUTS, (2, 2, 2)], ZeROStage)]
+PRODUCT = chosen(in_turn(LAYOUTS, ZeROStage), soak=list(product([*LAYOUTS, (2, 2, 2)], ZeROStage)))
 PLACES = {
     Moment.FORWARD: r"the forward pass of stage \d|what it gave to its tensor-parallel ranks",
     Moment.BACKWARD: r"the backward pass of stage \d|what it gave to its tensor-parallel ranks|[\w.,/ ]+",
@@ -66,7 +65,8 @@ async def test_the_rank_is_named_where_it_began(layout: tuple[int, int, int], st
     config = make_config(*layout, layers=2, micro_batches=2, zero=ZeROConfig(stage=stage))
     model = TransformerModel(config=MODEL)
     async with running(MODEL, config, lambda rank: FaultyModel(model=model, fault=faults[rank])) as ranks:
-        for culprit, one in enumerate(ranks.all):
+        for culprit in chosen(sorted({0, size - 1}), soak=range(size)):
+            one = ranks.all[culprit]
             for moment in Moment:
                 if moment is Moment.LOSS and not one.takes_targets:
                     continue

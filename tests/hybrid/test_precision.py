@@ -40,8 +40,7 @@ def faulty_on(rank: int, fault: Fault, model: TransformerModel) -> Callable[[int
     return lambda each: FaultyModel(model=model, fault=fault if each == rank else Fault())
 
 
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize(("layout", "value"), [*((layout, np.nan) for layout in LAYOUTS), ((2, 1, 2), np.inf)])
+@pytest.mark.parametrize(("layout", "stage", "value"), in_turn(LAYOUTS, ZeROStage, [np.nan, np.inf]))
 async def test_what_is_not_finite_on_one_rank_is_an_error_on_all_and_changes_nothing(
     layout: tuple[int, int, int], stage: ZeROStage, value: float
 ) -> None:
@@ -112,8 +111,9 @@ async def test_half_precision_learns_and_layouts_agree(precision: Precision) -> 
     np.testing.assert_allclose(runs, [runs[0]] * len(runs), rtol=5e-3)
 
 
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE2])
-@pytest.mark.parametrize("precision", [Precision.BFLOAT16, Precision.FLOAT16])
+@pytest.mark.parametrize(
+    ("stage", "precision"), in_turn([ZeROStage.NONE, ZeROStage.STAGE2], [Precision.BFLOAT16, Precision.FLOAT16])
+)
 async def test_master_values_and_the_scale_survive_checkpoints(
     precision: Precision, stage: ZeROStage, tmp_path: Path
 ) -> None:
@@ -154,8 +154,7 @@ def padded_batch(rows: int) -> tuple[Array, Array]:
     return tokens, targets
 
 
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "stage"), in_turn(LAYOUTS, ZeROStage))
 async def test_the_mean_is_over_tokens_that_count_however_they_are_spread(
     layout: tuple[int, int, int], stage: ZeROStage
 ) -> None:

@@ -14,6 +14,7 @@ from asyncpar.hybrid import Precision
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, outcomes_of, running
 from tests.hybrid.worlds import TINY, make_config
+from tests.products import sampled
 
 MODEL = replace(TINY, layers=2, heads=4, vocabulary=16, length=8, dtype="float32")
 BYTES = 4
@@ -34,9 +35,7 @@ async def one_step(ranks: Ranks, axis: str, *operations: str) -> list[int]:
     return [sent_by(group, operations) - earlier for group, earlier in zip(groups, before, strict=True)]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("dp", [2, 4])
+@pytest.mark.parametrize(("dp", "stage", "micro_batches"), sampled([2, 4], list(ZeROStage), [1, 2]))
 async def test_replicas_send_an_all_reduce_and_stage_3_half_as_much_again(
     dp: int, stage: ZeROStage, micro_batches: int
 ) -> None:
@@ -98,9 +97,9 @@ FULL = {ZeROStage.NONE: (16.0, 0.0), ZeROStage.STAGE1: (8.0, 8.0), ZeROStage.STA
 MIXED = {ZeROStage.NONE: (16.0, 0.0), ZeROStage.STAGE1: (4.0, 12.0), ZeROStage.STAGE2: (2.0, 14.0)}
 
 
-@pytest.mark.parametrize("precision", [Precision.FULL, Precision.BFLOAT16])
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("dp", "stage", "precision"), sampled([1, 2, 4], list(ZeROStage), [Precision.FULL, Precision.BFLOAT16])
+)
 async def test_bytes_per_parameter_are_those_of_the_formulas(dp: int, stage: ZeROStage, precision: Precision) -> None:
     table = FULL if precision is Precision.FULL else MIXED
     whole, shared = table.get(stage, (0.0, 16.0))

@@ -30,7 +30,7 @@ from tests.multinode.worlds import config_of
 from tests.parallel.replicas import make_model, open_runtime
 from tests.pipeline.real_stages import InlineCompute, cut_model, make_samples, square_loss
 
-SECONDS = 20.0
+SECONDS = 45.0
 TINY = TransformerConfig(vocabulary=5, length=2, features=4, layers=2, heads=2)
 
 Make = Callable[..., AbstractAsyncContextManager[Any]]

@@ -54,7 +54,6 @@ from asyncpar.core.observe.records import (
     GroupIdentity,
     RankIdentity,
     image_bytes,
-    is_image,
     parse_image,
     word_of,
     write_entry,
@@ -125,8 +124,6 @@ class Recorder:
 
     def _take_over(self) -> tuple[int, int, int]:
         """Return the bytes of entries, their number, and how many events have begun, of the node before this one."""
-        if not is_image(self._memory):  # fresh memory, of which a copy would take all pages
-            return 0, 0, 0
         try:
             before = parse_image(bytes(self._memory), latest=1)
         except ProtocolError:
@@ -325,7 +322,7 @@ class Recorder:
 
     def snapshot(self) -> bytes:
         """Return the image as it is now.  From any thread."""
-        return self._memory[: self._entries_start + self._used]
+        return bytes(self._memory)[: self._entries_start + self._used]
 
     def close(self) -> None:
         """End, with the node: another one of this process may go on in the agent's memory.  Idempotent."""
