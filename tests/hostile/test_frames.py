@@ -14,7 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.transport.flow_control import MAX_PENDING
+from asyncpar.net.transport import flow_control, messages
+from asyncpar.net.transport.flow_control import EAGER_WINDOW, MAX_PENDING
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES
 from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, VERSION, FrameKind, Key
 from tests.hostile.inputs import bit_flips, truncations
@@ -181,15 +182,32 @@ async def test_a_huge_message_costs_nothing_before_it_is_granted(length: int) ->
         victim.feed(request + head)
 
 
+PENDING = chosen(4096, soak=MAX_PENDING)
+"""How many frames may wait for something here."""
+
+WINDOW = EAGER_WINDOW * PENDING // MAX_PENDING
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let less wait than links do, in the same proportion: it takes that many frames to get there."""
+    for module in (flow_control, messages):
+        monkeypatch.setattr(module, "MAX_PENDING", PENDING)
+        monkeypatch.setattr(module, "EAGER_WINDOW", WINDOW)
+
+
+@pytest.mark.usefixtures("bounds")
 async def test_grants_requests_and_early_payloads_are_all_bounded() -> None:
     for kind, payload in ((FrameKind.GRANT, number(1)), (FrameKind.REQUEST, number(1)), (FrameKind.EAGER, b"")):
         victim = Victim()
         frames = (frame(kind, Key(7, 9, tag), payload) for tag in itertools.count())
-        with pytest.raises(ProtocolError, match=r"more than 65536|overspent"):
+        with pytest.raises(ProtocolError, match=rf"more than {PENDING}|overspent"):
             victim.feed_all(frames)
-        assert victim.fed <= 110_000
+        assert victim.fed <= WINDOW // HEADER_BYTES + 1
+        assert victim.early_bytes <= WINDOW
 
 
+@pytest.mark.usefixtures("bounds")
 @pytest.mark.parametrize("length", [0, 1, MESSAGE_BYTES])
 async def test_messages_that_wait_for_a_grant_are_bounded(length: int) -> None:
     victim = Victim()
@@ -197,11 +215,12 @@ async def test_messages_that_wait_for_a_grant_are_bounded(length: int) -> None:
         frame(FrameKind.REQUEST, Key(MESSAGE_GROUP, sequence, 0), number(length), fingerprint=0)
         for sequence in itertools.count()
     )
-    with pytest.raises(ProtocolError, match="more than 65536 messages wait for a grant"):
+    with pytest.raises(ProtocolError, match=f"more than {PENDING} messages wait for a grant"):
         victim.feed_all(frames)
-    assert victim.fed <= 2 * MAX_PENDING
+    assert victim.fed <= 2 * PENDING
 
 
+@pytest.mark.usefixtures("bounds")
 async def test_messages_that_wait_for_an_earlier_one_are_bounded() -> None:
     for kind, payload, fingerprint in ((FrameKind.EAGER, b"", 0), (FrameKind.REQUEST, number(0), 1)):
         victim = Victim()
@@ -209,9 +228,10 @@ async def test_messages_that_wait_for_an_earlier_one_are_bounded() -> None:
             frame(kind, Key(MESSAGE_GROUP, sequence, 0), payload, fingerprint=fingerprint)
             for sequence in itertools.count(1)
         )
-        with pytest.raises(ProtocolError, match=r"more than 65536|overspent"):
+        with pytest.raises(ProtocolError, match=rf"more than {PENDING}|overspent"):
             victim.feed_all(frames)
-        assert victim.fed <= 110_000
+        assert victim.fed <= WINDOW // HEADER_BYTES + 1
+        assert victim.early_bytes <= WINDOW
         assert victim.messages == []
 
 

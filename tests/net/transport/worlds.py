@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.links import Links
@@ -37,10 +38,15 @@ class Rank:
 
 @asynccontextmanager
 async def serving(
-    transport: str | None = None, credentials: Credentials | None = CREDENTIALS, connections: int = 1
+    transport: str | None = None,
+    credentials: Credentials | None = CREDENTIALS,
+    connections: int = 1,
+    link_timeout: float = LINK_SECONDS,
 ) -> AsyncIterator[tuple[RpcServer, GrpcConnector]]:
-    server = RpcServer(credentials)
-    connector = GrpcConnector(credentials=credentials, transport=transport, connections=connections)
+    server = RpcServer(credentials, link_timeout=link_timeout)
+    connector = GrpcConnector(
+        credentials=credentials, transport=transport, connections=connections, link_timeout=link_timeout
+    )
     connector.register(server)
     await server.start()
     try:
@@ -59,6 +65,7 @@ async def open_world(
     hosts: str | None = None,
     connections: tuple[int, ...] | None = None,
     job: str = "local",
+    link_timeout: float = LINK_SECONDS,
 ) -> AsyncIterator[list[Rank]]:
     """One rank per transport pin, on the host of its letter in ``hosts`` (None: all on one); nobody has joined yet."""
     async with AsyncExitStack() as stack:
@@ -66,7 +73,7 @@ async def open_world(
         for rank, transport in enumerate(transports):
             own = CREDENTIALS if credentials is None else credentials[rank]
             count = 1 if connections is None else connections[rank]
-            ends.append(await stack.enter_async_context(serving(transport, own, count)))
+            ends.append(await stack.enter_async_context(serving(transport, own, count, link_timeout)))
         places = "a" * len(ends) if hosts is None else hosts
         members = tuple(
             Member(rank=rank, host=f"host-{place}", host_id=place, address=server.address)
