@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,28 @@ from asyncpar.testing.jobs import SyntheticJob, Trouble, record_pipeline
 from tests.dashboard.conftest import show
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
+PATIENCE = 30_000
+"""Milliseconds that anything may take."""
+
+expect.set_options(timeout=PATIENCE)
 PAGES = ("job", "ranks", "links", "operations", "gradients", "pipeline", "actors", "memory", "logs", "flight")
+
+
+TOO_WIDE = """
+async names => {
+    const tooWide = [];
+    for (const name of names) {
+        document.getElementById(`tab-${name}`).click();
+        await new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+        if (document.querySelector(`#tab-${name}[aria-selected=true]`) === null)
+            throw new Error(`${name} is not open`);
+        if (document.documentElement.scrollWidth > innerWidth)
+            tooWide.push(name);
+    }
+    return tooWide;
+}
+"""
+"""Opens one view after another; returns those that are wider than the window."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -31,19 +52,47 @@ async def server() -> AsyncIterator[DashboardServer]:
         yield serving
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tab(browser: Browser) -> AsyncIterator[Page]:
+    """A page for all tests, one after another: a fresh one takes longer than most of them."""
+    made = await browser.new_page()
+    made.set_default_timeout(PATIENCE)
+    yield made
+    await made.context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(tab: Page) -> AsyncIterator[Page]:
+    """A page that shows and keeps nothing."""
+    yield tab
+    await tab.unroute_all()
+    if tab.url.startswith("http"):
+        await tab.evaluate("sessionStorage.clear(); localStorage.clear()")
+    await tab.goto("about:blank")
+    await tab.emulate_media(color_scheme="null")
+    await tab.set_viewport_size({"width": 1280, "height": 720})
+
+
 @contextmanager
 def watched(page: Page, *, origin: str) -> Iterator[list[str]]:
     """Collect errors of scripts and requests to any other place; fail if there are some."""
     wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if "ecurity" in message.text else None)
-    page.on("request", lambda asked: None if asked.url.startswith((origin, "data:")) else wrong.append(asked.url))
-    yield wrong
+    listeners: dict[str, Callable[[Any], None]] = {
+        "pageerror": lambda error: wrong.append(str(error)),
+        "console": lambda message: wrong.append(message.text) if "ecurity" in message.text else None,
+        "request": lambda asked: None if asked.url.startswith((origin, "data:")) else wrong.append(asked.url),
+    }
+    for name, listener in listeners.items():
+        page.on(name, listener)  # type: ignore[call-overload]  # one of its names, each with its type
+    try:
+        yield wrong
+    finally:
+        for name, listener in listeners.items():
+            page.remove_listener(name, listener)
     assert not wrong
 
 
-async def test_the_page_opens_streams_and_asks_nobody_else(server: DashboardServer, browser: Browser) -> None:
-    page = await browser.new_page()
+async def test_the_page_opens_streams_and_asks_nobody_else(server: DashboardServer, page: Page) -> None:
     with watched(page, origin=f"http://{server.address}/"):
         await page.goto(server.url)
         await expect(page.locator("#sentence")).to_contain_text("wait for rank 1 (node-00), which")
@@ -60,23 +109,18 @@ async def test_the_page_opens_streams_and_asks_nobody_else(server: DashboardServ
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(2, "light"), (64, "dark")])
-async def test_no_width_needs_sideways_scrolling(browser: Browser, size: int, scheme: str) -> None:
+async def test_no_width_needs_sideways_scrolling(page: Page, size: int, scheme: str) -> None:
     async with DashboardServer("127.0.0.1", 0) as server:
-        await show(server, size)
-        context = await browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
-        page = await context.new_page()
+        await show(server, size, seconds=6)
+        await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         with watched(page, origin=f"http://{server.address}/"):
             await page.goto(server.url)
             for width in (390, 820, 1440):
                 await page.set_viewport_size({"width": width, "height": 900})
-                for name in PAGES:
-                    await page.click(f"#tab-{name}")
-                    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (width, name)
-        await context.close()
+                assert await page.evaluate(TOO_WIDE, PAGES) == [], width
 
 
-async def test_without_the_token_the_page_asks_for_it(server: DashboardServer, browser: Browser) -> None:
-    page = await browser.new_page()
+async def test_without_the_token_the_page_asks_for_it(server: DashboardServer, page: Page) -> None:
     await page.goto(f"http://{server.address}/#token=wrong")
 
     await expect(page.locator("#notice")).to_contain_text("needs the job's token")
@@ -88,9 +132,8 @@ async def test_without_the_token_the_page_asks_for_it(server: DashboardServer, b
     await expect(page.locator("#notice")).to_be_hidden()
 
 
-async def test_a_page_of_another_origin_gets_nothing(server: DashboardServer, browser: Browser) -> None:
+async def test_a_page_of_another_origin_gets_nothing(server: DashboardServer, page: Page) -> None:
     async with DashboardServer("127.0.0.1", 0) as other:
-        page = await browser.new_page()
         await page.goto(f"http://{other.address}/")
 
         outcome = await page.evaluate(
@@ -102,21 +145,20 @@ async def test_a_page_of_another_origin_gets_nothing(server: DashboardServer, br
     assert outcome.startswith("TypeError")
 
 
-async def test_a_lost_launcher_is_told_and_found_again(browser: Browser) -> None:
+async def test_a_lost_launcher_is_told_and_found_again(page: Page) -> None:
     async with DashboardServer("127.0.0.1", 0) as server:
         await show(server, 4)
         port, token = int(server.address.rpartition(":")[2]), server.token
-        page = await browser.new_page()
         await page.goto(server.url)
         await expect(page.locator("#link")).to_have_text("live")
 
-    await expect(page.locator("#notice")).to_contain_text("does not answer", timeout=10_000)
+    await expect(page.locator("#notice")).to_contain_text("does not answer")
     await expect(page.locator("canvas").first).to_be_visible()  # the last picture stays
 
     again = DashboardServer("127.0.0.1", port, token=token)
     async with again:
         await show(again, 4, seconds=2)
-        await expect(page.locator("#link")).to_have_text("live", timeout=15_000)
+        await expect(page.locator("#link")).to_have_text("live")
         await expect(page.locator("#notice")).to_be_hidden()
         (job,) = SyntheticJob(4).summaries(1)
         await again.show(Painter().paint(job, ended="The job has ended with exit code 3.") | {"failed": True})
@@ -124,9 +166,8 @@ async def test_a_lost_launcher_is_told_and_found_again(browser: Browser) -> None
     await expect(page.locator("#link")).to_have_text("ended")
 
 
-async def test_a_proxy_under_a_path_works(server: DashboardServer, browser: Browser) -> None:
+async def test_a_proxy_under_a_path_works(server: DashboardServer, page: Page) -> None:
     """As JupyterHub's, which serves the page under /user/me/proxy/8787/ with or without the slash."""
-    page = await browser.new_page()
     prefix = "http://hub.example.org/user/me/proxy/8787"
 
     async def forward(route) -> None:  # type: ignore[no-untyped-def]
@@ -150,8 +191,7 @@ async def test_a_proxy_under_a_path_works(server: DashboardServer, browser: Brow
         await page.goto("about:blank")
 
 
-async def test_the_keyboard_reaches_everything(server: DashboardServer, browser: Browser) -> None:
-    page = await browser.new_page()
+async def test_the_keyboard_reaches_everything(server: DashboardServer, page: Page) -> None:
     await page.goto(server.url)
     await expect(page.locator("#link")).to_have_text("live")
 
@@ -168,7 +208,7 @@ async def test_the_keyboard_reaches_everything(server: DashboardServer, browser:
     await expect(page.locator("#tip")).to_contain_text("rank 0: waits")
 
 
-async def test_text_of_the_job_is_never_markup(browser: Browser) -> None:
+async def test_text_of_the_job_is_never_markup(page: Page) -> None:
     async with DashboardServer("127.0.0.1", 0) as server:
         await show(server, 2, seconds=2)
         assert server.latest is not None
@@ -177,7 +217,6 @@ async def test_text_of_the_job_is_never_markup(browser: Browser) -> None:
         server.latest["ranks"][0] |= {"host": bad, "site": bad}
         server.tail.add(bad.encode(), rank=0)
         await server.dashboard.show(server.latest)
-        page = await browser.new_page()
         with watched(page, origin=f"http://{server.address}/"):
             await page.goto(server.url)
             for name in PAGES:
@@ -187,13 +226,12 @@ async def test_text_of_the_job_is_never_markup(browser: Browser) -> None:
             await expect(page.locator(".log")).to_contain_text(bad)
 
 
-async def test_the_report_shows_the_same_without_a_server(browser: Browser, tmp_path: Path) -> None:
+async def test_the_report_shows_the_same_without_a_server(page: Page, tmp_path: Path) -> None:
     async with DashboardServer("127.0.0.1", 0) as server:
         await show(server, 4)
         server.tail.add(b"hello from rank 2", rank=2)
         file = tmp_path / "run.html"
         file.write_text(report_page({"picture": server.latest, "lines": server.tail.after(0)}))
-    page = await browser.new_page()
     with watched(page, origin=file.as_uri()):
         await page.goto(file.as_uri())
         await expect(page.locator("#sentence")).to_contain_text("wait for rank 1")
@@ -203,7 +241,7 @@ async def test_the_report_shows_the_same_without_a_server(browser: Browser, tmp_
         await expect(page.locator("#main")).to_contain_text("a report keeps no events")
 
 
-async def test_the_flight_page_says_what_holds_the_job_up_and_filters_events(browser: Browser) -> None:
+async def test_the_flight_page_says_what_holds_the_job_up_and_filters_events(page: Page) -> None:
     bad = "<img src=x onerror=alert(1)>"
     event = {
         "ticket": 7,
@@ -225,7 +263,6 @@ async def test_the_flight_page_says_what_holds_the_job_up_and_filters_events(bro
 
     async with DashboardServer("127.0.0.1", 0, flight=look) as server:
         await show(server, 4, seconds=2)
-        page = await browser.new_page()
         with watched(page, origin=f"http://{server.address}/"):
             await page.goto(server.url)
             await page.keyboard.press("0")
@@ -238,8 +275,7 @@ async def test_the_flight_page_says_what_holds_the_job_up_and_filters_events(bro
             assert await page.locator("img").count() == 0
 
 
-async def test_gradients_and_pipeline_say_where_the_time_goes(server: DashboardServer, browser: Browser) -> None:
-    page = await browser.new_page()
+async def test_gradients_and_pipeline_say_where_the_time_goes(server: DashboardServer, page: Page) -> None:
     with watched(page, origin=f"http://{server.address}/"):
         await page.goto(server.url)
         await page.click("#tab-gradients")
@@ -252,13 +288,12 @@ async def test_gradients_and_pipeline_say_where_the_time_goes(server: DashboardS
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (4, 2), (16, 1)])
-async def test_the_schedule_is_drawn_as_it_ran_and_read_by_keys(browser: Browser, stages: int, chunks: int) -> None:
+async def test_the_schedule_is_drawn_as_it_ran_and_read_by_keys(page: Page, stages: int, chunks: int) -> None:
     run = draw_run(record_pipeline(stages, micro_batches=2 * stages, chunks=chunks))
     assert run is not None
     async with DashboardServer("127.0.0.1", 0) as server:
         (job,) = SyntheticJob(stages).summaries(1)
         await server.show(Painter().paint(job, schedule=run))
-        page = await browser.new_page()
         with watched(page, origin=f"http://{server.address}/"):
             await page.goto(server.url)
             await page.click("#tab-pipeline")
@@ -278,10 +313,9 @@ async def test_the_schedule_is_drawn_as_it_ran_and_read_by_keys(browser: Browser
             assert await page.evaluate(f"Math.max(...{rights}) <= innerWidth")
 
 
-async def test_calls_that_wait_for_each_other_and_dead_letters_are_on_the_actors_page(browser: Browser) -> None:
+async def test_calls_that_wait_for_each_other_and_dead_letters_are_on_the_actors_page(page: Page) -> None:
     async with DashboardServer("127.0.0.1", 0) as server:
         await show(server, 8, seconds=2)
-        page = await browser.new_page()
         with watched(page, origin=f"http://{server.address}/"):
             await page.goto(server.url)
             await page.click("#tab-actors")
@@ -296,7 +330,7 @@ async def test_calls_that_wait_for_each_other_and_dead_letters_are_on_the_actors
             await expect(page.locator("#main")).to_contain_text("No dead letters")
 
 
-async def test_the_output_of_one_rank_is_read_at_its_agent(browser: Browser) -> None:
+async def test_the_output_of_one_rank_is_read_at_its_agent(page: Page) -> None:
     asked = []
 
     async def read(ranks: Sequence[int]) -> list[dict[str, Any]]:
@@ -306,7 +340,6 @@ async def test_the_output_of_one_rank_is_read_at_its_agent(browser: Browser) -> 
     async with DashboardServer("127.0.0.1", 0, output=read) as server:
         await show(server, 4, seconds=2)
         server.tail.add(b"from everywhere", rank=3)
-        page = await browser.new_page()
         with watched(page, origin=f"http://{server.address}/"):
             await page.goto(server.url)
             await page.keyboard.press("9")
