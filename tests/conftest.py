@@ -9,7 +9,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from tests import leftovers, quick, soak
+from tests import durations, leftovers, quick, soak
 from tests.leftovers import pytest_unconfigure
 from tests.quick import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 
@@ -35,10 +35,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background
 def pytest_addoption(parser: pytest.Parser) -> None:
     quick.add_option(parser)
     soak.add_option(parser)
+    durations.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     soak.configure(config)
+    durations.pytest_configure(config)
     leftovers.pytest_configure(config)
 
 
