@@ -62,9 +62,10 @@ class Course(NamedTuple):
 
 
 class Walk:
-    """Counts calls of the package's functions between ``begin`` and ``end``."""
+    """Counts calls of the package's functions between ``begin`` and ``end``, of ``counted`` operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted: int) -> None:
+        self.counted = counted
         self._codes: set[CodeType] = set()
         self._last: str | None = None
         self._changes = 0
@@ -98,16 +99,17 @@ class Walk:
 
 async def count(walk: Walk, operation: Callable[[], Awaitable[object]], barrier: Callable[[], Awaitable[None]]) -> None:
     """Run ``operation`` on both ranks, and print its course."""
+    for _ in range(_WARM):
+        await barrier()
+        await operation()
     courses = []
-    for number in range(_WARM + _COUNTED):
+    for _ in range(walk.counted):
         await barrier()
         await asyncio.sleep(0.05)  # whatever the barrier left to do is done
         walk.begin()
         await operation()
-        course = walk.end()
+        courses.append(walk.end())
         await asyncio.sleep(0.05)  # the other rank has stopped counting, before this one sends for the next barrier
-        if number >= _WARM:
-            courses.append(course)
     show(courses)
 
 
@@ -210,23 +212,24 @@ def walk_torch(walk: Walk) -> None:
 
     dist.init_process_group("asyncpar")
     x, courses = torch.zeros(1 << 18), []
-    for number in range(_WARM + _COUNTED):
+    for _ in range(_WARM):
+        dist.barrier()
+        dist.all_reduce(x)
+    for _ in range(walk.counted):
         dist.barrier()
         time.sleep(0.05)
         walk.begin()
         dist.all_reduce(x)
-        course = walk.end()
-        if number >= _WARM:
-            courses.append(course)
+        courses.append(walk.end())
     show(courses)
     dist.destroy_process_group()
 
 
-def be_rank(name: str) -> None:
+def be_rank(name: str, counted: int) -> None:
     """Run the walk ``name`` on this rank."""
-    walk = Walk()
-    walk.install()
+    walk = Walk(counted)
     if name == "torch":
+        walk.install()
         walk_torch(walk)
         return
     import asyncpar as ap
@@ -242,13 +245,14 @@ def be_rank(name: str) -> None:
     async def main() -> None:
         await asyncio.create_task(bodies[name](walk))  # each step of the main task itself enters the runner
 
+    walk.install()  # after the imports of the package, which would take longer
     ap.run(main)
 
 
-def measure(name: str) -> Course:
+def measure(name: str, counted: int = _COUNTED) -> Course:
     """Launch two ranks for the walk ``name``."""
     command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport"]
-    command += [_TRANSPORT.get(name, "tcp"), __file__, "--rank", name]
+    command += [_TRANSPORT.get(name, "tcp"), __file__, "--rank", name, "--counted", str(counted)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]  # the launcher shows other ranks than 0 on stderr
     found = sorted(json.loads(line.partition(_MARK)[2]) for line in lines if _MARK in line)
@@ -263,12 +267,13 @@ def main() -> None:
     parser.add_argument("walks", nargs="*", metavar="walk", help=f"of {', '.join(WALKS)}; default all")
     parser.add_argument("--files", action="store_true", help="name the files that each walk enters")
     parser.add_argument("--rank", choices=sorted(WALKS), help=argparse.SUPPRESS)
+    parser.add_argument("--counted", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted(set(options.walks) - set(WALKS))
     if unknown:
         parser.error(f"expected walks of {', '.join(WALKS)}, got {', '.join(unknown)}")
     if options.rank is not None:
-        be_rank(options.rank)
+        be_rank(options.rank, options.counted)
         return
     print(f"{'walk':46} {'files':>6} {'functions':>10} {'changes of file':>16}")
     for name in options.walks or WALKS:

@@ -50,6 +50,9 @@ os.rename(f"new-rank{os.environ['RANK']}", f"pid-rank{os.environ['RANK']}")
 time.sleep(600)
 """
 
+MORE = [("pass", "1"), ("SIGINT", "0"), *((end, workers) for end in ("SIGTERM", "SIGKILL") for workers in "01")]
+"""Further ends of a session, and its numbers of workers."""
+
 
 def wait_for(is_so: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
@@ -70,8 +73,7 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize("end", first(2, ["pass", "SIGINT", "SIGTERM", "SIGKILL"]))
+@pytest.mark.parametrize(("end", "workers"), first(2, [("pass", "0"), ("SIGINT", "1"), *MORE]))
 def test_nothing_that_a_test_starts_outlives_it(end: str, workers: str, tmp_path: Path) -> None:
     from tests.launch.test_launch_hosts import free_port
 

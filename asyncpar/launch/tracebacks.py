@@ -179,12 +179,27 @@ class TracebackHold:
         return bool(lines) and lines in b"\n".join(self._released)
 
     def end(self, *, has_failed: bool) -> list[bytes]:
-        """Return what is to be shown of it when the process has ended; its last traceback is not, if it has failed."""
-        if not has_failed:
+        """Return what is to be shown of it when the process has ended.
+
+        Its last traceback is not, if it has failed, or was interrupted before its program began.
+        """
+        lines = [line.decode(errors="replace") for line in self._held]
+        start = _last_start(lines)
+        if start is None or not (has_failed or _is_interrupted_import(lines[start:])):
             return self.release()
         held, self._held, self._bytes = self._held, [], 0
-        start = _last_start([line.decode(errors="replace") for line in held])
-        return held if start is None else held[:start]
+        return held[:start]
+
+
+def _is_interrupted_import(traceback: Sequence[str]) -> bool:
+    """Decide whether a Ctrl-C came while the program imported modules: nothing of its own had run."""
+    frames = [(index, found) for index, line in enumerate(traceback) if (found := _FRAME.match(line))]
+    outer = [(index, found) for index, found in frames if not found[2].startswith("<frozen ")][:2]
+    if not outer or not traceback[-1].startswith("KeyboardInterrupt"):
+        return False
+    is_in_module = all(found[4] == ", in <module>" for _, found in outer)
+    source = traceback[outer[0][0] + 1].strip()
+    return is_in_module and source.startswith(("import ", "from "))
 
 
 def _begins(line: bytes) -> bool:

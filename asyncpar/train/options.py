@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from asyncpar.codecs import codec_forms
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.rank_place import find_rank_place
 from asyncpar.core.config.schedule_type import SCHEDULES, parse_schedule_name
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig, TuningConfig
@@ -20,20 +23,34 @@ from asyncpar.train.language_model import TrainingConfig
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute
 from asyncpar.train.setup import parse_mode
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
 
 class Parser(argparse.ArgumentParser):
-    """Raises ``UsageError`` for wrong options, so that not every rank prints them."""
+    """Raises ``UsageError`` for wrong options, and prints its help on the first rank alone."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        place = LaunchEnvironment.from_mapping(os.environ) or find_rank_place(os.environ)
+        if place is None or place.rank == 0:
+            super().print_help(file)
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+
+def parse_arguments(
+    arguments: Sequence[str] | None = None,
+    *,
+    description: str = "Train a byte-level transformer on text, data, tensor and pipeline parallel.",
+    parents: Sequence[argparse.ArgumentParser] = (),
+) -> argparse.Namespace:
     """Return the options.  Raises ``UsageError`` for a wrong one.
 
-    ``arguments`` are those of the command line (None: this process's).
+    ``arguments`` are those of the command line (None: this process's).  A program has its own options in ``parents``,
+    as ``argparse`` has them, and its own ``description``.
     """
-    parser = Parser(description="Train a byte-level transformer on text, data, tensor and pipeline parallel.")
+    parser = Parser(description=description, parents=parents)
     parser.add_argument(
         "--text", nargs="+", type=Path, metavar="PATH", help="files or folders (default: the standard library's source)"
     )

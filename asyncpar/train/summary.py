@@ -34,6 +34,9 @@ _SPARSE = 8.0
 """From this ratio on a codec counts as one of these."""
 
 
+_NUMBERS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight"], 1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
     """Largest relative difference of losses, of all or only of the last, and how many times traffic must shrink."""
@@ -102,6 +105,20 @@ class Summary:
     layout: str = ""
     held_out_loss: float | None = None
     residual_norm: float | None = None
+
+    def describe(self) -> str:
+        """Return one sentence for a person: how the losses compare with one process, or how far the loss has fallen."""
+        who = f"{_NUMBERS.get(self.ranks, str(self.ranks))} rank{'s' if self.ranks > 1 else ''}"
+        alone, difference = self.single_process_last_loss, self.max_relative_loss_difference
+        if alone is None or difference is None:
+            steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
+            return f"{who}: the loss went from {self.first_loss:.2f} to {self.last_loss:.2f} in {steps}"
+        if difference <= EXACT_TOLERANCE:
+            return f"{who} and one process agree: losses differ by at most {difference:.1e}"
+        return (
+            f"{who} and one process: losses differ by at most {difference:.1%}; "
+            f"the last ones are {self.last_loss:.4f} and {alone:.4f}"
+        )
 
 
 def compare(summary: Summary, losses: Sequence[float], alone: Sequence[float]) -> Summary:

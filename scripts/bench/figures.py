@@ -1,6 +1,6 @@
-"""Write scripts/bench/FIGURES.md, and the short table of the README, from stored results; run cases to renew these.
+"""Write scripts/bench/FIGURES.md, and the picture of the README, from stored results; run cases to renew these.
 
-    python scripts/bench/figures.py                       # write both pages from scripts/bench/results/*.json
+    python scripts/bench/figures.py                       # write the pages from scripts/bench/results/*.json
     python scripts/bench/figures.py --run codecs actors   # run the commands of these cases first and store their output
     python scripts/bench/figures.py --run all             # run every case; this takes more than an hour
     python scripts/bench/figures.py --list                # the cases, their commands and the dates of their results
@@ -24,10 +24,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.bench.all_reduce_picture import draw, read_timings
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "scripts" / "bench" / "results"
 PAGE = ROOT / "scripts" / "bench" / "FIGURES.md"
 README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "all_reduce.svg"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 ORDER = (
@@ -53,8 +58,7 @@ ORDER = (
 )
 """The cases in the order of the page."""
 
-SHOWN_SIZES = ("4 B", "64 KiB", "1 MB", "25 MB", "100 MB")
-SHOWN_COLUMNS = ("size", "asyncpar (us)", "Gloo (us)", "Gloo / asyncpar", "best MPI / asyncpar")
+LEAST_COLUMNS = ("size", "asyncpar (us)", "Gloo (us)", "best MPI / asyncpar")
 
 _HEAD = """# Figures
 
@@ -138,33 +142,33 @@ def page(results: Sequence[Figures]) -> str:
     return "\n".join([_HEAD, *(line for figures in results for line in section(figures))]).rstrip("\n") + "\n"
 
 
-def comparison(figures: Figures) -> str:
-    """Return the short table for the README: some sizes and columns of the first table of ``figures``."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in figures.output if line.startswith("|")]
-    titles = rows[0]
-    missing = [title for title in SHOWN_COLUMNS if title not in titles]
+def picture(figures: Figures) -> str:
+    """Return the picture of the README as SVG, of the tables of ``figures``."""
+    titles = next((line for line in figures.output if line.startswith("|")), "")
+    missing = [title for title in LEAST_COLUMNS if title not in [cell.strip() for cell in titles.split("|")]]
     if missing:
         raise SystemExit(f"{figures.command}: expected a table with columns {', '.join(missing)}; compare all peers")
-    places = [titles.index(title) for title in SHOWN_COLUMNS]
-    first = rows[2 : rows.index(titles, 1)] if titles in rows[1:] else rows[2:]
-    shown = [[row[place] for place in places] for row in first if row[0] in SHOWN_SIZES]
-    marks = ["---", *["---:"] * (len(places) - 1)]
-    table = [f"| {' | '.join(row)} |" for row in (SHOWN_COLUMNS, marks, *shown)]
-    source = f"`{figures.command}`, {figures.date}, {figures.machine}"
-    return "\n".join([f"all_reduce of float32, 2 ranks of one host ({source}):", "", *table]) + "\n"
+    return draw(read_timings(figures.output))
 
 
-def with_comparison(readme: str, table: str) -> str:
-    """Return ``readme`` with ``table`` between the two marks."""
+def comparison(figures: Figures) -> str:
+    """Return the lines of the README that show the picture of ``figures`` and say where it comes from."""
+    path = PICTURE.relative_to(ROOT)
+    about = "Time of all_reduce over the size of the array, for asyncpar, Gloo and the best of three MPI libraries"
+    return f"![{about}]({path})\n\n`{figures.command}`, {figures.date}, {figures.machine}.\n"
+
+
+def with_comparison(readme: str, shown: str) -> str:
+    """Return ``readme`` with ``shown`` between the two marks."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"README.md: expected the marks {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    return f"{before}{begin}\n{shown}\n{end}{after}"
 
 
 def main() -> int:
-    """Run what is asked for, then write both pages."""
+    """Run what is asked for, then write the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="+", default=[], choices=("all", *ORDER), metavar="NAME", help="run these cases")
     parser.add_argument("--list", action="store_true", help="show the cases and end")
@@ -178,9 +182,9 @@ def main() -> int:
     for name in ORDER if "all" in options.run else options.run:
         store(name, renew(load(name), machine=describe_machine(), today=today))
     PAGE.write_text(page([load(name) for name in ORDER]), encoding="utf-8")
-    README.write_text(
-        with_comparison(README.read_text(encoding="utf-8"), comparison(load("all_reduce"))), encoding="utf-8"
-    )
+    shown = load("all_reduce")
+    PICTURE.write_text(picture(shown), encoding="utf-8")
+    README.write_text(with_comparison(README.read_text(encoding="utf-8"), comparison(shown)), encoding="utf-8")
     return 0
 
 

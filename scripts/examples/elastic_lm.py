@@ -43,6 +43,27 @@ POLL = 0.05
 MARK = "ELASTIC_LM_LOG"
 """The variable that tells a rank where to write how far it is, and what it has come to."""
 
+WITHOUT_EFFECT = [
+    "codec",
+    "sync",
+    "held_out",
+    "dp",
+    "tp",
+    "pp",
+    "schedule",
+    "chunks",
+    "zero",
+    "micro_batches",
+    "recompute",
+    "precision",
+    "bucket_mb",
+    "tune",
+    "check",
+    "checkpoint",
+    "checkpoint_every",
+]
+"""Options of ``train_lm.py`` that elastic ranks of this program have no use for."""
+
 
 @dataclass
 class Result:
@@ -108,7 +129,7 @@ class KilledRun:
     """Some ranks, of which one is killed in the middle, and one that comes for it."""
 
     def __init__(self, arguments: list[str], steps: int, ranks: int, folder: Path) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._arguments = [str(Path(__file__).resolve()), *arguments]
         self._steps = steps
         self._folder = folder
@@ -118,7 +139,7 @@ class KilledRun:
         self._begin()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        options = ["--elastic", "ranks", "--nproc-per-node", str(self._ranks), "--max-restarts", "1"]
+        options = ["--elastic", "ranks", "--nproc-per-node", str(self.ranks), "--max-restarts", "1"]
         launch = [sys.executable, "-m", "asyncpar", "launch", *options, "--rdzv-endpoint", f"127.0.0.1:{port}"]
         launcher = await asyncio.create_subprocess_exec(*launch, *self._arguments, env=self._environment)
         try:
@@ -131,7 +152,7 @@ class KilledRun:
                 launcher.terminate()  # which ends its ranks, too
                 await launcher.wait()
         results = [result for result in self._results if not result.is_drained]
-        if len(results) < self._ranks:
+        if len(results) < self.ranks:
             print("elastic_lm: the newcomer came when all was over; take more --steps", file=sys.stderr)
         if len({(tuple(result.losses), result.digest) for result in results}) != 1:
             raise SystemExit("elastic_lm: the ranks have not come to the same")
@@ -166,7 +187,7 @@ class KilledRun:
 
     async def _reach(self, launcher: asyncio.subprocess.Process, step: int) -> None:
         """Return when all ranks have committed steps, and one of them has come to ``step``."""
-        while len(self._pids) < self._ranks or not any(
+        while len(self._pids) < self.ranks or not any(
             int(path.read_text() or -1) >= step for path in self._folder.glob("*.step")
         ):
             if launcher.returncode is not None:
@@ -192,30 +213,48 @@ def show_killed_run(options: argparse.Namespace, run: KilledRun) -> None:
         "changes": killed.changes,
         "same_bytes": is_equal,
     }
-    print(json.dumps(figures))
+    if is_equal:
+        print(
+            f"{run.ranks} ranks, one of them killed and replaced, and one undisturbed process agree: "
+            f"all {len(killed.losses)} losses and every byte of the parameters are the same"
+        )
+    print(json.dumps(figures), flush=True)
     if not is_equal:
         raise SystemExit("elastic_lm: the run under faults has come to other bytes than the undisturbed one")
 
 
+def parse_options() -> argparse.Namespace:
+    """Return the options.  Raises ``UsageError`` for one that has no effect here."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--kill", action="store_true", help="launch ranks, kill one, and compare with an undisturbed run")
+    own.add_argument("--portions", type=int, default=8, help="parts of a batch that ranks share out (default: 8)")
+    own.add_argument("--ranks", type=int, default=4, help="with --kill: number at the start, 2 or more (default: 4)")
+    description = "Train a byte-level transformer on text with ranks that may come and go."
+    options = parse_arguments(description=description, parents=[own])
+    defaults = parse_arguments([], parents=[own])
+    for name in WITHOUT_EFFECT:
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(f"--{name.replace('_', '-')}: has no effect on elastic ranks here; leave it out")
+    if options.kill and options.ranks < 2:
+        raise UsageError(f"--ranks: expected 2 or more, of which one is killed, got {options.ranks}")
+    options.kill = options.kill and MARK not in os.environ  # its own ranks have the same arguments
+    return options
+
+
 def main() -> None:
     """Train, or show that a kill changes nothing."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--portions", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=4, help="with --kill: how many begin (2 or more)")
-    own, arguments = parser.parse_known_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts/demo has no handler while modules are imported
     try:
-        options = parse_arguments(arguments)
-        if own.kill:
-            if own.ranks < 2:
-                raise UsageError(f"--ranks: expected 2 or more, of which one is killed, got {own.ranks}")
-            arguments = [*arguments, f"--portions={own.portions}"]
-            show_killed_run(options, KilledRun(arguments, options.steps, own.ranks, options.out / "elastic"))
+        options = parse_options()
+        if options.kill:
+            show_killed_run(options, KilledRun(sys.argv[1:], options.steps, options.ranks, options.out / "elastic"))
             return
-        result = run_rank(options, own.portions)
+        result = run_rank(options, options.portions)
     except UsageError as error:
         print(f"elastic_lm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     last_loss = result.losses[-1] if result.losses else None
     print(json.dumps({"steps": options.steps, "last_loss": last_loss, "parameters": result.digest}))
 

@@ -5,7 +5,8 @@
     asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --codec int8 --sync diloco:20:0.7:0.7
     python scripts/examples/train_lm.py --steps 20
 
-Without a launcher it trains alone.  The last line on stdout is one JSON object with the figures of the run.
+Without a launcher it trains alone.  The last two lines on stdout are a sentence and one JSON object with the figures
+of the run.
 """
 
 from __future__ import annotations
@@ -236,12 +237,14 @@ def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], o
     """Write summary.json, and loss.png where matplotlib is."""
     content = asdict(summary) | {"settings": vars(options), "losses": curves}
     (out / "summary.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
+    print(f"wrote {out / 'summary.json'}", file=sys.stderr)
     try:
         plot_losses(
             curves,
             out / "loss.png",
             title=f"{summary.ranks} ranks, codec {options.codec}, {summary.layout or options.sync}",
         )
+        print(f"wrote {out / 'loss.png'}", file=sys.stderr)
     except UsageError as error:
         print(f"no loss.png: {error}", file=sys.stderr)
 
@@ -292,6 +295,7 @@ def main() -> None:
         summary = compare(summary, run.losses, curves["one process"])
         failure = find_fault(summary, make_expectation(options, config))
     write_results(options.out, summary, curves, options)
+    print(summary.describe())
     print(json.dumps(asdict(summary)), flush=True)
     if failure is not None:
         raise SystemExit(f"train_lm: the check failed: {failure}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.bank import main
 from scripts.bench.bank_judge import (
     LEAST_SAMPLES,
     MOST_DESCRIPTORS,
@@ -24,8 +23,8 @@ from scripts.bench.bank_judge import (
 from scripts.bench.bank_rank import TOTAL
 from scripts.bench.chaos_judge import Logs
 from scripts.bench.siege_judge import Hit, Line
+from tests.bench.refusals import refusal_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "bank.py"
 STEPS = 6
 UNTIL = 7.0
 HITS = [Hit(0, "host1", "kill", 2.5, 2.5)]
@@ -187,7 +186,7 @@ def test_the_largest_growth_is_that_of_a_role() -> None:
     }
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--hosts=3"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "expected 4 hosts or more" in done.stderr
+def test_options_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refusal_of(main, ["--hosts=3"], capsys)
+    assert code == 2
+    assert "expected 4 hosts or more" in said

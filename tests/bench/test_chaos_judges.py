@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.bench.chaos import Fault, drain_rows, healing_seconds, join_rows, join_stalls, victim_rows
+from scripts.bench.chaos import Fault, drain_rows, healing_seconds, join_rows, join_stalls, main, victim_rows
 from scripts.bench.chaos_agents import joins
 from scripts.bench.chaos_judge import Logs, Verdict, judge
 from scripts.bench.chaos_wire import line_share, received_bytes
 from scripts.bench.chaos_worlds import World, causes_of, crashes_in, ended_by_drains, false_deaths, worlds_in
 from scripts.bench.endurance import other_lineages
+from tests.bench.refusals import refusal_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos.py"
 WANTED = {"parameters": "p", "losses": ["0x1.0p+0", "0x1.8p+0"], "lineage": "l"}
 STEPS = 3
 PORTIONS = 4
@@ -341,7 +339,7 @@ def test_what_a_device_has_received_is_read_from_the_table_of_devices() -> None:
         (["--agents", "4", "--kinds", "cut"], "expected kinds among leader, kill"),
     ],
 )
-def test_wrong_arguments_are_said(arguments: list[str], text: str) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert text in done.stderr
+def test_wrong_arguments_are_said(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refusal_of(main, arguments, capsys)
+    assert code != 0
+    assert text in said

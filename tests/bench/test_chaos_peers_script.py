@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.bench.chaos_peers import Job
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos_peers.py"
+from scripts.bench.chaos_peers import Job, main
+from tests.bench.refusals import refusal_of
 
 
 def job(folder: Path) -> Job:
@@ -39,7 +36,7 @@ def test_steps_are_read_from_whole_lines(tmp_path: Path) -> None:
         (["horovod"], "invalid choice"),
     ],
 )
-def test_wrong_arguments_are_said(arguments: list[str], text: str) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert text in done.stderr
+def test_wrong_arguments_are_said(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refusal_of(main, arguments, capsys)
+    assert code != 0
+    assert text in said

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.overlap import hidden_part, show
+from scripts.bench.overlap import hidden_part, main, show
+from tests.bench.refusals import refusal_of
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "overlap.py"
 TINY = ("--size", "400000", "--parameters", "4", "--bucket-mb", "0.1", "--iterations", "1")
@@ -49,7 +50,7 @@ def test_the_verdicts_say_what_is_short_and_what_is_apart() -> None:
 
 
 @pytest.mark.parametrize("wrong", [("--size", "0"), ("--factor", "0"), ("--megabits", "0"), ("--bucket-mb", "-1")])
-def test_options_out_of_range_are_refused(wrong: tuple[str, str]) -> None:
-    run = subprocess.run([sys.executable, str(SCRIPT), *wrong], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert f"{wrong[0]}" in run.stderr
+def test_options_out_of_range_are_refused(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refusal_of(main, wrong, capsys)
+    assert code == 2
+    assert wrong[0] in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy
+from asyncpar.testing import local_world
 from asyncpar.zero import ZeROStage
 from scripts.bench.parallel import LAYOUTS, plan
 from scripts.bench.parallel_figures import find_faults
+from scripts.bench.parallel_hops import measure_hops
 from scripts.bench.parallel_options import parse_arguments, rules_of
 from scripts.bench.parallel_train import config_of
 from scripts.bench.parallel_virtual import CASES, Case, measure_case
@@ -36,6 +39,16 @@ def run(part: str, folder: Path) -> tuple[str, list[dict[str, Any]]]:
     return done.stdout + done.stderr, document["records"]
 
 
+async def test_a_hop_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    async with local_world(2) as nodes:
+        await asyncio.gather(*(measure_hops(node, sizes=[4], micro_batches=2, repeats=1) for node in nodes))
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (record["what"], record["size"], record["micro_batches"]) == ("hops", 4, 2)
+    assert len(record["seconds"]) == 9
+    assert record["seconds"]["raw"] > 0.0
+
+
+@pytest.mark.soak
 @pytest.mark.process
 def test_hops_are_measured(tmp_path: Path) -> None:
     _, records = run("hops", tmp_path)

@@ -12,6 +12,7 @@ import pytest
 
 from asyncpar.testing.simulation import KINDS, SimulationFailed
 from scripts.bench import simulation
+from tests.bench.refusals import refusal_of
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "simulation.py"
 
@@ -48,8 +49,8 @@ def test_seeds_after_one_that_fails_are_run_too(monkeypatch: pytest.MonkeyPatch)
     assert "seed 1" in failures[0]
 
 
-def test_no_seeds_and_no_processes_are_refused() -> None:
-    for arguments in (["--seeds", "0"], ["--processes", "0"]):
-        done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode != 0
-        assert "expected 1 or more" in done.stderr
+@pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--processes", "0"]])
+def test_no_seeds_and_no_processes_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refusal_of(simulation.main, arguments, capsys)
+    assert code != 0
+    assert "expected 1 or more" in said

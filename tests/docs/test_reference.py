@@ -7,6 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from asyncpar import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
@@ -73,7 +75,6 @@ def test_one_place_says_how_asyncpar_is_installed() -> None:
     sources = re.compile(r"(?:pip install|uv add|uv pip install) (?:asyncpar|.*/checkout|.*\.whl)")
     assert {page.name for page in pages if sources.search(page.read_text())} == {"start.md"}
     section = (DOCS / "start.md").read_text().partition("## Install\n")[2].partition("\n## ")[0]
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert set(re.findall(r"asyncpar-([\d.]+)-py3-none-any\.whl", section)) == {version}
+    assert set(re.findall(r"asyncpar-([\d.]+)-py3-none-any\.whl", section)) == {__version__}
     assert "docs/start.md#install" in (ROOT / "README.md").read_text()
     assert "(start.md)" in (DOCS / "index.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from asyncpar.hybrid import HybridConfig
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import running
 from tests.hybrid.worlds import TINY, make_config
+from tests.products import in_turn
+from tests.soak import is_soak
 
 MODEL = replace(TINY, layers=2, heads=4, features=64, vocabulary=128, length=8, dtype="float32")
 SHAPE = ModelShape(layers=2, hidden=64, heads=4, vocabulary=128, sequence=8, is_tied=False, has_query_bias=False)
@@ -30,6 +33,18 @@ ZERO = [
     for stage in list(ZeROStage)[1:]
     for compresses in (False, True)
 ]
+
+
+WITHOUT_ZERO = ZeROConfig(stage=ZeROStage.NONE)
+
+
+def layouts() -> list[tuple[tuple[int, int, int], ZeROConfig, int]]:
+    """Return all with ``--soak``, otherwise each stage on the fewest ranks, and each size with one stage."""
+    stages = [WITHOUT_ZERO, *ZERO]
+    if is_soak():
+        return list(product(SIZES, stages, [1, 2]))
+    fewest = [(SIZES[0], zero, 1 + number % 2) for number, zero in enumerate(stages)]
+    return fewest + [(sizes, stages[-number], 1 + number % 2) for number, sizes in enumerate(SIZES[1:], 1)]
 
 
 def config_of(sizes: tuple[int, int, int], **settings: Any) -> HybridConfig:
@@ -62,9 +77,7 @@ async def measure(config: HybridConfig, *, steps: int = 2) -> list[tuple[float, 
         ]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("zero", [ZeROConfig(stage=ZeROStage.NONE), *ZERO], ids=lambda zero: str(zero.stage))
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("sizes", "zero", "micro_batches"), layouts())
 async def test_ranks_hold_what_is_estimated(sizes: tuple[int, int, int], zero: ZeROConfig, micro_batches: int) -> None:
     shared = 1.0 if sizes[1:] == (1, 1) else 1.01  # parameters that several slices or stages have take a bucket more
     for needed, held, most, expected in await measure(config_of(sizes, zero=zero, micro_batches=micro_batches)):
@@ -73,8 +86,9 @@ async def test_ranks_hold_what_is_estimated(sizes: tuple[int, int, int], zero: Z
         assert most <= shared * expected.flow
 
 
-@pytest.mark.parametrize("codec", ["int8", "bf16", "topk:0.1", "powersgd:2"])
-@pytest.mark.parametrize("sizes", [(2, 1, 1), (4, 1, 1), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("sizes", "codec"), in_turn([(2, 1, 1), (4, 1, 1), (2, 1, 2)], ["powersgd:2", "topk:0.1", "int8", "bf16"])
+)
 async def test_codecs_count(sizes: tuple[int, int, int], codec: CodecChoice) -> None:
     config = config_of(sizes, compression=GradientCompressionConfig(codec=codec))
     for needed, held, _, expected in await measure(config):

@@ -118,6 +118,19 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
     assert last_line(done)["ranks"] == 2
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_help_is_printed_on_the_first_rank_alone(
+    rank: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in replace(PLACE, rank=rank, local_rank=rank).to_mapping().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["train_lm.py", "--help"])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert raised.value.code == 0
+    assert ("--steps" in capsys.readouterr().out) == (rank == 0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

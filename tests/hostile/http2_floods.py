@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -107,23 +108,34 @@ class Http2Flood:
 
     def _run(self, port: int) -> None:
         while not self._ends.is_set():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
-                sock.sendall(PREFACE)
-                for piece in self._make():
-                    if self._ends.is_set():
-                        return
-                    sock.sendall(piece)
-                    self.sent[port] += len(piece)
-                    with contextlib.suppress(BlockingIOError):
-                        sock.recv(1 << 16, socket.MSG_DONTWAIT)
-            self.cut[port] += 1
+            with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.setblocking(False)
+                self._pour(port, sock)
+            if not self._ends.is_set():
+                self.cut[port] += 1
             self._ends.wait(0.002)
+
+    def _pour(self, port: int, sock: socket.socket) -> None:
+        """Send all that the server takes, until it ends the connection or the flood ends."""
+        place = select.poll()
+        place.register(sock, select.POLLIN | select.POLLOUT)
+        pieces = self._make()
+        piece = memoryview(PREFACE)
+        while not self._ends.is_set():
+            with contextlib.suppress(BlockingIOError):
+                for _, events in place.poll(100):
+                    if events & ~select.POLLOUT and not sock.recv(1 << 16):
+                        return
+                    if events & select.POLLOUT:
+                        sent = sock.send(piece)
+                        self.sent[port] += sent
+                        piece = piece[sent:] or memoryview(next(pieces))
 
 
 def is_grpc(port: int) -> bool:
-    """Does the server say something first, which only gRPC does?"""
-    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as sock:
-        try:
-            return bool(sock.recv(1))
-        except TimeoutError:
-            return False
+    """Decide whether the server at ``port`` answers the preface of HTTP/2 with settings, which only gRPC does."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30.0) as sock:
+        sock.sendall(PREFACE)
+        with contextlib.suppress(ConnectionError):
+            return sock.recv(9)[3:4] == bytes([SETTINGS])
+        return False

@@ -28,7 +28,7 @@ pytestmark = [
 
 FOREVER = "1000000"
 SHOWN = ("--dashboard=127.0.0.1:0", "--metrics=127.0.0.1:0")
-STEPS = 25
+STEPS = chosen(8, soak=25)
 Start = Callable[[Flooded], subprocess.Popen[bytes]]
 
 

@@ -20,7 +20,7 @@ _MISSING = re.compile(r"cannot be|does not exist|no such|is not a")
 
 _GROUPS = Path("/sys/fs/cgroup/memory")
 
-LIMIT = 30.0
+LIMIT = 50.0
 """Seconds that anything may take here, far more than it needs."""
 
 
@@ -57,11 +57,15 @@ class Launcher:
         env: Mapping[str, str] | None = None,
         prefix: tuple[str, ...] = (),
         output: int = subprocess.PIPE,
+        program: tuple[str, ...] = ("-m", "asyncpar"),
     ) -> subprocess.Popen[str]:
-        """Start ``asyncpar launch``; its stdout and stderr are ``output``, a pipe each by default."""
+        """Start ``asyncpar launch``; its stdout and stderr are ``output``, a pipe each by default.
+
+        ``program`` are the arguments of Python that run the command.
+        """
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
         process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "asyncpar", "launch", *arguments],
+            [*prefix, sys.executable, *program, "launch", *arguments],
             cwd=self.directory,
             env=clean | {"TMPDIR": str(self.temporary)} | dict(env or {}),
             stdin=subprocess.DEVNULL,

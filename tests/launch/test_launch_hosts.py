@@ -139,7 +139,7 @@ def test_ctrl_c_on_one_host_ends_all(launcher: Launcher, eventually: Eventually)
 
 
 def test_a_lost_agent_is_a_failure_of_its_ranks(launcher: Launcher, eventually: Eventually) -> None:
-    leader, follower = start_pair(launcher, launcher.script(PARKED))
+    leader, follower = start_pair(launcher, launcher.script(PARKED), "--reconnect-within", "0.5")
     eventually(lambda: len(launcher.registered()) == 2)
     follower.kill()
     one = launcher.finish(leader)
@@ -149,7 +149,7 @@ def test_a_lost_agent_is_a_failure_of_its_ranks(launcher: Launcher, eventually: 
 
 
 def test_a_lost_coordinator_ends_the_other_agents(launcher: Launcher, eventually: Eventually) -> None:
-    leader, follower = start_pair(launcher, launcher.script(PARKED))
+    leader, follower = start_pair(launcher, launcher.script(PARKED), "--reconnect-within", "0.5")
     eventually(lambda: len(launcher.registered()) == 2)
     leader.kill()
     other = launcher.finish(follower)

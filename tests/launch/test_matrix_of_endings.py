@@ -2,12 +2,13 @@
 
 Each case says with which code it ends, in which words, and that nothing is left: no process, no file.  It says when,
 too: not before the signal or the note that lets it end, before the minute is over that ranks have to end in (an engine
-gives them less), and not while a rank is stopped.  By default a sample runs in which every two values meet; ``--soak``
-runs the whole, and stays for a minute where no signal comes.
+gives them less), and not while a rank is stopped.  By default a sample runs, in which starters meet the signals and
+every place comes twice; ``--soak`` runs the whole, and stays for a minute where no signal comes.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -25,7 +26,6 @@ import pytest
 from tests.launch import ending_program
 from tests.launch.agents.agent_groups import AgentGroup
 from tests.leftovers import MARK, find_marked
-from tests.products import sampled
 from tests.soak import chosen
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -54,7 +54,25 @@ def is_possible(starter: str, ranks: int, place: str, _number: str) -> bool:
     return (ranks == 1 or starter != "python") and (ranks > 1 or place != "forming")
 
 
-CASES = sampled(STARTERS, RANKS, PLACES, SIGNALS, where=is_possible)
+FEW = [
+    ("python", 1, "collective", "SIGINT"),
+    ("python", 1, "C call with the lock", "SIGTERM"),
+    ("python", 1, "thread", "SIGSTOP"),
+    ("python", 1, "ending", "nothing"),
+    ("launch", 2, "forming", "SIGINT"),
+    ("launch", 4, "collective", "SIGTERM"),
+    ("launch", 2, "C call", "SIGSTOP"),
+    ("launch", 1, "python", "nothing"),
+    ("engine", 1, "C call", "SIGINT"),
+    ("engine", 2, "ending", "SIGTERM"),
+    ("engine", 2, "python", "SIGSTOP"),
+    ("engine", 2, "forming", "nothing"),
+    ("agents", 2, "thread", "SIGINT"),
+    ("agents", 4, "C call with the lock", "SIGTERM"),
+]
+ALL = [case for case in itertools.product(STARTERS, RANKS, PLACES, SIGNALS) if is_possible(*case)]
+CASES = chosen(FEW, soak=ALL)
+assert set(FEW) <= set(ALL)
 KILLED = "after they were asked to end; killing them"
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGSTOP": 0, "nothing": 0}
 """As shells have them, whatever started the ranks and wherever they are."""

@@ -144,3 +144,37 @@ def test_what_is_held_is_bounded() -> None:
     shown = sum(len(held("x" * 1000, hold)) for _ in range(200))
     assert shown >= 100
     assert sys.getsizeof(hold) < 1000
+
+
+def test_an_interrupt_while_modules_are_imported_is_not_shown() -> None:
+    importing = """Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in <module>
+    from numpy import (
+  File "<frozen importlib._bootstrap>", line 1176, in _find_and_load
+  File "/env/numpy/__init__.py", line 112, in <module>
+    from show import config
+  File "/env/numpy/show.py", line 9, in find
+    return cached(*args)
+KeyboardInterrupt
+"""
+    hold = TracebackHold()
+    hold.take([line.encode() for line in ("ready\n" + importing).splitlines()])
+    assert hold.end(has_failed=False) == []
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        ["train.py", 9, "<module>", "main()", "train.py", 7, "main", "wait()"],
+        ["train.py", 9, "<module>", "import_all()"],
+        ["train.py", 9, "main", "import lazily"],
+        ["train.py", 9, "<module>", "import model", "model.py", 1, "load", "wait()"],
+    ],
+)
+def test_an_interrupt_of_a_program_is_shown(frames: list[object]) -> None:
+    places = zip(*[iter(frames)] * 4, strict=True)
+    shown = [f'  File "/home/me/{file}", line {line}, in {name}\n    {code}' for file, line, name, code in places]
+    text = "\n".join(["Traceback (most recent call last):", *shown, "KeyboardInterrupt"])
+    hold = TracebackHold()
+    hold.take([line.encode() for line in text.splitlines()])
+    assert b"\n".join(hold.end(has_failed=False)).decode() == text

@@ -226,7 +226,7 @@ async def main():
                 await node.world.barrier()
                 bar.advance(loss=1 / (step + 1))
                 ap.observe.report(rate=0.5)
-                await asyncio.sleep(1)
+                await asyncio.sleep(0.4)
 
 ap.run(main)
 """

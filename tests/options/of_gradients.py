@@ -228,7 +228,7 @@ async def name_of_replica(**settings: Any) -> Any:
     """Start a replica whose rank 1 has the default name: ranks meet by it."""
 
     async def main(node: Node) -> Any:
-        node.world.timeout = 1.0
+        node.world.timeout = 0.2 if settings else 30.0  # they meet only by the same name
         async with open_runtime(node) as runtime:
             chosen = settings if node.rank == 0 else {}
             ddp = DistributedDataParallel(make_model(), "cpu:0", DDP_GROUP, runtime, **chosen)

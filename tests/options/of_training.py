@@ -42,6 +42,8 @@ from tests.zero.test_sharded_layers import tell_when_gathered
 
 SMALL = replace(TINY, layers=2, dtype="float32")
 ROWS = 8
+PATIENCE, INTERRUPTED = 30.0, 0.2
+"""Seconds for what comes, and for what never comes."""
 
 
 def traffic_of(communicator: Communicator) -> list[Any]:
@@ -60,7 +62,13 @@ async def coordinate(
     steps: int = 2,
     **settings: Any,
 ) -> Any:
-    """Train for a few steps; return what can be seen of it on rank 0.  Rank ``absent`` does not take part."""
+    """Train for a few steps; return what can be seen of it on rank 0.
+
+    Rank ``absent`` does not take part.  Without a limit of their own the others wait for it for half a minute, so they
+    are interrupted.
+    """
+    over = asyncio.Event()
+    limit = INTERRUPTED if absent is not None and "communication_timeout_ms" not in settings else PATIENCE
     layout = {
         name: settings.pop(name) for name in list(settings) if name in ThreeDParallelismConfig.__dataclass_fields__
     }
@@ -74,19 +82,20 @@ async def coordinate(
             dp, mapping = parallelism.dp_size, coordinator.groups.mapping
             for step in range(steps):
                 if node.rank == absent:
-                    await asyncio.sleep(3.0)
+                    await over.wait()
                     return None
                 tokens, targets = draw_batch(SMALL, step, rows=ROWS)
                 own = slice(mapping.dp_rank * ROWS // dp, (mapping.dp_rank + 1) * ROWS // dp)
                 parts = config.micro_batches
                 try:
-                    async with asyncio.timeout(2.0 if absent is not None else 20.0):
+                    async with asyncio.timeout(limit):
                         result = await coordinator.train_step(
                             np.array_split(tokens[own], parts), np.array_split(targets[own], parts), learning_rate=RATE
                         )
                 except UsageError:
                     raise
                 except (AsyncparError, TimeoutError) as error:
+                    over.set()
                     return type(error).__name__
                 seen.append((result.loss, result.tokens, result.gradient_norm, result.is_skipped))
                 seen.append((result.pipeline.peak_in_flight, coordinator.loss_scale))
@@ -98,7 +107,7 @@ async def coordinate(
             seen.append(coordinator._assembly.memory.stats.offloaded.count)  # noqa: SLF001  # what went to disk shows in no result
             return seen
 
-    async with local_world(world) as nodes, asyncio.timeout(30.0):
+    async with local_world(world) as nodes, asyncio.timeout(2 * PATIENCE):
         results = await asyncio.gather(*(main(node) for node in nodes), return_exceptions=True)
     for result in results:
         if isinstance(result, UsageError):
@@ -186,7 +195,7 @@ async def names_of_trainers(**settings: Any) -> Any:
     """Let ranks meet by the name of their trainers: rank 1 has the default."""
 
     async def main(node: Node) -> Any:
-        node.world.timeout = 1.0
+        node.world.timeout = INTERRUPTED if settings else PATIENCE
         chosen = settings if node.rank == 0 else {}
         trainer = MultiNodeTrainer(config_of(node.rank, 2, 1), RULE, communicator=node.world, **chosen)
         try:
@@ -233,12 +242,13 @@ async def prefetch(**settings: Any) -> Any:
     """Compute with gathered layers; return whether the second one was gathered while the first computed."""
     seen: list[bool] = []
     waiting: list[Any] = []
+    patience = INTERRUPTED if settings.get("prefetch_depth") == 0 else PATIENCE
 
     class Waiting(Linear):
         may_go_on = threading.Event()
 
         def forward(self, x: Any) -> Any:
-            seen.append(self.may_go_on.wait(1.0))
+            seen.append(self.may_go_on.wait(patience))
             return super().forward(x)
 
     def make() -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncpar import __version__
 from tests.backends.extras import ROOT, need
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -54,7 +55,7 @@ def python(distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 def test_the_wheel_has_the_package_and_nothing_else(distributions: dict[str, Path]) -> None:
     names = zipfile.ZipFile(distributions[".whl"]).namelist()
-    assert {name.split("/")[0] for name in names} == {"asyncpar", f"asyncpar-{PROJECT['version']}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"asyncpar", f"asyncpar-{__version__}.dist-info"}
     here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "asyncpar").rglob("*") if path.is_file()}
     assert {name for name in names if name.startswith("asyncpar/")} == {
         name for name in here if "__pycache__" not in name
@@ -89,7 +90,7 @@ def test_it_brings_what_it_declares_and_nothing_heavy(python: Path) -> None:
 def test_it_is_used_from_another_folder(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import asyncpar; print(asyncpar.__version__, asyncpar.__file__)", folder=tmp_path)
     version, path = where.split()
-    assert version == PROJECT["version"]
+    assert version == __version__
     assert Path(path).is_relative_to(python.parent.parent)
     program = tmp_path / "first_steps.py"
     program.write_text((ROOT / "scripts" / "examples" / "first_steps.py").read_text())

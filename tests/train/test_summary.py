@@ -63,3 +63,13 @@ def test_the_ratio_is_against_an_all_reduce_of_least_traffic() -> None:
     assert compression_ratio(ranks=4, least_bytes=1500, steps=2, sent=750, is_exact=False) == pytest.approx(4.0)
     assert compression_ratio(ranks=4, least_bytes=1500, steps=2, sent=3100, is_exact=True) == 1.0
     assert compression_ratio(ranks=1, least_bytes=1500, steps=2, sent=0, is_exact=False) is None
+
+
+def test_a_summary_is_one_sentence_for_a_person() -> None:
+    exact = replace(SUMMARY, single_process_last_loss=2.0, max_relative_loss_difference=1.71e-7)
+    assert exact.describe() == "four ranks and one process agree: losses differ by at most 1.7e-07"
+    lossy = replace(exact, single_process_last_loss=1.96, max_relative_loss_difference=0.0204, ranks=12)
+    assert lossy.describe() == (
+        "12 ranks and one process: losses differ by at most 2.0%; the last ones are 2.0000 and 1.9600"
+    )
+    assert replace(SUMMARY, ranks=1).describe() == "one rank: the loss went from 5.00 to 2.00 in 2 steps"

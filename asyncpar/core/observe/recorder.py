@@ -54,6 +54,7 @@ from asyncpar.core.observe.records import (
     GroupIdentity,
     RankIdentity,
     image_bytes,
+    is_image,
     parse_image,
     word_of,
     write_entry,
@@ -124,6 +125,8 @@ class Recorder:
 
     def _take_over(self) -> tuple[int, int, int]:
         """Return the bytes of entries, their number, and how many events have begun, of the node before this one."""
+        if not is_image(self._memory):  # fresh memory, of which a copy would take all pages
+            return 0, 0, 0
         try:
             before = parse_image(bytes(self._memory), latest=1)
         except ProtocolError:
@@ -322,7 +325,7 @@ class Recorder:
 
     def snapshot(self) -> bytes:
         """Return the image as it is now.  From any thread."""
-        return bytes(self._memory)[: self._entries_start + self._used]
+        return self._memory[: self._entries_start + self._used]
 
     def close(self) -> None:
         """End, with the node: another one of this process may go on in the agent's memory.  Idempotent."""

@@ -246,13 +246,18 @@ def write_entry(image: Any, start: int, used: int, kind: EntryKind, content: byt
     return used + size
 
 
+def is_image(image: Any) -> bool:
+    """Does ``image``, a buffer, begin as one?  Memory that nobody has written to does not."""
+    return bytes(image[: len(_MAGIC)]) == _MAGIC
+
+
 def parse_image(image: bytes, *, latest: int | None = None) -> RawImage:
     """Return the parts of ``image``; what is cut off or torn is missing.  Raises ``ProtocolError`` if it is none.
 
     With ``latest`` only records of events that are not over, of the last so many, and of the last so many steps and
     pauses, however long ago: a tenth of the time.
     """
-    if len(image) < NOTE_OFFSET or image[:8] != _MAGIC:
+    if len(image) < NOTE_OFFSET or not is_image(image):
         raise ProtocolError("this is no image of an event ring (its first bytes are others)")
     _, capacity, entries_start, end = HEADER.unpack_from(image, 0)
     if (

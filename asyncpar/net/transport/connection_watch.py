@@ -44,6 +44,7 @@ FLOOD_SECONDS = 0.01
 
 _FLOOD_BYTES = 1 << 16
 _TRIM_SECONDS = 0.5
+_LAST_TRIM_SECONDS = 16.0
 _DESCRIPTORS = "/dev/fd"
 _MOST_TRIED = 1 << 16
 _TELL_SECONDS = 60.0
@@ -265,18 +266,24 @@ class ConnectionWatch:
 
 
 class _Heap:
-    """Gives memory back that floods took: the allocator of the C library keeps what many threads have freed."""
+    """Gives memory back that floods took: the allocator of the C library keeps what many threads have freed.
+
+    gRPC frees it while a flood lasts and for seconds after its end, so that the last trims come at growing intervals.
+    """
 
     def __init__(self) -> None:
-        self._is_dirty = False
+        self._pause = float("inf")
         self._trimmed_at = float("-inf")
 
     def look(self, *, is_flood: bool, now: float) -> None:
-        """Take whether there is a flood now; trim at intervals while there is one, and once after it."""
-        self._is_dirty |= is_flood
-        if self._is_dirty and now >= self._trimmed_at + _TRIM_SECONDS:
+        """Take whether there is a flood now; trim at intervals while there is one, and a few times after it."""
+        if is_flood:
+            self._pause = _TRIM_SECONDS
+        if self._pause <= _LAST_TRIM_SECONDS and now >= self._trimmed_at + self._pause:
             give_back_free_memory()
-            self._is_dirty, self._trimmed_at = is_flood, now
+            self._trimmed_at = now
+            if not is_flood:
+                self._pause *= 2
 
 
 def _end(sock: socket.socket, peer: Peer) -> None:

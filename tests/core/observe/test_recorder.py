@@ -16,6 +16,7 @@ import pytest
 from asyncpar.core.observe import records
 from asyncpar.core.observe.recorder import RING_FD, Recorder, current_recorder, make_ring, open_recorder, read_ring
 from asyncpar.core.observe.records import (
+    CAPACITY,
     RECORD,
     RECORD_BYTES,
     RECORDS_OFFSET,
@@ -144,6 +145,18 @@ def test_a_node_goes_on_where_the_one_before_it_ended() -> None:
         ("done", EventState.COMPLETED),
         ("later", EventState.COMPLETED),
     ]
+
+
+def test_a_new_ring_takes_no_more_memory_than_has_been_written() -> None:
+    ring = make_ring("fresh")
+    recorder = make_recorder(CAPACITY, mmap.mmap(ring, image_bytes()))
+    recorder.end(recorder.begin(EventKind.SPAN, recorder.name("x")))
+    written = 512 * os.fstat(ring).st_blocks
+    assert recorder.snapshot()
+    read = 512 * os.fstat(ring).st_blocks
+    os.close(ring)
+    assert written <= RECORDS_OFFSET + 3 * mmap.PAGESIZE
+    assert read <= RECORDS_OFFSET + CAPACITY * RECORD_BYTES + 3 * mmap.PAGESIZE  # of the names' megabyte, few pages
 
 
 def test_the_last_note_is_there() -> None:

@@ -21,7 +21,7 @@ import pytest
 from asyncpar.observe.image import read_image
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
-from tests.soak import first
+from tests.soak import chosen, first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -47,6 +47,36 @@ def group(tmp_path: Path) -> Iterator[AgentGroup]:
     made.close()
 
 
+def test_a_job_outlives_its_leader_and_a_host_that_drains(group: AgentGroup) -> None:
+    wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
+    group.start_all("one", "two", "three")
+    options = ("--nnodes", "1:3", "--elastic", "ranks", "--max-restarts", "2", "--last-call", "30")
+    launcher = group.launch(TRAINING, str(UNTIL), options=options)
+    eventually(lambda: group.trains(3), "training on three hosts")
+
+    leader = group.leader()
+    ranks = group.pids(leader)
+    group.agents[leader].kill()
+    group.agents[leader].wait()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in ranks), "the end of the ranks of the killed agent")
+    eventually(lambda: group.trains(2), "training without the leader's host")
+
+    drained = group.leader()
+    [stays] = {"one", "two", "three"} - {leader, drained}
+    words = ("drain", drained, "--agent", group.addresses[stays], "--secret-file", str(group.secret), "--grace", "20")
+    assert group.command(*words).wait(timeout=40) == 0
+    assert group.agents[drained].wait(timeout=30) == 0
+    eventually(lambda: group.trains(1), "training without the drained host")
+
+    (group.folder / "hurry").touch()
+    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
+        json.dumps(json.loads(wanted)[:-1])
+    }
+    assert "restart 1" not in "".join(group.said(name) for name in group.agents)
+
+
+@pytest.mark.soak
 def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two", "three", "four")
@@ -154,6 +184,7 @@ def test_agents_outlive_a_job_that_starts_again_with_every_world_and_take_the_ne
     assert [group.agents[name].wait(timeout=20) for name in running] == [0, 0]
 
 
+@pytest.mark.soak
 def test_launchers_without_agents_are_agents_and_the_first_may_go(group: AgentGroup) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     endpoint = f"127.0.0.1:{group.free_port()}"
@@ -442,6 +473,16 @@ def small_disk(path: Path) -> Iterator[Callable[[], None]]:
         subprocess.run(["umount", "--lazy", path], check=True)
 
 
+def test_an_agent_whose_disk_is_full_ends_with_one_line(group: AgentGroup) -> None:
+    with small_disk(group.folder / "disk") as fill:
+        fill()
+        agent = group.start("one", "--state-dir", str(group.folder / "disk"))
+        assert agent.wait(timeout=60) == 1
+    assert "votes: the votes cannot be stored: No space left on device" in group.said("one")
+    assert "Traceback" not in group.said("one")
+
+
+@pytest.mark.soak
 def test_a_full_disk_and_a_rotated_secret_end_what_has_them_and_the_others_go_on(group: AgentGroup) -> None:
     own = group.folder / "own-secret"
     shutil.copy(group.secret, own)
@@ -559,7 +600,7 @@ def test_an_agent_keeps_what_is_left_of_a_job_that_fails_and_nothing_of_one_that
     options = ("--nnodes", "1:1", "--elastic", "ranks", "--max-restarts", "0")
     assert group.launch("pass", options=options).wait(60) == 0
     assert not remains.exists()
-    for number in (2, 3):
+    for number in chosen((2,), soak=(2, 3)):
         assert group.launch("raise ValueError('bad thing')", options=options).wait(60) != 0
         [folder] = [path for path in remains.iterdir() if path.name.startswith(f"job.py.{number}-")]
         eventually((folder / "summary.txt").exists, "the summary")

@@ -69,32 +69,54 @@ def spoken(url: str) -> int:
     return [line["text"] for line in ask(url, "lines")].count("spoken by a rank")
 
 
-def test_the_launcher_shows_what_agents_run_on_all_hosts(group: AgentGroup) -> None:
-    group.start_all("one", "two")
+def test_the_launcher_and_an_agent_show_what_runs_on_all_hosts(group: AgentGroup) -> None:
+    group.start("one", *SHOWN, "--metrics=127.0.0.1:0")
+    eventually(lambda: group.host("one") is not None, "the agent")
+    group.start("two")
+    eventually(lambda: group.host("two") is not None, "the other agent")
+    of_agent = url_of(group, "one")
+    found = re.search(r"metrics are at (http://\S+)", group.said("one"))
+    assert found is not None
+    assert see(of_agent, lambda one: True, "a page without a job")["sentence"] == "No rank has started yet."
+
     logs = group.folder / "logs"
     options = ("--nnodes", "2:2", *ELASTIC, *SHOWN, "--log-dir", str(logs))
     launcher = group.launch(SPEAKING + textwrap.dedent(TRAINING), FOREVER, options=options)
-    url = url_of(group, "launch")
-    picture = see(url, shows_both, "both hosts on the page")
-    assert (picture["job"], picture["command"].split()[0]) == ("job.py", str(group.folder / "job.py"))
+    of_launcher = url_of(group, "launch")
+    for url in (of_launcher, of_agent):
+        picture = see(url, shows_both, "both hosts on the page")
+        eventually(lambda url=url: spoken(url) == 2, "the output of both hosts")  # type: ignore[misc]
     assert picture["phase"] == "running"
-    flight = ask(url, "flight")
+    assert (picture["job"], picture["command"].split()[0]) == ("job.py", str(group.folder / "job.py"))
+    flight = ask(of_launcher, "flight")
     assert (flight["ranks"], flight["problems"]) == (2, [])
-    eventually(lambda: spoken(url) == 2, "the output of both hosts")
-    assert "spoken by a rank" in [line["text"] for line in ask(url, "output?ranks=1")]
+    assert "spoken by a rank" in [line["text"] for line in ask(of_launcher, "output?ranks=1")]
+    with urllib.request.urlopen(found[1]) as answer:
+        metrics = answer.read().decode()
+    assert 'asyncpar_up{host="one"' in metrics
+    assert 'host="two"' not in metrics
 
+    launcher.terminate()
+    ended = see(of_launcher, lambda one: bool(one["ended"]), "the end")
+    assert ended["ended"].startswith("The job has ended with exit code 143.")
+    assert launcher.wait(timeout=60) == 143
+    document = json.loads((logs / "run.json").read_text())
+    assert set(hosts_of(document["picture"]).values()) == {"one", "two"}
+
+
+@pytest.mark.soak
+def test_an_agent_that_is_stopped_is_an_alarm_until_it_answers_again(group: AgentGroup) -> None:
+    group.start_all("one", "two")
+    launcher = group.launch(TRAINING, FOREVER, options=("--nnodes", "2:2", *ELASTIC, *SHOWN))
+    url = url_of(group, "launch")
+    see(url, shows_both, "both hosts on the page")
     group.agents["two"].send_signal(signal.SIGSTOP)
     silent = re.compile(r"The agent of rank \d on two \(127\.0\.0\.1:\d+\) does not answer; look on that host")
     see(url, lambda one: any(silent.match(alarm) for alarm in one["alarms"]), "the silent agent's name")
     group.agents["two"].send_signal(signal.SIGCONT)
     see(url, lambda one: not one["alarms"] and shows_both(one), "the agent that answers again")
-
     launcher.terminate()
-    ended = see(url, lambda one: bool(one["ended"]), "the end")
-    assert ended["ended"].startswith("The job has ended with exit code 143.")
     assert launcher.wait(timeout=60) == 143
-    document = json.loads((logs / "run.json").read_text())
-    assert set(hosts_of(document["picture"]).values()) == {"one", "two"}
 
 
 @pytest.mark.soak
@@ -108,26 +130,6 @@ def test_the_page_outlives_the_leader_of_the_group(group: AgentGroup) -> None:
     others = {"one", "two", "three"} - {lost}
     after = see(url, lambda one: one["world"] == 2 and set(hosts_of(one).values()) == others, "the two that are left")
     assert not after["ended"]
-    launcher.terminate()
-    assert launcher.wait(timeout=60) == 143
-
-
-def test_an_agent_shows_jobs_and_the_metrics_of_its_ranks(group: AgentGroup) -> None:
-    group.start("one", *SHOWN, "--metrics=127.0.0.1:0")
-    eventually(lambda: group.host("one") is not None, "the agent")
-    group.start("two")
-    eventually(lambda: group.host("two") is not None, "the other agent")
-    url = url_of(group, "one")
-    found = re.search(r"metrics are at (http://\S+)", group.said("one"))
-    assert found is not None
-    assert see(url, lambda one: True, "a page without a job")["sentence"] == "No rank has started yet."
-    launcher = group.launch(SPEAKING + textwrap.dedent(TRAINING), FOREVER, options=("--nnodes", "2:2", *ELASTIC))
-    see(url, shows_both, "both hosts on the page")
-    with urllib.request.urlopen(found[1]) as answer:
-        metrics = answer.read().decode()
-    assert 'asyncpar_up{host="one"' in metrics
-    assert 'host="two"' not in metrics
-    eventually(lambda: spoken(url) == 2, "the output of both hosts on the page")
     launcher.terminate()
     assert launcher.wait(timeout=60) == 143
 

@@ -86,7 +86,18 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
     launcher = start(group, "--log-dir", str(group.folder / "logs"))
     one, two = (str(group.agents[name].pid) for name in ("one", "two"))
 
-    done = run(group, "trace", "--seconds", "1", "--before", "600", "--json", "-o", "t.json", one)
+    for agent in (one, two):
+
+        def sees_both(agent: str = agent) -> bool:
+            status = run(group, "status", "--json", agent)
+            hosts = json.loads(status.stdout)["hosts"] if status.returncode == 0 else []
+            seen = [(rank["rank"], rank["host"]) for host in hosts for rank in host.get("ranks", ())]
+            return sorted(seen) == [(0, "one"), (1, "two")]
+
+        eventually(sees_both, f"the ranks of both hosts at {agent}")
+    assert json.loads(run(group, "logs", "--json", "-r", "0,1", two).stdout) == {"0": [], "1": ["rank 1 sleeps"]}
+
+    done = run(group, "trace", "--seconds", "0", "--before", "600", "--json", "-o", "t.json", one)
     assert done.returncode == 0, done.stderr
     assert "events of 2 ranks" in done.stdout
     events = json.loads((group.folder / "t.json").read_bytes())["traceEvents"]

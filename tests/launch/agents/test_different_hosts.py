@@ -54,6 +54,7 @@ def generation(group: AgentGroup) -> int | None:
     return None if view is None else view.generation
 
 
+@pytest.mark.soak
 def test_a_host_that_computes_otherwise_is_named_and_backs_off_and_the_others_notice_nothing(group: AgentGroup) -> None:
     group.start_all("one", "two")
     launcher = group.launch(PROGRAM, options=OPTIONS)

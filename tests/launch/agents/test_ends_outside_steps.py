@@ -43,6 +43,7 @@ def group(tmp_path: Path) -> Iterator[AgentGroup]:
     made.close()
 
 
+@pytest.mark.soak
 def test_a_job_whose_ranks_all_crash_between_two_steps_ends_or_begins_anew(group: AgentGroup) -> None:
     group.start_all("one", "two")
     options = ("--nnodes", "2:2", "--elastic", "ranks", "--max-restarts", "3", "--last-call", "1")

@@ -211,6 +211,7 @@ def ask(group: AgentGroup, command: str, agent: str, *options: str) -> Any:
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.timeout(180)
 def test_ranks_of_all_hosts_are_seen_from_each(group: AgentGroup) -> None:

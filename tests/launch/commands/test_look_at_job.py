@@ -53,13 +53,17 @@ def command(launcher: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def start(launcher: Any, ranks: int) -> subprocess.Popen[str]:
-    environment = {"XDG_RUNTIME_DIR": ""}
-    process: subprocess.Popen[str] = launcher.start(
-        "--nproc-per-node", str(ranks), "--rdzv-id", "look", launcher.script(PROGRAM), env=environment
-    )
+    """Start a job that prints into the file ``printed``."""
+    with (launcher.directory / "printed").open("wb") as output:
+        process: subprocess.Popen[str] = launcher.start(
+            *("--nproc-per-node", str(ranks), "--rdzv-id", "look", "--grace-period", "1"),
+            launcher.script(PROGRAM),
+            env={"XDG_RUNTIME_DIR": ""},
+            output=output.fileno(),
+        )
     deadline = time.monotonic() + LIMIT
     while len(launcher.registered()) < ranks:
-        assert time.monotonic() < deadline, process.communicate()
+        assert time.monotonic() < deadline, (launcher.directory / "printed").read_text()
         time.sleep(0.05)
     return process
 
@@ -68,51 +72,51 @@ def until(look: Any) -> Any:
     deadline = time.monotonic() + LIMIT
     while (found := look()) is None:
         assert time.monotonic() < deadline
+        time.sleep(0.05)
     return found
 
 
 def look_for_pids(launcher: Any) -> dict[int, int] | None:
-    """Return the processes of all four ranks, once the launcher has heard of them."""
+    """Return the processes of all three ranks, once the launcher has heard of them."""
     done = command(launcher, "status", "look", "--json")
     hosts = json.loads(done.stdout).get("hosts", ()) if done.returncode == 0 else ()
     found = {rank["rank"]: rank["pid"] for host in hosts for rank in host["ranks"]}
-    return found if len(found) == 4 else None
+    return found if len(found) == 3 else None
 
 
 def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None:
-    process = start(launcher, 4)
+    process = start(launcher, 3)
     pids: dict[int, int] = until(lambda: look_for_pids(launcher))
-    assert sorted(pids) == [0, 1, 2, 3]
+    assert sorted(pids) == [0, 1, 2]
     os.kill(pids[2], signal.SIGSTOP)
-    stopped_at = time.monotonic()
     try:
 
         def look() -> str | None:
             text = command(launcher, "status", "look").stdout
-            return text if re.search(r"ranks 0, 1, 3 wait for rank 2 \(.*\), which is stopped", text) else None
+            return text if re.search(r"ranks 0, 1 wait for rank 2 \(.*\), which is stopped", text) else None
 
         text = until(look)
-        assert time.monotonic() - stopped_at < 15.0  # 2 s on a machine that is idle; see scripts/bench
         assert "all_reduce #" in text
         assert "job.py:" in text
-        asked_at = time.monotonic()
         stacks = command(launcher, "stacks", "--json")
-        assert time.monotonic() - asked_at < 10.0
         told = json.loads(stacks.stdout)
-        assert sorted(told["ranks"]) == ["0", "1", "2", "3"]
+        assert sorted(told["ranks"]) == ["0", "1", "2"]
         assert told["silent"] == {}
         assert told["ranks"]["2"]["text"].startswith("it is stopped (SIGSTOP, or a debugger); ")
         assert any("which needs rank 2 at job.py:" in chain for chain in told["chains"])
-        logs = command(launcher, "logs", "-r", "2,3", "--json")
-        assert json.loads(logs.stdout) == {"2": ["step 20 of rank 2"], "3": ["step 20 of rank 3"]}
+        logs = command(launcher, "logs", "-r", "1,2", "--json")
+        assert json.loads(logs.stdout) == {"1": ["step 20 of rank 1"], "2": ["step 20 of rank 2"]}
         assert "has no rank 9" in command(launcher, "logs", "-r", "9").stderr
         process.send_signal(signal.SIGQUIT)
-        time.sleep(1.0)
+        printed = launcher.directory / "printed"
+        for words in (
+            "got SIGQUIT; the stacks of the ranks:",
+            "it is stopped (SIGSTOP, or a debugger); it does not answer",
+            "await node.world.all_reduce(x)",
+        ):
+            until(lambda words=words: words in printed.read_text() or None)
         process.send_signal(signal.SIGINT)
-        output = launcher.finish(process)
-        assert "got SIGQUIT; the stacks of the ranks:" in output.stderr
-        assert "it is stopped (SIGSTOP, or a debugger); it does not answer" in output.stderr
-        assert "await node.world.all_reduce(x)" in output.stderr
+        launcher.finish(process)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pids[2], signal.SIGCONT)

@@ -274,6 +274,27 @@ async def test_the_time_in_which_a_process_is_stopped_does_not_count(monkeypatch
             watch.unregister(connections)
 
 
+def test_memory_of_a_flood_is_given_back_while_it_lasts_and_after_grpc_has_freed_what_it_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heap = connection_watch._Heap()  # noqa: SLF001  # the watch gives memory back by itself, whenever it looks
+    now, trims = 0.0, list[float]()
+    monkeypatch.setattr(connection_watch, "give_back_free_memory", lambda: trims.append(now))
+
+    def look_until(end: float, *, is_flood: bool) -> list[float]:
+        nonlocal now
+        trims.clear()
+        while now < end:
+            heap.look(is_flood=is_flood, now=now)
+            now += 0.125
+        return trims
+
+    assert look_until(10.0, is_flood=False) == []
+    assert look_until(12.0, is_flood=True) == [10.0, 10.5, 11.0, 11.5]
+    assert look_until(100.0, is_flood=False) == [12.0, 13.0, 15.0, 19.0, 27.0, 43.0]
+    assert look_until(101.0, is_flood=True) == [100.0, 100.5]
+
+
 def frame(kind: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + struct.pack(">I", stream) + payload
 
