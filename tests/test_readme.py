@@ -49,19 +49,24 @@ def test_the_smallest_program_prints_what_the_readme_shows(tmp_path: Path) -> No
     assert done.stdout.splitlines() + others == shown.splitlines()
 
 
+def test_the_program_with_an_actor_is_the_example() -> None:
+    program = EXAMPLE.read_text().split("\n\n", 1)[1]
+    assert f"```python\n{program}```" in (ROOT / "docs" / "start.md").read_text()
+
+
 def test_the_program_in_three_dimensions_is_the_example() -> None:
     program = (ROOT / "scripts" / "examples" / "three_dimensions.py").read_text().split('"""\n\n', 1)[1]
     assert f"```python\n{program}```" in (ROOT / "docs" / "training.md").read_text()
 
 
 @pytest.mark.process
-def test_the_first_program_runs_alone() -> None:
+def test_the_program_with_an_actor_runs_alone() -> None:
     shown = subprocess.run([sys.executable, EXAMPLE], check=True, capture_output=True, text=True).stdout
     assert shown == "0 0.0 (1, 4) (1048576,) 3\n"
 
 
 @pytest.mark.process
-def test_the_first_program_runs_with_four_ranks() -> None:
+def test_the_program_with_an_actor_runs_with_four_ranks() -> None:
     launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "4", str(EXAMPLE)]
     done = subprocess.run(launch, check=True, capture_output=True, text=True)
     assert done.stdout == "0 6.0 (4, 4) (262144,) 3\n"

@@ -1,4 +1,4 @@
-"""First steps: collectives, and an actor on another rank.  The README explains it."""
+"""First steps: collectives, and an actor on another rank.  docs/start.md shows it."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ class Counter(ap.Actor):
 
 
 async def main() -> None:
-    async with ap.init() as node:  # alone: a world of one; under `asyncpar launch`: one rank of many
+    async with ap.init() as node:  # alone, or one rank of many under `asyncpar launch`
         comm = node.world  # Communicator over all ranks
         x = np.full(1 << 20, comm.rank, np.float32)
         await comm.all_reduce(x)  # in place, bit-identical on every rank
@@ -30,7 +30,8 @@ async def main() -> None:
         await node.spawn(Counter, name="counter")
         await comm.barrier()
         neighbour = node.ref("counter", rank=(comm.rank + 1) % comm.size)
-        print(comm.rank, x[0], y.shape, s.shape, await neighbour.add(3))  # an actor on another rank
+        total = await neighbour.add(3)  # of an actor on another rank
+        print(comm.rank, x[0], y.shape, s.shape, total)
         await comm.barrier()
 
 
