@@ -138,10 +138,11 @@ class RunningPod:
 
 
 @contextmanager
-def running_pods(manifests: dict[str, Any], *, names_after: float) -> Iterator[list[RunningPod]]:
+def running_pods(manifests: dict[str, Any], *, names_after: float | None) -> Iterator[list[RunningPod]]:
     """Start all pods of ``manifests`` at once; inside the block they run, and their names resolve ``names_after`` s.
 
-    Nothing is left of them afterwards.  Raises ``NoNamespacesError`` where namespaces cannot be made.
+    Where that is None, names resolve once the caller has each pod ``know`` the others.  Nothing is left of them
+    afterwards.  Raises ``NoNamespacesError`` where namespaces cannot be made.
     """
     specs = read_pods(manifests)
     secrets = {item["metadata"]["name"]: item["data"] for item in manifests["items"] if item["kind"] == "Secret"}
@@ -152,11 +153,12 @@ def running_pods(manifests: dict[str, Any], *, names_after: float) -> Iterator[l
             pod.know(pods)
 
     with tempfile.TemporaryDirectory(prefix="pods-") as made, bridge([None] * len(specs)) as ends:
-        telling = threading.Timer(names_after, tell_names)
+        telling = threading.Timer(names_after or 0.0, tell_names)
         try:
             for spec, end in zip(specs, ends, strict=True):
                 pods.append(RunningPod(spec, end, Path(made) / spec.host_name, secrets))
-            telling.start()
+            if names_after is not None:
+                telling.start()
             yield pods
         finally:
             telling.cancel()

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.nn.optimizers import Adam, Optimizer
 from asyncpar.nn.parameter import Initializer, Parameter
-from asyncpar.testing.elastic_worlds import TaskWorld
+
+if TYPE_CHECKING:  # processes of ranks run this program, too
+    from asyncpar.testing.elastic_worlds import TaskWorld
 
 PORTIONS = 8
 

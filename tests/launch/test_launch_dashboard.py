@@ -31,11 +31,12 @@ PROGRAM = """
         async with ap.init() as node:
             x = np.ones(1000, np.float32)
             step = 0
-            while not os.path.exists("end"):
+            while True:
                 step += 1
                 if rank == 1 and step == 20:
                     print("rank 1 sleeps", flush=True)
-                    await asyncio.sleep(3)
+                    while not os.path.exists("slept"):
+                        await asyncio.sleep(0.02)
                 await node.world.all_reduce(x, op="max")
                 ap.observe.report(loss=1.0 / step)
                 await asyncio.sleep(0.01)
@@ -89,6 +90,7 @@ def test_a_job_is_shown_while_it_runs_and_as_a_report_afterwards(launcher: Launc
         sentence = picture["sentence"]
         if "waits for rank 1" in sentence:
             has_waited = True
+            (launcher.directory / "slept").touch()
         elif has_waited and "loss" in picture["values"] and not (launcher.directory / "end").exists():
             with urllib.request.urlopen(found["metrics"]) as answer:
                 metrics = answer.read().decode()
@@ -140,6 +142,7 @@ PIPELINE = """
 """
 
 
+@pytest.mark.soak
 def test_the_schedule_of_a_pipeline_is_shown_as_it_ran(launcher: Launcher) -> None:
     process = launcher.start(
         *("--nproc-per-node", "2", "--dashboard=127.0.0.1:0", "--log-dir", "logs"), launcher.script(PIPELINE)
@@ -211,7 +214,7 @@ def test_sinks_get_the_job_and_a_broken_one_does_not_disturb_it(launcher: Launch
     (launcher.directory / "my_sinks.py").write_text(SINK)
     done = launcher.run(
         *("--sink", "my_sinks:ToFile", "--sink", "my_sinks:Broken", "--rdzv-id", "mine"),
-        launcher.script("import time; time.sleep(2)"),
+        launcher.script("while not os.path.exists('sink'): time.sleep(0.02)"),
         env={"PYTHONPATH": os.fspath(launcher.directory)},
     )
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.soak import first
-
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
 Eventually = Callable[[Callable[[], bool]], None]
@@ -49,8 +47,9 @@ STEPS = """
 """
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("lane", first(1, ["tcp", "grpc"]))
+@pytest.mark.parametrize("lane", ["tcp", "grpc"])
 def test_a_job_outlives_a_short_cut_and_names_the_peer_after_a_long_one(
     launcher: Launcher, namespaces: tuple[str, str], eventually: Eventually, tmp_path: Path, lane: str
 ) -> None:

@@ -113,13 +113,16 @@ def test_a_crash_leaves_its_stack_and_survivors_theirs(launcher: Launcher) -> No
             async with ap.init() as node:
                 await node.world.barrier()
                 if rank == 1:
-                    await asyncio.sleep(0.5)
+                    while not os.path.exists("sleeps"):
+                        await asyncio.sleep(0.01)
                     ctypes.string_at(0)
-                time.sleep(3.0)  # hears nothing
+                open("sleeps", "w").close()
+                time.sleep(60.0)  # hears nothing
 
         ap.run(main)
     """)
-    done = launcher.run("--nproc-per-node", "2", "--post-mortem", str(remains), script)
+    options = ("--nproc-per-node", "2", "--grace-period", "1")
+    done = launcher.run(*options, "--post-mortem", str(remains), script)
     assert done.returncode != 0
     where = f"Fatal Python error: Segmentation fault, in string_at at {ctypes.__file__}:"
     assert f"was killed by SIGSEGV ({where}" in done.stderr
@@ -127,7 +130,7 @@ def test_a_crash_leaves_its_stack_and_survivors_theirs(launcher: Launcher) -> No
     assert "rank 1: was killed by SIGSEGV" in text
     assert "    stack: Fatal Python error: Segmentation fault, at job.py:" in text
     survivor = (only_folder(remains) / "stacks" / "0-0.txt").read_text()
-    assert "time.sleep(3.0)  # hears nothing" in survivor
+    assert "time.sleep(60.0)  # hears nothing" in survivor
     assert f"    stack: {launcher.directory}" in text
 
 

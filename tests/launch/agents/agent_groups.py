@@ -36,7 +36,7 @@ TRAINING = """
             Path(f"new-{os.getpid()}").write_text(f"{step.number} {job_size(step)}")
             os.replace(f"new-{os.getpid()}", f"step-{os.getpid()}")
             if not step.is_replay and not os.path.exists("hurry"):
-                time.sleep(0.1)
+                time.sleep(0.1 if step.number < int(sys.argv[1]) / 2 else 0.5)
 
     def job_size(step):
         return step.world.size if not step.is_replay else 0
@@ -87,14 +87,18 @@ class AgentGroup:
         log: str | None = None,
         prefix: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
+        program: tuple[str, ...] = ("-m", "asyncpar"),
     ) -> subprocess.Popen[bytes]:
-        """Start ``asyncpar`` with more variables in its ``environment``; its output is in the file ``log``."""
+        """Start ``asyncpar`` with more variables in its ``environment``; its output is in the file ``log``.
+
+        ``program`` are the arguments of Python that run the command.
+        """
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
         with open(self.folder / (log or "output"), "ab") as output:
             process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "asyncpar", *arguments],
+                [*prefix, sys.executable, *program, *arguments],
                 cwd=self.folder,
                 env=clean | {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(temporary)} | dict(environment or {}),
                 stdin=subprocess.DEVNULL,

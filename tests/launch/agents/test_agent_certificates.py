@@ -28,7 +28,7 @@ from tests.soak import is_soak
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
-UNTIL = 400
+UNTIL = 150
 
 SUMMING = """
     import asyncio, os, numpy as np

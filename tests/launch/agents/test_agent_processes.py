@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,8 +26,8 @@ from tests.soak import chosen, first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
-UNTIL = 400
-LONG = 800
+UNTIL = 150
+LONG = 300
 
 
 @contextmanager
@@ -562,6 +563,16 @@ def test_a_joiner_with_other_settings_or_another_program_is_told_what_differs(gr
     assert launcher.wait(timeout=30) == 130, group.said("launch")
 
 
+HURRIED = """
+    from asyncpar.__main__ import main
+    from asyncpar.net.membership import group_entry
+
+    group_entry._ENTER_SECONDS = 0.5
+    main()
+"""
+"""The command, which gives an agent that it joins less time to answer than users' commands do."""
+
+
 def test_what_cannot_be_is_said_in_one_line(group: AgentGroup) -> None:
     group.start_all("one")
     secret = ("--secret-file", str(group.secret))
@@ -569,7 +580,9 @@ def test_what_cannot_be_is_said_in_one_line(group: AgentGroup) -> None:
     (group.folder / "other").chmod(0o600)
     twice = group.command("agent", "--name", "one", "--join", group.addresses["one"], *secret, log="twice.log")
     rotated = group.start("two", secret=group.folder / "other")
-    nobody = group.command("agent", "--join", "127.0.0.1:1", *secret, log="nobody.log")
+    nobody = group.command(
+        *("agent", "--join", "127.0.0.1:1", *secret), log="nobody.log", program=("-c", textwrap.dedent(HURRIED))
+    )
     unknown = group.command("drain", "three", "--agent", group.addresses["one"], *secret, log="unknown.log")
     absent = group.command("status", "--agent", "127.0.0.1:1", *secret, log="absent.log")
     kept, damaged = (group.folder / name for name in ("kept", "damaged"))

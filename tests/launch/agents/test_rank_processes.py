@@ -18,7 +18,7 @@ from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
-UNTIL = 400
+UNTIL = 150
 FEW = 20
 
 

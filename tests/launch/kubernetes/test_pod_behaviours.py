@@ -83,6 +83,7 @@ def test_two_jobs_of_pods_do_not_meet() -> None:
         assert [(one["job"], one["size"], one["sum"]) for one in told] == [(name, 4, 6)] * 4, pods
 
 
+@pytest.mark.soak
 def test_ranks_of_an_indexed_job_start_again_in_their_pods() -> None:
     with pods_of("fail_once", program=PROGRAM, is_jobset=False, max_restarts=1, names_after=0.1) as pods:
         ended = finish(pods, timeout=LIMIT)

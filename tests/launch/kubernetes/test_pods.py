@@ -38,7 +38,7 @@ def pods_of(
     name: str = "train",
     is_jobset: bool = True,
     max_restarts: int = 0,
-    names_after: float,
+    names_after: float | None,
 ) -> Iterator[list[RunningPod]]:
     """Run two pods of two ranks each of ``program``."""
     job = KubernetesJob(
@@ -65,14 +65,18 @@ def pods_of(
     first(1, [(True, ["train-ranks-0-0", "train-ranks-0-1"]), (False, ["train-0", "train-1"])]),
 )
 def test_pods_meet_when_their_names_come_to_be_known(is_jobset: bool, names: list[str]) -> None:
-    with pods_of("sum", is_jobset=is_jobset, names_after=8.0) as pods:  # launchers wait then, also on a slow machine
+    with pods_of("sum", is_jobset=is_jobset, names_after=None) as pods:
         assert [pod.spec.host_name for pod in pods] == names
+        said = pods[1].process.stdout
+        assert said is not None
+        assert any(f"waiting for the host name {names[0]}.train\n" in line for line in said)
+        for pod in pods:
+            pod.know(pods)
         ended = finish(pods, timeout=LIMIT)
     assert [code for code, _ in ended] == [0, 0], ended
     hosts = f"{names[0]},{names[0]},{names[1]},{names[1]}"
     for rank in range(4):
         assert f"rank {rank} of 4 sum 10 hosts {hosts}" in ended[rank // 2][1]
-    assert f"waiting for the host name {names[0]}.train\n" in ended[1][1]
 
 
 def wait_for_ranks(pods: list[RunningPod], folder: Path) -> None:
@@ -100,6 +104,7 @@ def test_when_pods_are_asked_to_end_all_ranks_write_their_checkpoints(tmp_path: 
     assert saved == {f"saved-{rank}": f"rank {rank} of 4" for rank in range(4)}
 
 
+@pytest.mark.soak
 def test_a_pod_that_is_asked_to_end_lets_its_ranks_leave_and_ends_the_job(tmp_path: Path) -> None:
     with pods_of("endless", str(tmp_path), names_after=0.1) as pods:
         wait_for_ranks(pods, tmp_path)
