@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.docs.surroundings import SURROUNDINGS, Surroundings
+from tests.program_host import PATIENCE, ProgramHost
+from tests.soak import is_soak
 
 ROOT = Path(__file__).resolve().parents[2]
+CHANGES_ITS_PROCESS = re.compile(r"torch|^(?:ap|asyncpar)(?:\.\w+)+ = ", re.MULTILINE)
+"""What a program has that nothing may run after: the only process group of torch, or a part of the package replaced."""
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -50,18 +55,27 @@ SHOWN = [
 ]
 
 
-def run(*command: str | Path, home: Path) -> str:
-    """Run Python as in another folder, with the tests' own modules at hand; its output, if it ends well."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT)}
+def run(*command: str | Path, home: Path, status: int = 0) -> str:
+    """Run Python as in another folder, with the tests' own modules at hand; its output, if it ends with ``status``."""
     done = subprocess.run(
-        [sys.executable, *command], cwd=home, env=environment, capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, *command],
+        cwd=home,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
-def run_piece(shown: Shown, home: Path) -> None:
-    """Run a program, or a piece of one within its surroundings."""
+def environment(home: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT)}
+
+
+def run_piece(shown: Shown, home: Path, host: ProgramHost | None = None) -> None:
+    """Run a program, or a piece of one within its surroundings, in ``host`` unless it changes its process for good."""
     around, text = shown.surroundings, shown.text
     if around is not None:
         for long, short in around.shorter.items():
@@ -70,7 +84,11 @@ def run_piece(shown: Shown, home: Path) -> None:
         assert around.program.count("BLOCK") == 1
         text = around.program.replace("BLOCK", text)
     (home / "program.py").write_text(text)
-    run("program.py", home=home)
+    if host is None or is_soak() or CHANGES_ITS_PROCESS.search(text):
+        run("program.py", home=home)
+    else:
+        done = host.run("program.py", home=home, environment=environment(home))
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 PIECES = [shown for shown in SHOWN if not shown.is_program and not shown.is_test]
