@@ -1,7 +1,7 @@
 """Lineage: which history a state has.  Two states of one step are the same training only if their lineages are equal.
 
-The digest of a state is BLAKE2b over names, types and shapes, plain values, and the CRC-64 of every block of every
-array.  A CRC guards against chance, not against forgery: a sender of a state has proved that it is of the job, and
+The digest of a state is BLAKE2b over names, types and shapes, plain values, and the 64-bit XXH3 of every block of every
+array.  XXH3 guards against chance, not against forgery: a sender of a state has proved that it is of the job, and
 only changes that happen by chance (another order of additions, a flipped bit) have to be seen, at memory speed:
 BLAKE2b of everything would take thirty times as long, in every step.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from awscrt.checksums import crc64nvme
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from asyncpar.net.membership.lineage import DIGEST_BYTES, Lineage
 
@@ -51,12 +51,12 @@ def block_of(array: NDArray[Any], number: int) -> memoryview:
 
 def checksums(array: NDArray[Any]) -> tuple[int, ...]:
     """Return the checksums of the blocks of a C-contiguous array; may run in any thread, and lets others run."""
-    return tuple(crc64nvme(block_of(array, number)) for number in range(-(-array.nbytes // BLOCK_BYTES)))
+    return tuple(xxh3_64_intdigest(block_of(array, number)) for number in range(-(-array.nbytes // BLOCK_BYTES)))
 
 
 def checksum(block: memoryview | bytes) -> int:
     """Return the checksum of one block."""
-    return int(crc64nvme(block))
+    return xxh3_64_intdigest(block)
 
 
 def state_digest(arrays: Sequence[tuple[ArrayShape, Iterable[int]]], values: Mapping[str, bytes]) -> bytes:

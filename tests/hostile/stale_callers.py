@@ -32,7 +32,7 @@ from asyncpar.net.membership.group_codec import encode_entry, encode_group, enco
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.transport.grpc_stream import FRAMES_METHOD, SERVICE
 from asyncpar.net.transport.rpc import Credentials, open_channel
-from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
+from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, WIRE_VERSION, Handshake, LinkTerms
 
 PATIENCE = 30.0
 FAR = 1_000_000
@@ -74,7 +74,8 @@ class StaleCaller:
 
     async def _links(self, channel: Any) -> None:
         stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
-        probe = await self._note("probe", stub.Open(link_pb2.OpenRequest(job="another", lanes=["tcp", "grpc"])))
+        stranger = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job="another", lanes=["tcp", "grpc"])
+        probe = await self._note("probe", stub.Open(stranger))
         if probe is None:
             return
         job = probe.refused.message.split("belongs to job '")[-1].split("'")[0]
@@ -82,7 +83,12 @@ class StaleCaller:
             for dialer in range(3):
                 for listener in range(2):
                     request = link_pb2.OpenRequest(
-                        job=job, generation=generation, from_rank=dialer, to_rank=listener, lanes=["tcp", "grpc", "shm"]
+                        wire_version=WIRE_VERSION,
+                        job=job,
+                        generation=generation,
+                        from_rank=dialer,
+                        to_rank=listener,
+                        lanes=["tcp", "grpc", "shm"],
                     )
                     await self._note("stale link", stub.Open(request))
         token = secrets.token_bytes(TOKEN_BYTES)

@@ -20,7 +20,7 @@ from asyncpar.net.transport.machine import Accept, Negotiator, Proposal, Refuse
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.net.wire.frame import FrameKind, Key
-from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
+from asyncpar.net.wire.handshake import NONCE_BYTES, WIRE_VERSION, Handshake, LinkTerms
 from tests.hostile.doors import OVER, Door, open_door, read_all, say
 from tests.hostile.victim import frame
 from tests.net.transport.pairs import SECRET, TERMS
@@ -197,6 +197,7 @@ async def test_links_of_ranks_that_do_not_exist_are_refused_over_the_wire() -> N
             connector.join(links)
             for dialer, listener in ((0, 0), (2, 0), (2**32 - 1, 0), (1, 1)):
                 request = link_pb2.OpenRequest(
+                    wire_version=WIRE_VERSION,
                     job=world.job,
                     generation=0,
                     from_rank=dialer,

@@ -30,7 +30,7 @@ from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.refusals import Refusals
 from asyncpar.net.transport.striped import StripedLane
 from asyncpar.net.transport.tls import check_caller
-from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
+from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, WIRE_VERSION, Handshake, LinkTerms
 
 
 class StripeAssembler:
@@ -200,6 +200,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             lanes=tuple(request.lanes),
             connections=max(1, request.connections),
             checks_payloads=request.checks_payloads,
+            wire_version=request.wire_version,
         )
         return self._encode(self._answer(proposal))
 
@@ -266,6 +267,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
                 accepted.addresses.update({name: one.place for name, one in self._listeners.items()})
                 accepted.connections = terms.connections
                 accepted.checks_payloads = terms.checks_payloads
+                accepted.wire_version = WIRE_VERSION
                 return _Reply(accepted=accepted)
             case Defer():
                 return _Reply(deferred=_Reply.Deferred())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from asyncpar.net.wire.handshake import LinkTerms
+from asyncpar.net.wire.handshake import WIRE_VERSION, LinkTerms
 
 
 class Reason(enum.Enum):
@@ -35,6 +35,7 @@ class Proposal:
     lanes: tuple[str, ...]
     connections: int = 1
     checks_payloads: bool = True
+    wire_version: int = WIRE_VERSION
 
 
 class Accept(msgspec.Struct, frozen=True):
@@ -156,6 +157,8 @@ class Negotiator:
 
     def _refusal(self, proposal: Proposal, lost: str | None) -> Refuse | None:
         dialer, here = proposal.dialer, self._rank
+        if proposal.wire_version != WIRE_VERSION:
+            return Refuse(Reason.NO_COMMON_LANE, describe_versions(here, dialer, proposal.wire_version))
         if proposal.job != self._job:
             return Refuse(Reason.WRONG_WORLD, f"rank {here} belongs to job {self._job!r}, not {proposal.job!r}")
         if proposal.generation != self._generation:
@@ -177,3 +180,11 @@ class Negotiator:
                 f"rank {here} uses {' or '.join(self.lanes_to(dialer)) or 'nothing'}; give both the same",
             )
         return None
+
+
+def describe_versions(rank: int, peer: int, version: int) -> str:
+    """Name the versions of the wire that ``rank``, which is this one, and ``peer`` speak; 0 is an earlier one."""
+    return (
+        f"version of asyncpar: rank {rank} speaks version {WIRE_VERSION} of the wire, rank {peer} "
+        f"{version or 'an earlier one'}; install the same version of asyncpar on all hosts"
+    )

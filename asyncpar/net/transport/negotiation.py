@@ -32,7 +32,7 @@ from asyncpar.net.transport.grpc_lane import GrpcLane
 from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.lane_kinds import lane_kind, parse_transport, usable_lanes
 from asyncpar.net.transport.links import Connector, Links
-from asyncpar.net.transport.machine import Negotiator, Proposal
+from asyncpar.net.transport.machine import Negotiator, Proposal, describe_versions
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
 from asyncpar.net.wire.handshake import TOKEN_BYTES, LinkTerms
@@ -214,6 +214,7 @@ class GrpcConnector(Connector):
             lanes=proposal.lanes,
             connections=proposal.connections,
             checks_payloads=proposal.checks_payloads,
+            wire_version=proposal.wire_version,
         )
         stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
         loop = asyncio.get_running_loop()
@@ -248,8 +249,10 @@ class GrpcConnector(Connector):
             raise
 
     async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:
-        """Connect the lane that was agreed on."""
+        """Connect the lane that was agreed on.  Raises ``UsageError`` if the peer is of another version."""
         rank = proposal.listener
+        if accepted.wire_version != proposal.wire_version:
+            raise UsageError(describe_versions(proposal.dialer, rank, accepted.wire_version))
         kinds = [kind for kind in dict.fromkeys(accepted.lanes) if kind in proposal.lanes]
         if not kinds or len(accepted.token) != TOKEN_BYTES:
             raise PeerLost(f"rank {rank} accepted, but no lane", rank=rank, cause="it accepted, but no lane")

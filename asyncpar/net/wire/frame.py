@@ -22,25 +22,26 @@ What a channel between two ranks carries for each frame, little endian:
     number     u32: how many frames went before on this channel, modulo 2**32
     checksum   u32: CRC-32 of header and number
     payload    as many bytes as the header says, or the part of them that this connection carries
-    checksum   u32: CRC32C of that, only where payloads are checked and there are any bytes
+    checksum   u64: XXH3 of that, only where payloads are checked and there are any bytes
 
 The first checksum starts from a seed that the two ends derive from their handshake, another one for each connection and
-direction; the second starts from the first.  So a frame is taken only in its place on its own connection, with its own
-payload: what is damaged, lost, swapped, repeated, or recorded elsewhere is found, at the latest by the next frame.
+direction; the second has the first as its seed.  So a frame is taken only in its place on its own connection, with its
+own payload: what is damaged, lost, swapped, repeated, or recorded elsewhere is found, at the latest by the next frame.
 
-Damage of b bits goes unnoticed with probability 2**-32, and never when b is at most 3 or all b lie within 32 bits.
+Damage of a payload goes unnoticed with probability 2**-64, damage of a header with 2**-32, and never when at most 3
+bits of it changed, or all within 32 bits.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
+from xxhash import xxh3_64
 
 from asyncpar.errors import ProtocolError
 
@@ -268,12 +269,13 @@ def allocate(length: int) -> memoryview:
 
 
 _U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
 _SEAL = struct.Struct("<II")
 
 SEAL_BYTES: Final = _SEAL.size
 """What number and checksum add to a header."""
 
-TAIL_BYTES: Final = _U32.size
+TAIL_BYTES: Final = _U64.size
 """What the checksum of a payload adds to it."""
 
 SEALED_BYTES: Final = HEADER_BYTES + SEAL_BYTES
@@ -286,26 +288,13 @@ class FrameDamaged(ProtocolError):  # noqa: N818
     """The bytes that arrived are not those that were sent."""
 
 
-@cache
-def payload_checksum() -> Callable[[memoryview, int], int]:
-    """Return the function that continues a CRC32C with more bytes.  It has hardware speed and releases the GIL.
-
-    Loaded when a payload is to be checked first, because that takes 50 ms and ranks of one host never need it.
-    """
-    from awscrt.checksums import crc32c
-
-    function: Callable[[memoryview, int], int] = crc32c
-    return function
-
-
 class PayloadChecksum:
-    """The checksum of one payload, which is taken piece by piece."""
+    """The checksum of one payload, which is taken piece by piece, at the speed of memory and without the GIL."""
 
-    __slots__ = ("_continue", "_value", "covered")
+    __slots__ = ("_hash", "covered")
 
-    def __init__(self, start: int) -> None:
-        self._continue = payload_checksum()
-        self._value = start
+    def __init__(self, seed: int) -> None:
+        self._hash = xxh3_64(seed=seed)
         self.covered = 0
         """How many bytes of what is left of the payload are in the checksum already."""
 
@@ -313,12 +302,12 @@ class PayloadChecksum:
         """Continue with the bytes of ``payload`` up to ``end``, as far as they are not covered."""
         if end > self.covered:
             for view in views_of(payload[self.covered : end]):
-                self._value = self._continue(view, self._value)
+                self._hash.update(view)
             self.covered = end
 
     def tail(self) -> bytes:
         """Return what follows the payload, all of which is covered."""
-        return _U32.pack(self._value)
+        return _U64.pack(self._hash.intdigest())
 
 
 class FrameSealer:
@@ -357,8 +346,7 @@ class FrameVerifier:
         self._seed = seed
         self._number = 0
         self._checks_payloads = checks_payloads
-        self._expected = 0
-        self._value = 0
+        self._hash = xxh3_64()
 
     def check_header(self, data: memoryview, offset: int) -> None:
         """Check the header at ``offset`` of ``data``, which is the next frame's."""
@@ -367,7 +355,12 @@ class FrameVerifier:
             raise FrameDamaged(f"frame {self._number}: the checksum of its header is wrong")
         if number != self._number:
             raise FrameDamaged(f"frame {self._number} was expected, frame {number} came")
-        self._value = checksum
+        self.begin_payload(checksum)
+
+    def begin_payload(self, seed: int) -> None:
+        """Begin the checksum of the payload behind the header that has the checksum ``seed``."""
+        if self._checks_payloads:
+            self._hash = xxh3_64(seed=seed)
 
     def next_frame(self) -> None:
         """Count a frame, whose header was taken."""
@@ -379,9 +372,9 @@ class FrameVerifier:
 
     def add(self, view: memoryview) -> None:
         """Continue with bytes of the payload."""
-        self._value = payload_checksum()(view, self._value)
+        self._hash.update(view)
 
     def check_payload(self, data: memoryview, offset: int) -> None:
         """Compare with the checksum at ``offset`` of ``data``."""
-        if _U32.unpack_from(data, offset)[0] != self._value:
+        if _U64.unpack_from(data, offset)[0] != self._hash.intdigest():
             raise FrameDamaged(f"frame {(self._number - 1) & _LARGEST}: the checksum of its payload is wrong")

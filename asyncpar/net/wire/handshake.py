@@ -26,7 +26,9 @@ from zlib import crc32
 from asyncpar.errors import AuthenticationError
 
 MAGIC = b"apLK"
-VERSION = 3
+WIRE_VERSION = 4
+"""Version of what travels between two ranks, the handshake and the frames behind it.  Changes of either raise it."""
+
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 _MAC_BYTES = hashlib.sha256().digest_size
@@ -62,7 +64,7 @@ class LinkTerms:
         job = hashlib.sha256(self.job.encode()).digest()[:16]
         return _TERMS.pack(
             MAGIC,
-            VERSION,
+            WIRE_VERSION,
             self.connection,
             self.connections,
             self.checks_payloads,
@@ -179,12 +181,12 @@ class Handshake:
 
     def _check_opening(self) -> None:
         """Refuse strangers at their first wrong byte: they may never send the rest of a HELLO."""
-        known = (MAGIC + bytes([VERSION]))[: self._count]
+        known = (MAGIC + bytes([WIRE_VERSION]))[: self._count]
         shown = bytes(self._received[: len(known)])
         if shown[: len(MAGIC)] != known[: len(MAGIC)]:
             raise AuthenticationError(f"handshake: expected {MAGIC!r}, the peer began with {shown!r}")
         if shown != known:
-            raise AuthenticationError(f"handshake version: this side speaks {VERSION}, the peer {shown[-1]}")
+            raise AuthenticationError(f"handshake version: this side speaks {WIRE_VERSION}, the peer {shown[-1]}")
 
     def _answer_hello(self, message: bytes) -> bytes:
         assert self._find_terms is not None

@@ -120,7 +120,7 @@ def _unchecked_payload() -> tuple[Patch, ...]:
 
 def _unchecked_header() -> tuple[Patch, ...]:
     def check(verifier: FrameVerifier, data: memoryview, offset: int) -> None:
-        verifier._value = int.from_bytes(data[offset + 44 : offset + 48], "little")
+        verifier.begin_payload(int.from_bytes(data[offset + 44 : offset + 48], "little"))
 
     return ((FrameVerifier, "check_header", check),)
 

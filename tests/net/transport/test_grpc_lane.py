@@ -12,7 +12,7 @@ import pytest
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.grpc_lane import CHUNK_BYTES, WINDOW, GrpcLane, encode_prefix
 from asyncpar.net.transport.grpc_stream import ByteStream, StreamEnded
-from asyncpar.net.wire.frame import SEALED_BYTES, FrameKind, encode_header
+from asyncpar.net.wire.frame import SEALED_BYTES, TAIL_BYTES, FrameKind, encode_header
 from asyncpar.testing import run_virtual
 from asyncpar.testing.lanes import RecordingEvents, frame
 from tests.net.transport.pairs import protections
@@ -219,7 +219,7 @@ def test_a_side_whose_reader_is_held_again_and_again_says_nothing() -> None:
 def test_chunks_that_come_slowly_keep_the_lane() -> None:
     async def scenario() -> None:
         async with running(may_damage=True) as (lane, stream, events):
-            lane.send(*frame(0, bytes(WINDOW * CHUNK_BYTES - SEALED_BYTES - 4)))
+            lane.send(*frame(0, bytes(WINDOW * CHUNK_BYTES - SEALED_BYTES - TAIL_BYTES)))
             await settle()
             for second in range(8 * WINDOW):
                 stream.incoming.put_nowait(credit(int(second % 8 == 7), second))

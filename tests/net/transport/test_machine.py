@@ -141,6 +141,8 @@ def test_whatever_the_order_of_events_never_do_both_sides_connect() -> None:
 @pytest.mark.parametrize(
     ("change", "reason", "message"),
     [
+        ({"wire_version": 3}, Reason.NO_COMMON_LANE, "rank 0 speaks version 4 of the wire, rank 1 3; install the same"),
+        ({"wire_version": 0, "job": "other"}, Reason.NO_COMMON_LANE, "of the wire, rank 1 an earlier one; install"),
         ({"job": "other"}, Reason.WRONG_WORLD, "rank 0 belongs to job 'job', not 'other'"),
         ({"generation": 7}, Reason.STALE_GENERATION, "rank 0 is in generation 1, rank 1 in 7"),
         ({"listener": 2}, Reason.WRONG_WORLD, "this is rank 0 of 3; rank 1 asked for rank 2"),

@@ -25,6 +25,7 @@ from asyncpar.net.transport.grpc_stream import StreamEnded, call_frames, shake_h
 from asyncpar.net.transport.handshaking import Medium
 from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.links import Links
+from asyncpar.net.transport.machine import Accept, Answer, Negotiator, Proposal
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.stream import StreamLane
@@ -197,6 +198,32 @@ async def test_pins_that_do_not_fit_fail_on_both_sides_and_name_both() -> None:
         assert "rank 1" in str(error)
         assert "give both the same" in str(error)
     assert any(isinstance(error.__cause__, UsageError) for error in errors)
+
+
+@pytest.mark.parametrize("dialer", [0, 1])
+async def test_ranks_of_two_versions_both_fail_and_name_both(monkeypatch: pytest.MonkeyPatch, dialer: int) -> None:
+    """Rank 0 is of before version 4: it neither sends its version nor looks at that of the other."""
+    propose, encode = Negotiator.propose, acceptor.Acceptor._encode  # noqa: SLF001
+
+    def propose_silently(negotiator: Negotiator, rank: int) -> Proposal:
+        proposal = propose(negotiator, rank)
+        return proposal if rank == 0 else replace(proposal, wire_version=0)
+
+    def encode_silently(own: acceptor.Acceptor, answer: Answer) -> link_pb2.OpenReply:
+        reply = encode(own, answer)
+        if isinstance(answer, Accept) and answer.terms.listener == 0:
+            reply.accepted.wire_version = 0
+        return reply
+
+    monkeypatch.setattr(Negotiator, "propose", propose_silently)
+    monkeypatch.setattr(acceptor.Acceptor, "_encode", encode_silently)
+    async with open_world("tcp", "tcp") as ranks:
+        for rank in ranks:
+            rank.join()
+        errors = [await loss(ranks[rank].links, 1 - rank) for rank in (dialer, 1 - dialer)]
+    for error in errors:
+        assert "rank 1 speaks version 4 of the wire, rank 0 an earlier one; install the same version" in str(error)
+    assert isinstance(errors[0].__cause__, UsageError)
 
 
 async def test_another_generation_is_refused_as_stale() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.net.transport.rpc import open_channel
-from asyncpar.net.wire.handshake import Handshake, LinkTerms
+from asyncpar.net.wire.handshake import WIRE_VERSION, Handshake, LinkTerms
 from tests.net.transport.worlds import CREDENTIALS, Rank, open_world
 
 CHALLENGE_BYTES = 64
@@ -19,7 +19,7 @@ async def agree(rank: Rank) -> tuple[int, LinkTerms]:
     """As rank 1, agree on a TCP lane with ``rank``; return its port and the terms."""
     async with open_channel(rank.server.address, CREDENTIALS) as channel:
         stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
-        request = link_pb2.OpenRequest(job="local", from_rank=1, to_rank=0, lanes=["tcp"])
+        request = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job="local", from_rank=1, to_rank=0, lanes=["tcp"])
         accepted = (await stub.Open(request)).accepted
     terms = LinkTerms(job="local", generation=0, dialer=1, listener=0, token=accepted.token)
     return int(accepted.addresses["tcp"]), terms

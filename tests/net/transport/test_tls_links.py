@@ -18,7 +18,7 @@ from asyncpar.net.security.issuing import Authority
 from asyncpar.net.transport.grpc_stream import ClientStream, StreamEnded, call_frames, shake_hands
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
-from asyncpar.net.wire.handshake import Handshake, LinkTerms
+from asyncpar.net.wire.handshake import WIRE_VERSION, Handshake, LinkTerms
 from tests.net.security.parties import JOB, authority_now, certify
 from tests.net.transport.worlds import exchange, loss, open_world
 
@@ -68,7 +68,7 @@ async def test_a_rank_of_another_host_is_not_given_a_lane_in_the_clear(credentia
     async with open_world(None, None, hosts="ab", credentials=credentials, job=JOB) as ranks:
         for rank in ranks:
             rank.join()
-        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["tcp"])
+        request = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job=JOB, from_rank=1, to_rank=0, lanes=["tcp"])
         channel = open_channel(ranks[0].server.address, credentials[1], peer=rank_role(0))
         reply = await link_pb2_grpc.LinkStub(channel).Open(request)  # type: ignore[no-untyped-call]
         await channel.close(None)
@@ -81,7 +81,7 @@ async def test_a_rank_cannot_open_a_link_as_another(
     async with open_world(None, None, None, credentials=credentials, job=JOB) as ranks:
         for rank in ranks:
             rank.join()
-        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["tcp"])
+        request = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job=JOB, from_rank=1, to_rank=0, lanes=["tcp"])
         channel = open_channel(ranks[0].server.address, credentials[2], peer=rank_role(0))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await link_pb2_grpc.LinkStub(channel).Open(request)  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ async def test_a_rank_cannot_take_up_the_agreement_of_another(credentials: list[
     async with open_world("grpc", "grpc", "grpc", credentials=credentials, job=JOB) as ranks:
         for rank in ranks:
             rank.join()
-        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
+        request = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
         channels = [open_channel(ranks[0].server.address, credentials[rank], peer=rank_role(0)) for rank in (1, 2)]
         reply = await link_pb2_grpc.LinkStub(channels[0]).Open(request)  # type: ignore[no-untyped-call]
         terms = LinkTerms(job=JOB, generation=0, dialer=1, listener=0, token=reply.accepted.token)
@@ -114,7 +114,7 @@ async def test_a_rank_cannot_withdraw_the_agreement_of_another(
     async with open_world("grpc", "grpc", "grpc", credentials=credentials, job=JOB) as ranks:
         for rank in ranks:
             rank.join()
-        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
+        request = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
         stubs = []
         async with AsyncExitStack() as stack:
             for caller in (1, 2):
@@ -202,7 +202,7 @@ async def test_a_rank_with_the_certificate_of_another_slot_gets_no_link(credenti
     async with open_world(None, None, hosts="ab", credentials=world, job=JOB) as ranks:
         for rank in ranks:
             rank.join()
-        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
+        request = link_pb2.OpenRequest(wire_version=WIRE_VERSION, job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
         channel = open_channel(ranks[0].server.address, world[1], peer=world[1].role_of(0))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await link_pb2_grpc.LinkStub(channel).Open(request)  # type: ignore[no-untyped-call]

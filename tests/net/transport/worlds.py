@@ -113,9 +113,13 @@ async def exchange(one: Links, other: Links, *, sequence: int = 0, length: int =
 
 async def loss(links: Links, rank: int) -> PeerLost:
     """Try to reach ``rank`` and return the error that comes of it."""
-    async with asyncio.timeout(20):
+
+    async def receive() -> None:
         waiter = links.link(rank).post(Key(1, 0, 0), 0, memoryview(bytearray(1)))
         assert waiter is not None
+        await waiter
+
+    async with asyncio.timeout(20):
         with pytest.raises(PeerLost) as caught:
-            await waiter
+            await receive()
     return caught.value

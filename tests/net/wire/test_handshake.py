@@ -136,7 +136,7 @@ def test_openings_of_other_protocols_are_refused_at_their_first_wrong_byte(openi
 def test_another_version_is_named() -> None:
     hello = bytearray(dialer().opening)
     hello[4] = 9
-    with pytest.raises(AuthenticationError, match="speaks 3, the peer 9"):
+    with pytest.raises(AuthenticationError, match="speaks 4, the peer 9"):
         give(listener(), bytes(hello))
 
 

@@ -39,8 +39,8 @@ BEFORE = (
         "tempfile",
         "urllib.request",
     ),
-    *("awscrt", "click", "cryptography", "google.protobuf", "grpc.aio", "grpc_health.v1.health", "ml_dtypes"),
-    *("msgspec", "numpy", "psutil", "rich.console", "rich.live", "uvloop"),
+    *("click", "cryptography", "google.protobuf", "grpc.aio", "grpc_health.v1.health", "ml_dtypes"),
+    *("msgspec", "numpy", "psutil", "rich.console", "rich.live", "uvloop", "xxhash"),
 )
 """What asyncpar imports of others, which look at the system when they are imported."""
 

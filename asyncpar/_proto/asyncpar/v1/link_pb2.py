@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x16\x61syncpar/v1/link.proto\x12\x0b\x61syncpar.v1\"\x8f\x01\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\tfrom_rank\x18\x03 \x01(\r\x12\x0f\n\x07to_rank\x18\x04 \x01(\r\x12\r\n\x05lanes\x18\x05 \x03(\t\x12\x13\n\x0b\x63onnections\x18\x06 \x01(\r\x12\x17\n\x0f\x63hecks_payloads\x18\x07 \x01(\x08\"\x96\x05\n\tOpenReply\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.asyncpar.v1.OpenReply.AcceptedH\x00\x12\x33\n\x08\x64\x65\x66\x65rred\x18\x02 \x01(\x0b\x32\x1f.asyncpar.v1.OpenReply.DeferredH\x00\x12\x34\n\tnot_ready\x18\x03 \x01(\x0b\x32\x1f.asyncpar.v1.OpenReply.NotReadyH\x00\x12\x31\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.asyncpar.v1.OpenReply.RefusedH\x00\x1a\xd7\x01\n\x08\x41\x63\x63\x65pted\x12\r\n\x05lanes\x18\x01 \x03(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x41\n\taddresses\x18\x07 \x03(\x0b\x32..asyncpar.v1.OpenReply.Accepted.AddressesEntry\x12\x13\n\x0b\x63onnections\x18\x05 \x01(\r\x12\x17\n\x0f\x63hecks_payloads\x18\x06 \x01(\x08\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x05\x1a\n\n\x08\x44\x65\x66\x65rred\x1a\n\n\x08NotReady\x1a\xb8\x01\n\x07Refused\x12\x35\n\x06reason\x18\x01 \x01(\x0e\x32%.asyncpar.v1.OpenReply.Refused.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\"e\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bWRONG_WORLD\x10\x01\x12\x14\n\x10STALE_GENERATION\x10\x02\x12\x12\n\x0eNO_COMMON_LANE\x10\x03\x12\x08\n\x04LOST\x10\x04\x42\t\n\x07outcome\"/\n\x0fWithdrawRequest\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"\x0f\n\rWithdrawReply2\x86\x01\n\x04Link\x12\x38\n\x04Open\x12\x18.asyncpar.v1.OpenRequest\x1a\x16.asyncpar.v1.OpenReply\x12\x44\n\x08Withdraw\x12\x1c.asyncpar.v1.WithdrawRequest\x1a\x1a.asyncpar.v1.WithdrawReplyb\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x16\x61syncpar/v1/link.proto\x12\x0b\x61syncpar.v1\"\xa5\x01\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\tfrom_rank\x18\x03 \x01(\r\x12\x0f\n\x07to_rank\x18\x04 \x01(\r\x12\r\n\x05lanes\x18\x05 \x03(\t\x12\x13\n\x0b\x63onnections\x18\x06 \x01(\r\x12\x17\n\x0f\x63hecks_payloads\x18\x07 \x01(\x08\x12\x14\n\x0cwire_version\x18\x08 \x01(\r\"\xac\x05\n\tOpenReply\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.asyncpar.v1.OpenReply.AcceptedH\x00\x12\x33\n\x08\x64\x65\x66\x65rred\x18\x02 \x01(\x0b\x32\x1f.asyncpar.v1.OpenReply.DeferredH\x00\x12\x34\n\tnot_ready\x18\x03 \x01(\x0b\x32\x1f.asyncpar.v1.OpenReply.NotReadyH\x00\x12\x31\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.asyncpar.v1.OpenReply.RefusedH\x00\x1a\xed\x01\n\x08\x41\x63\x63\x65pted\x12\r\n\x05lanes\x18\x01 \x03(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x41\n\taddresses\x18\x07 \x03(\x0b\x32..asyncpar.v1.OpenReply.Accepted.AddressesEntry\x12\x13\n\x0b\x63onnections\x18\x05 \x01(\r\x12\x17\n\x0f\x63hecks_payloads\x18\x06 \x01(\x08\x12\x14\n\x0cwire_version\x18\x08 \x01(\r\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x05\x1a\n\n\x08\x44\x65\x66\x65rred\x1a\n\n\x08NotReady\x1a\xb8\x01\n\x07Refused\x12\x35\n\x06reason\x18\x01 \x01(\x0e\x32%.asyncpar.v1.OpenReply.Refused.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\"e\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bWRONG_WORLD\x10\x01\x12\x14\n\x10STALE_GENERATION\x10\x02\x12\x12\n\x0eNO_COMMON_LANE\x10\x03\x12\x08\n\x04LOST\x10\x04\x42\t\n\x07outcome\"/\n\x0fWithdrawRequest\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"\x0f\n\rWithdrawReply2\x86\x01\n\x04Link\x12\x38\n\x04Open\x12\x18.asyncpar.v1.OpenRequest\x1a\x16.asyncpar.v1.OpenReply\x12\x44\n\x08Withdraw\x12\x1c.asyncpar.v1.WithdrawRequest\x1a\x1a.asyncpar.v1.WithdrawReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENREPLY_ACCEPTED_ADDRESSESENTRY']._loaded_options = None
   _globals['_OPENREPLY_ACCEPTED_ADDRESSESENTRY']._serialized_options = b'8\001'
   _globals['_OPENREQUEST']._serialized_start=40
-  _globals['_OPENREQUEST']._serialized_end=183
-  _globals['_OPENREPLY']._serialized_start=186
-  _globals['_OPENREPLY']._serialized_end=848
-  _globals['_OPENREPLY_ACCEPTED']._serialized_start=411
-  _globals['_OPENREPLY_ACCEPTED']._serialized_end=626
-  _globals['_OPENREPLY_ACCEPTED_ADDRESSESENTRY']._serialized_start=566
-  _globals['_OPENREPLY_ACCEPTED_ADDRESSESENTRY']._serialized_end=614
-  _globals['_OPENREPLY_DEFERRED']._serialized_start=628
-  _globals['_OPENREPLY_DEFERRED']._serialized_end=638
-  _globals['_OPENREPLY_NOTREADY']._serialized_start=640
-  _globals['_OPENREPLY_NOTREADY']._serialized_end=650
-  _globals['_OPENREPLY_REFUSED']._serialized_start=653
-  _globals['_OPENREPLY_REFUSED']._serialized_end=837
-  _globals['_OPENREPLY_REFUSED_REASON']._serialized_start=736
-  _globals['_OPENREPLY_REFUSED_REASON']._serialized_end=837
-  _globals['_WITHDRAWREQUEST']._serialized_start=850
-  _globals['_WITHDRAWREQUEST']._serialized_end=897
-  _globals['_WITHDRAWREPLY']._serialized_start=899
-  _globals['_WITHDRAWREPLY']._serialized_end=914
-  _globals['_LINK']._serialized_start=917
-  _globals['_LINK']._serialized_end=1051
+  _globals['_OPENREQUEST']._serialized_end=205
+  _globals['_OPENREPLY']._serialized_start=208
+  _globals['_OPENREPLY']._serialized_end=892
+  _globals['_OPENREPLY_ACCEPTED']._serialized_start=433
+  _globals['_OPENREPLY_ACCEPTED']._serialized_end=670
+  _globals['_OPENREPLY_ACCEPTED_ADDRESSESENTRY']._serialized_start=610
+  _globals['_OPENREPLY_ACCEPTED_ADDRESSESENTRY']._serialized_end=658
+  _globals['_OPENREPLY_DEFERRED']._serialized_start=672
+  _globals['_OPENREPLY_DEFERRED']._serialized_end=682
+  _globals['_OPENREPLY_NOTREADY']._serialized_start=684
+  _globals['_OPENREPLY_NOTREADY']._serialized_end=694
+  _globals['_OPENREPLY_REFUSED']._serialized_start=697
+  _globals['_OPENREPLY_REFUSED']._serialized_end=881
+  _globals['_OPENREPLY_REFUSED_REASON']._serialized_start=780
+  _globals['_OPENREPLY_REFUSED_REASON']._serialized_end=881
+  _globals['_WITHDRAWREQUEST']._serialized_start=894
+  _globals['_WITHDRAWREQUEST']._serialized_end=941
+  _globals['_WITHDRAWREPLY']._serialized_start=943
+  _globals['_WITHDRAWREPLY']._serialized_end=958
+  _globals['_LINK']._serialized_start=961
+  _globals['_LINK']._serialized_end=1095
 # @@protoc_insertion_point(module_scope)

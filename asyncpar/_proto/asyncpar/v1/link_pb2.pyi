@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "generation", "from_rank", "to_rank", "lanes", "connections", "checks_payloads")
+    __slots__ = ("job", "generation", "from_rank", "to_rank", "lanes", "connections", "checks_payloads", "wire_version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FROM_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class OpenRequest(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     CHECKS_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     from_rank: int
@@ -23,12 +24,13 @@ class OpenRequest(_message.Message):
     lanes: _containers.RepeatedScalarFieldContainer[str]
     connections: int
     checks_payloads: bool
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_rank: _Optional[int] = ..., to_rank: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ...) -> None: ...
+    wire_version: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_rank: _Optional[int] = ..., to_rank: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("accepted", "deferred", "not_ready", "refused")
     class Accepted(_message.Message):
-        __slots__ = ("lanes", "token", "addresses", "connections", "checks_payloads")
+        __slots__ = ("lanes", "token", "addresses", "connections", "checks_payloads", "wire_version")
         class AddressesEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,12 +43,14 @@ class OpenReply(_message.Message):
         ADDRESSES_FIELD_NUMBER: _ClassVar[int]
         CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
         CHECKS_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+        WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
         lanes: _containers.RepeatedScalarFieldContainer[str]
         token: bytes
         addresses: _containers.ScalarMap[str, str]
         connections: int
         checks_payloads: bool
-        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., addresses: _Optional[_Mapping[str, str]] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ...) -> None: ...
+        wire_version: int
+        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., addresses: _Optional[_Mapping[str, str]] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ..., wire_version: _Optional[int] = ...) -> None: ...
     class Deferred(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
