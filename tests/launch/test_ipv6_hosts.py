@@ -13,7 +13,6 @@ import pytest
 
 from asyncpar.net.membership.credentials import create_secret
 from tests.hosts import only_ipv6
-from tests.soak import first
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -67,18 +66,16 @@ SERVING = """
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "options",
-    first(
-        1,
-        [
-            (),
-            ("--rdzv-endpoint", "[::1]:29555"),
-            ("--rdzv-endpoint", "localhost:29555", "--transport", "tcp"),
-            ("--master-addr", "::1", "--transport", "grpc"),
-            ("--transport", "tcp", "--dashboard", "--metrics"),
-        ],
-    ),
+    [
+        (),
+        ("--rdzv-endpoint", "[::1]:29555"),
+        ("--rdzv-endpoint", "localhost:29555", "--transport", "tcp"),
+        ("--master-addr", "::1", "--transport", "grpc"),
+        ("--transport", "tcp", "--dashboard", "--metrics"),
+    ],
     ids=" ".join,
 )
 def test_ranks_meet(launcher: Launcher, options: tuple[str, ...]) -> None:

@@ -92,6 +92,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_rank_that_the_kernel_kills_is_reported_with_the_limit(launcher: Any, memory_group: Path) -> None:
     job = launcher.start(

@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 NAMES = ("one", "two", "three")
 UNTIL = chosen(900, soak=1300)
-SOON = 20.0
-"""Seconds to the next step of a majority, at most: some five, and what a loaded machine takes longer."""
 NOWHERE = "02:00:00:00:00:01"
 
 
@@ -132,11 +130,8 @@ def test_a_minority_parks_and_commits_nothing_and_comes_back(group: Bridged) -> 
         others = [pid for name in rest for pid in group.pids(name)]
         group.isolate(victim, hears=kind == "one-way")
         time.sleep(0.5)  # what is under way has arrived, or will not
-        began, before, apart = time.monotonic(), max(map(group.reached, others)), group.reached(pid)
+        before, apart = max(map(group.reached, others)), group.reached(pid)
         eventually(partial(group.has_gone_on, others, before + 1), f"steps without {victim}")
-        seconds = time.monotonic() - began + 0.5
-        print(f"{kind}: the next step after {seconds:.2f} s")
-        assert seconds < SOON
         assert group.reached(pid) <= apart + 1, f"{victim} has gone on alone"
         if kind != "one-way":
             eventually(partial(group.has_parked, victim), "the parking")

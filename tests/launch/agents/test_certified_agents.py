@@ -21,6 +21,7 @@ from asyncpar.launch.agents.job_record import ElasticMode, encode_record
 from asyncpar.launch.agents.requests import SubmitRequest
 from asyncpar.launch.agents.submission import adopt_credentials
 from asyncpar.launch.options import LaunchOptions
+from asyncpar.net.membership import group_entry
 from asyncpar.net.membership.credentials import load_certificates, read_secret
 from asyncpar.net.membership.group_peers import RpcGroupNetwork
 from asyncpar.net.membership.vote_file import VoteFile
@@ -177,7 +178,10 @@ async def test_an_agent_with_certificates_is_told_that_the_group_has_none(homes:
             await group.start("two", group.of(1))
 
 
-async def test_a_directory_that_was_copied_to_two_hosts_is_named(homes: list[Path], tmp_path: Path) -> None:
+async def test_a_directory_that_was_copied_to_two_hosts_is_named(
+    homes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_entry, "_ENTER_SECONDS", 1.0)  # in which the first of them might turn out to be dead
     async with group_of(tmp_path, homes) as group:
         await group.start("one", group.of(0))
         await group.start("two", group.of(1))
