@@ -329,6 +329,9 @@ ap.testing.run_virtual(main())
     ("README.md", "import torch\nimport torch.distributed as dist"): Surroundings(
         _TORCH_WORLD + "BLOCK", needs="torch"
     ),
+    ("docs/coming_from.md", "import torch\nimport torch.distributed as dist"): Surroundings(
+        _TORCH_WORLD + "BLOCK", needs="torch"
+    ),
     ("docs/torch.md", "import torch.distributed as dist"): Surroundings(
         _TORCH_WORLD + "BLOCK\nassert dist.get_backend() == 'asyncpar'\ndist.destroy_process_group()", needs="torch"
     ),

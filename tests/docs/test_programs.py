@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.docs.programs import SHOWN, Shown, pieces_that_need, run, run_piece
+from tests.docs.programs import ROOT, SHOWN, Shown, pieces_that_need, run, run_piece
 from tests.docs.surroundings import SURROUNDINGS
 from tests.program_host import ProgramHost
 
@@ -71,6 +71,15 @@ def test_a_piece_of_a_program_runs(shown: Shown, tmp_path: Path, host: ProgramHo
 @pytest.mark.parametrize("shown", [*pieces_that_need("a GPU"), *pieces_that_need("a cluster")], ids=str)
 def test_a_piece_that_needs_a_gpu_or_a_cluster_is_a_program(shown: Shown) -> None:
     compile(shown.text, shown.page, "exec")
+
+
+def test_programs_of_other_libraries_are_programs() -> None:
+    """They need libraries that are not here, so they are not run."""
+    page = (ROOT / "docs" / "coming_from.md").read_text()
+    programs = re.findall(r"^```{code-block} python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(programs) == len([shown for shown in SHOWN if shown.page == "docs/coming_from.md"])
+    for program in programs:
+        compile(program, "before.py", "exec")
 
 
 def test_no_surroundings_are_left_over() -> None:
