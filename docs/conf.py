@@ -47,6 +47,7 @@ PAGES = {
     "figures": ROOT / "scripts" / "bench" / "FIGURES.md",
     "security": ROOT / "SECURITY.md",
 }
+_NAVIGATION: dict[tuple[Any, ...], str] = {}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -80,6 +81,23 @@ def keep_underscores(_app: Any, _context: Any, lines: list[str]) -> None:
     lines[:] = [re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", line) for line in lines]
 
 
+def share_navigation(_app: Any, page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Compute the tree of the navigation once for all pages of sources at one depth, instead of 200 times.
+
+    None of them is in the tree, so it is the same for all but for the way back to the top.
+    """
+    if page.startswith("_modules/"):
+        compute = context["toctree"]
+
+        def toctree(**options: Any) -> str:
+            key = (page.count("/"), *sorted(options.items()))
+            if key not in _NAVIGATION:
+                _NAVIGATION[key] = compute(**options)
+            return _NAVIGATION[key]
+
+        context["toctree"] = toctree
+
+
 def setup(app: Any) -> None:
     from directives import BucketPicture, PublicIndex, PublicNames, SchedulePicture, TopologyPicture
 
@@ -90,5 +108,6 @@ def setup(app: Any) -> None:
     app.add_directive("bucket-picture", BucketPicture)
     app.add_directive("topology-picture", TopologyPicture)
     app.connect("source-read", take_in)
+    app.connect("html-page-context", share_navigation, priority=400)  # before the theme, which asks for the tree
     app.connect("sphinx-click-process-options", keep_underscores)
     app.connect("autodoc-skip-member", keep_methods)
