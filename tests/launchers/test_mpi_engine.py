@@ -21,6 +21,7 @@ from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.backends.extras import environment, need_program
 from tests.engines.consoles import RecordingConsole
 from tests.launchers.test_mpiexec import PROGRAMS
+from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -36,7 +37,10 @@ def find_mpiexec(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: py
     return need_program(PROGRAMS[request.param], "scripts/test-backends installs it")
 
 
+@pytest.mark.parametrize("mpiexec", first(1, PROGRAMS), indirect=True)
 class TestMpi(EngineConformance):
+    """The suite of engines: with one MPI, as the place that ``mpiexec`` starts is the same; with all by ``--soak``."""
+
     @pytest.fixture(autouse=True)
     def _use(self, mpiexec: str) -> None:
         self.mpiexec = mpiexec

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.backends.extras import ROOT, need_program, outputs_of
+from tests.soak import first
 
 PROGRAM = str(Path(__file__).with_name("ranks.py"))
 PREFIX = Path(sys.prefix)
@@ -43,11 +43,9 @@ def test_ranks_find_their_place_world_after_world(mpiexec: list[str], tmp_path: 
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_cause(mpiexec: list[str], tmp_path: Path) -> None:
-    begun = time.monotonic()
     # which code mpiexec gives when one rank fails of itself and the others because of it is its own matter
     [output] = outputs_of(["sh", "-c", '"$@" && exit 99; exit 7', "sh", *mpiexec, "fail"], home=tmp_path, statuses=[7])
     assert "ValueError: the data of rank 1 is damaged" in output
-    assert time.monotonic() - begun < 30
 
 
 def test_a_program_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
@@ -57,6 +55,7 @@ def test_a_program_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
     assert len(refused) == 2, output
 
 
+@pytest.mark.parametrize("mpiexec", first(1, PROGRAMS), indirect=True)
 def test_the_language_model_has_the_losses_of_the_launcher(mpiexec: list[str], tmp_path: Path) -> None:
     ranks = [str(ROOT / "scripts" / "examples" / "engines" / "ranks.py"), *TINY]
     launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "4", *ranks]

@@ -132,15 +132,9 @@ def test_the_doctor_names_the_extra_for_dask(python: Path, tmp_path: Path) -> No
     assert 'pip install "asyncpar[dask]"' in said
 
 
-def test_type_checkers_find_no_error_in_the_examples() -> None:
+def test_type_checkers_find_no_error_in_the_examples_and_know_what_wanted_makes() -> None:
     need("pyright", 'pip install "pyright[nodejs]"')
-    examples = [path for path in (ROOT / "scripts" / "examples").rglob("*.py") if "ray" not in path.name]
-    said = run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, *examples, folder=ROOT)
-    assert "0 errors, 0 warnings" in said
-
-
-def test_type_checkers_know_what_wanted_makes() -> None:
-    need("pyright", 'pip install "pyright[nodejs]"')
-    program = Path(__file__).parent / "typed_objects.py"
-    said = run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, program, folder=ROOT)
+    programs = [path for path in (ROOT / "scripts" / "examples").rglob("*.py") if "ray" not in path.name]
+    programs.append(Path(__file__).parent / "typed_objects.py")
+    said = run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, *programs, folder=ROOT)
     assert "0 errors, 0 warnings" in said
