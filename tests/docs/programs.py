@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -53,6 +54,18 @@ SHOWN = [
     for page in PAGES
     for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
 ]
+
+
+def shows(page: str, program: str) -> bool:
+    """Decide whether ``page`` has ``program``, whatever its comments and breaks of lines."""
+    return any(_meaning(shown.text) == _meaning(program) is not None for shown in SHOWN if shown.page == page)
+
+
+def _meaning(program: str) -> str | None:
+    try:
+        return ast.dump(ast.parse(program))
+    except SyntaxError:  # a piece of a program
+        return None
 
 
 def run(*command: str | Path, home: Path, status: int = 0) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.programs import shows
 from tests.soak import first
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "actors.py"
@@ -16,7 +17,7 @@ LINES = ["{rank} 24.0 3.0 1.0", "{rank} failed", "{rank} back with 1.0"]
 
 def test_the_documentation_shows_the_example() -> None:
     program = EXAMPLE.read_text().split("\n\n", 1)[1]
-    assert f"```python\n{program}```" in (EXAMPLE.parents[2] / "docs" / "actors.md").read_text()
+    assert shows("docs/actors.md", program)
 
 
 @pytest.mark.process

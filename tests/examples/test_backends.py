@@ -14,20 +14,13 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "backends.py"
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("ranks", first(1, [3, 0]))
+@pytest.mark.parametrize("ranks", first(1, [2, 3, 0]))
 def test_all_ranks_hold_the_mean(ranks: int) -> None:
     launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks else []
     done = subprocess.run(
         [sys.executable, *launch, str(SCRIPT)], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 0, done.stderr
-    mean = 1.0 if ranks else 0.0
+    mean = max(0, ranks - 1) / 2
     said = f"of {ranks or 1}: the mean is {mean:.4f}"
     assert (done.stdout + done.stderr).count(said) == (ranks or 1)
-
-
-def test_a_backend_that_is_not_there_is_refused() -> None:
-    command = [sys.executable, str(SCRIPT), "--backend", "pigeon"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode != 0
-    assert "pigeon" in done.stderr

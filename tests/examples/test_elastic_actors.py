@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.program_host import ProgramHost
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "elastic_actors.py"
 LINE = re.compile(r"^(\[\S+\] )?pid (\d+): step (\d+), ticket (\d+)$")
 HOME = re.compile(r"^(\[\S+\] )?tickets: ")
 pytestmark = pytest.mark.process
 
 
-def test_the_example_runs_alone() -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLE), "3"], check=True, capture_output=True, text=True)
+def test_the_example_runs_alone(host: ProgramHost, tmp_path: Path) -> None:
+    done = host.run(EXAMPLE, "3", home=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
     assert [match[4] for match in map(LINE.search, done.stdout.splitlines()) if match] == ["1", "2", "3"]
     assert done.stdout.splitlines()[-1] == "done: weight 3"
 

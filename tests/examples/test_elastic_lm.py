@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.program_host import ProgramHost
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "elastic_lm.py"
 SMALL = ["--batch", "16", "--seq", "16", "--dim", "16", "--layers", "1", "--heads", "1"]
@@ -39,7 +42,8 @@ def test_a_rank_that_is_killed_and_replaced_changes_no_byte(tmp_path: Path) -> N
         (["--checkpoint", "saved"], "--checkpoint: has no effect on elastic ranks here; leave it out"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(tmp_path: Path, wrong: list[str], message: str) -> None:
-    command = [sys.executable, str(SCRIPT), *wrong, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+def test_wrong_options_are_refused_in_one_line(
+    tmp_path: Path, wrong: list[str], message: str, host: ProgramHost
+) -> None:
+    done = host.run(SCRIPT, *wrong, "--out", tmp_path, home=tmp_path, environment=os.environ)
     assert (done.returncode, done.stderr) == (2, f"elastic_lm: {message}\n")

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "mesh_training.py"
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("ranks", first(1, [3, 4, 0]))
+@pytest.mark.parametrize("ranks", first(1, [2, 3, 4, 0]))
 def test_trainers_on_any_number_of_ranks_find_the_weights(ranks: int) -> None:
     launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks else []
     command = [sys.executable, "-W", "error", *launch, str(SCRIPT)]

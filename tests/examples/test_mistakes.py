@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_small_programs import EXAMPLES, LAUNCH, run, run_without
-from tests.soak import first
+from tests.program_host import ProgramHost
 
 pytestmark = pytest.mark.process
 
@@ -65,29 +65,32 @@ def test_a_library_of_a_backend_is_named_where_it_is_missing(tmp_path: Path) -> 
     assert line.endswith('pip install "asyncpar[mpi]"')
 
 
-@pytest.mark.parametrize(("name", "words", "expected", "status"), first(3, WORDS))
-def test_words_that_make_no_sense_are_one_line(name: str, words: list[str], expected: str, status: int) -> None:
-    _, errors = run(EXAMPLES / f"{name}.py", *words, status=status)
+@pytest.mark.parametrize(("name", "words", "expected", "status"), WORDS)
+def test_words_that_make_no_sense_are_one_line(
+    name: str, words: list[str], expected: str, status: int, host: ProgramHost
+) -> None:
+    _, errors = run(EXAMPLES / f"{name}.py", *words, status=status, host=host)
     assert expected in last_line(errors)
 
 
-def test_a_job_without_a_cluster_says_what_is_missing(tmp_path: Path) -> None:
-    _, errors = run(EXAMPLES / "engines" / "slurm_job.py", status=1, PATH=str(tmp_path))
+def test_a_job_without_a_cluster_says_what_is_missing(tmp_path: Path, host: ProgramHost) -> None:
+    _, errors = run(EXAMPLES / "engines" / "slurm_job.py", status=1, host=host, PATH=str(tmp_path))
     assert last_line(errors).startswith("slurm_job: sbatch: it is not in PATH")
 
 
-def test_pods_without_the_command_ip_say_what_to_install(tmp_path: Path) -> None:
-    _, errors = run(EXAMPLES / "engines" / "kubernetes_pods.py", status=1, PATH=str(tmp_path))
+def test_pods_without_the_command_ip_say_what_to_install(tmp_path: Path, host: ProgramHost) -> None:
+    _, errors = run(EXAMPLES / "engines" / "kubernetes_pods.py", status=1, host=host, PATH=str(tmp_path))
     assert errors == "kubernetes_pods: network namespaces need root and the command ip (apt-get install iproute2)\n"
 
 
-def test_pods_with_a_wrong_option_say_so_before_there_are_any() -> None:
+def test_pods_with_a_wrong_option_say_so_before_there_are_any(host: ProgramHost) -> None:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the ip command (iproute2)")
-    _, errors = run(EXAMPLES / "engines" / "kubernetes_pods.py", "--steps", "many", status=2)
+    _, errors = run(EXAMPLES / "engines" / "kubernetes_pods.py", "--steps", "many", status=2, host=host)
     assert errors == "train_lm: argument --steps: invalid int value: 'many'\n"
 
 
-@pytest.mark.parametrize("name", first(1, sorted(HARMLESS - {"actors", "first_steps", "mesh_training"})))
+@pytest.mark.soak  # each has a test of its own, with two ranks or three
+@pytest.mark.parametrize("name", sorted(HARMLESS - {"actors", "first_steps", "mesh_training"}))
 def test_three_ranks_run_what_takes_any_number(name: str) -> None:
     run(*LAUNCH, 3, EXAMPLES / f"{name}.py")

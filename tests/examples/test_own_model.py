@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.programs import shows
 from tests.soak import first
 
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "own_model.py"
@@ -18,7 +19,7 @@ def test_the_example_is_short_and_on_its_page() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 60
     program = text.split("\n\n", 2)[2]
-    assert f"```python\n{program}```" in (EXAMPLE.parents[2] / "docs" / "training.md").read_text()
+    assert shows("docs/training.md", program)
 
 
 @pytest.mark.process

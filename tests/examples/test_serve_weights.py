@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.program_host import ProgramHost
 from tests.soak import first
 
 httpx = pytest.importorskip("httpx", reason="httpx (extra test) is not installed")
@@ -116,9 +117,17 @@ def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0
 
 
 @pytest.mark.parametrize(("number", "expected"), first(1, [(signal.SIGTERM, 143), (signal.SIGINT, 130)]))
-def test_a_signal_to_the_launcher_ends_the_job_without_noise_or_orphans(number: signal.Signals, expected: int) -> None:
+def test_senseless_questions_are_refused_and_a_signal_to_the_launcher_ends_the_job_without_noise_or_orphans(
+    number: signal.Signals, expected: int
+) -> None:
     with launched(*SMALL, "--port", "0") as job:
-        asyncio.run(drive(job.addresses(1), last=2))
+        (address,) = job.addresses(1)
+        asyncio.run(drive([address], last=2))
+        with httpx.Client(base_url=address, timeout=LIMIT) as client:  # what makes no sense ends nothing
+            senseless: list[dict[str, list[int]]] = [{"tokens": []}, {"tokens": [4096]}, {}]
+            codes = [client.post("/predict", json=question).status_code for question in senseless]
+            assert codes == [422, 422, 422]
+            assert client.post("/predict", json={"tokens": [4095]}).status_code == 200
         ranks = job.ranks()
         job.process.send_signal(number)
         code, shown = job.finish()
@@ -129,20 +138,9 @@ def test_a_signal_to_the_launcher_ends_the_job_without_noise_or_orphans(number: 
     assert "SIGKILL" not in shown
 
 
-def test_a_question_that_makes_no_sense_is_refused_and_the_service_goes_on() -> None:
-    with launched(*SMALL, "--port", "0") as job:
-        (address,) = job.addresses(1)
-        asyncio.run(drive([address], last=1))
-        with httpx.Client(base_url=address, timeout=LIMIT) as client:
-            senseless: list[dict[str, list[int]]] = [{"tokens": []}, {"tokens": [4096]}, {}]
-            codes = [client.post("/predict", json=question).status_code for question in senseless]
-            assert codes == [422, 422, 422]
-            assert client.post("/predict", json={"tokens": [4095]}).status_code == 200
-
-
-def test_alone_it_says_how_to_start_it() -> None:
+def test_alone_it_says_how_to_start_it(host: ProgramHost, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, env=environment, check=False)
+    done = host.run(SCRIPT, home=tmp_path, environment=environment)
     assert done.returncode == 1
     assert done.stderr == (
         "serve_weights: expected a trainer and at least one service; start it with `asyncpar launch`\n"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import first
+from tests.program_host import ProgramHost
+from tests.soak import first, is_soak
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts" / "examples"
 NAMES = ("word_count", "stream_service", "ring_suite", "two_hosts", "torch_hook", "train_resume")
-LIMIT = 50.0
+LIMIT = 55.0
 LAUNCH = ("-m", "asyncpar", "launch", "--nproc-per-node")
 
 MISSING = """
@@ -33,13 +34,24 @@ sys.meta_path.insert(0, Missing)
 pytestmark = pytest.mark.process
 
 
-def run(*words: object, status: int = 0, cwd: Path = ROOT, **variables: str) -> tuple[str, str]:
-    """Run Python with ``words``; return both outputs."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment | variables, cwd=cwd
-    )
+def run(
+    *words: object, status: int = 0, cwd: Path = ROOT, host: ProgramHost | None = None, **variables: str
+) -> tuple[str, str]:
+    """Run Python with ``words``, a program and its arguments in ``host``; return both outputs."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | variables
+    command = list(map(str, words))
+    if host is not None and not is_soak():
+        done = host.run(*command, home=cwd, environment=environment)
+    else:
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+            env=environment,
+            cwd=cwd,
+        )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -58,7 +70,7 @@ def test_a_small_program_is_under_60_lines_and_imports_nothing_private(name: str
     assert re.findall(r"asyncpar\.\w*\._|from asyncpar\.\w+\.\w+\.|\._[a-z]", text) == []
 
 
-@pytest.mark.parametrize("ranks", first(1, [3, 0]))
+@pytest.mark.parametrize("ranks", first(1, [2, 3, 0]))
 def test_words_are_counted_the_same_by_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("apple pear apple")
     (tmp_path / "two.py").write_text("apple plum")
@@ -68,14 +80,14 @@ def test_words_are_counted_the_same_by_any_number_of_ranks(ranks: int, tmp_path:
     assert "(100%)" in errors
 
 
-def test_a_folder_that_is_not_there_is_one_line() -> None:
-    _, errors = run(EXAMPLES / "word_count.py", "nowhere", status=1)
+def test_a_folder_that_is_not_there_is_one_line(host: ProgramHost) -> None:
+    _, errors = run(EXAMPLES / "word_count.py", "nowhere", status=1, host=host)
     assert errors == "word_count: expected a folder: python word_count.py FOLDER\n"
 
 
-def test_a_folder_without_a_file_that_counts_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_file_that_counts_is_one_line(tmp_path: Path, host: ProgramHost) -> None:
     (tmp_path / "words.txt").write_text("apple")
-    _, errors = run(EXAMPLES / "word_count.py", tmp_path, status=1)
+    _, errors = run(EXAMPLES / "word_count.py", tmp_path, status=1, host=host)
     assert errors == f"word_count: there is no file *.py in {tmp_path}\n"
 
 
@@ -93,15 +105,15 @@ def test_a_suite_names_the_deadlock_that_is_in_it() -> None:
         assert f"\nrank {rank}\n  task rank {rank}: waits for recv" in output
 
 
-def test_a_suite_that_is_run_as_a_program_says_how_to_run_it(tmp_path: Path) -> None:
-    _, errors = run(EXAMPLES / "ring_suite.py", status=1)
+def test_a_suite_that_is_run_as_a_program_says_how_to_run_it(tmp_path: Path, host: ProgramHost) -> None:
+    _, errors = run(EXAMPLES / "ring_suite.py", status=1, host=host)
     assert errors.splitlines()[-1].endswith("run it with: pytest scripts/examples/ring_suite.py")
     assert run_without("pytest", tmp_path, EXAMPLES / "ring_suite.py") == (
         "ring_suite: there is no pytest: pip install pytest"
     )
 
 
-def test_two_hosts_make_one_world() -> None:
+def test_two_hosts_make_one_world(host: ProgramHost) -> None:
     if os.geteuid() != 0 or not any(Path(folder, "ip").exists() for folder in os.environ["PATH"].split(":")):
         pytest.skip("network namespaces need root and the ip command")
     output, errors = run(EXAMPLES / "two_hosts.py")
@@ -109,21 +121,21 @@ def test_two_hosts_make_one_world() -> None:
     assert sorted(lines) == [f"{rank} 6.0 (4, 4) (262144,) 3" for rank in range(4)]
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not re.search(r"^ap[ab]\d+\b", listed, re.MULTILINE)
-    _, errors = run(EXAMPLES / "two_hosts.py", "nowhere.py", status=1)
+    _, errors = run(EXAMPLES / "two_hosts.py", "nowhere.py", status=1, host=host)
     assert errors == "two_hosts: there is no program nowhere.py\n"
 
 
-def test_two_hosts_that_may_not_be_made_are_one_line(tmp_path: Path) -> None:
+def test_two_hosts_that_may_not_be_made_are_one_line(tmp_path: Path, host: ProgramHost) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root gets as far as the command ip")
     (tmp_path / "ip").write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 2\n")
     (tmp_path / "ip").chmod(0o755)
-    _, errors = run(EXAMPLES / "two_hosts.py", status=1, PATH=str(tmp_path))
+    _, errors = run(EXAMPLES / "two_hosts.py", status=1, host=host, PATH=str(tmp_path))
     assert re.fullmatch(r"two_hosts: ip netns add apa\d+: Operation not permitted\n", errors), errors
 
 
-def test_two_hosts_without_the_command_ip_say_what_to_install(tmp_path: Path) -> None:
-    _, errors = run(EXAMPLES / "two_hosts.py", status=1, PATH=str(tmp_path))
+def test_two_hosts_without_the_command_ip_say_what_to_install(tmp_path: Path, host: ProgramHost) -> None:
+    _, errors = run(EXAMPLES / "two_hosts.py", status=1, host=host, PATH=str(tmp_path))
     assert errors == "two_hosts: network namespaces need root and the command ip (apt-get install iproute2)\n"
 
 
@@ -132,8 +144,8 @@ def test_torch_without_its_extra_is_one_line(tmp_path: Path) -> None:
     assert line == 'torch_hook: asyncpar.torch needs torch: pip install "asyncpar[torch]"'
 
 
-def test_a_service_without_its_extra_is_one_line(tmp_path: Path) -> None:
+def test_a_service_without_its_extra_is_one_line(tmp_path: Path, host: ProgramHost) -> None:
     line = run_without("fastapi", tmp_path, EXAMPLES / "stream_service.py")
     assert line == 'stream_service: there is no fastapi: pip install "asyncpar[serve]"'
-    _, errors = run(EXAMPLES / "stream_service.py", "http", status=1)
+    _, errors = run(EXAMPLES / "stream_service.py", "http", status=1, host=host)
     assert errors == "stream_service: expected a port, got 'http'\n"

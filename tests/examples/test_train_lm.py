@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from asyncpar.checkpoint import latest
 from asyncpar.train import Summary
 from scripts.examples.train_lm import main
 from tests.core.config.test_environment import PLACE
+from tests.program_host import ProgramHost
 from tests.soak import first
 
 EMPTY = str(Path(ap.__file__).with_name("py.typed"))
@@ -69,8 +71,13 @@ def test_tuned_steps_pass_the_check_and_their_choices_are_printed(tmp_path: Path
     assert "steps that counted" in done.stderr
 
 
-def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
-    done = run(*TINY, "--compress", "int8", "--out", tmp_path)  # the older name of --codec
+def alone(host: ProgramHost, home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the script without a launcher."""
+    return host.run(SCRIPT, *map(str, arguments), home=home, environment=os.environ)
+
+
+def test_alone_it_trains_without_a_launcher(tmp_path: Path, host: ProgramHost) -> None:
+    done = alone(host, tmp_path, *TINY, "--compress", "int8", "--out", tmp_path)  # the older name of --codec
     assert done.returncode == 0, done.stderr
     figures = last_line(done)
     assert (figures["ranks"], figures["bytes_sent_per_rank"], figures["compression_ratio"]) == (1, 0, None)
@@ -210,10 +217,10 @@ def test_four_ranks_in_any_layout_train_as_one_process_does(
     assert "Ranks, the slowest first" in done.stderr
 
 
-def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path: Path, host: ProgramHost) -> None:
     options = (*LAYERED, "--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
     launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node"]
-    command = [*launch, "4", str(SCRIPT), *options, "--dp", "2", "--pp", "2", "--out", str(tmp_path)]
+    command = [*launch, "2", str(SCRIPT), *options, "--pp", "2", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         while latest_step(tmp_path / "saved") < 2 and running.poll() is None:
             time.sleep(0.01)
@@ -224,14 +231,14 @@ def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path:
     assert done.returncode == 0, done.stderr
     assert last_line(done)["max_relative_loss_difference"] <= 1e-5
     assert latest_step(tmp_path / "saved") == 8
-    other = run(*options, "--lr", 0.1, "--zero", 1, "--out", tmp_path, ranks=2)
+    other = alone(host, tmp_path, *options, "--lr", 0.1, "--zero", 1, "--out", tmp_path)
     assert other.returncode != 0
     assert "other settings: training.schedule.peak is" in other.stderr
     assert "for the checkpoint, and 0.1 for this run; set it as it was, or choose another folder" in other.stderr
-    longer = run(*options, "--steps", 12, "--tp", 2, "--out", tmp_path, ranks=2)
+    longer = alone(host, tmp_path, *options, "--steps", 12, "--zero", 1, "--out", tmp_path)
     assert longer.returncode == 0, longer.stderr
     assert (last_line(longer)["steps"], latest_step(tmp_path / "saved")) == (12, 12)
-    checked = run(*options, "--steps", 14, "--check", "--zero", 1, "--out", tmp_path, ranks=2)
+    checked = alone(host, tmp_path, *options, "--steps", 14, "--check", "--zero", 1, "--out", tmp_path)
     assert checked.returncode != 0
     assert "--check: the first 12 steps had another schedule, of other --steps; leave it out" in checked.stderr
 

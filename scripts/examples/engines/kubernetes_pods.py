@@ -1,7 +1,7 @@
 """Train the language model in pods: ``python scripts/examples/engines/kubernetes_pods.py --steps 20`` (needs root).
 
 Makes the manifests of ``ranks.py`` as ``asyncpar k8s`` does, and runs its two pods as network namespaces of this
-machine, whose names resolve after some seconds.  With a cluster and an image, see ``ranks.py``.
+machine, whose names resolve after a second.  With a cluster and an image, see ``ranks.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from language_model import check_options  # type: ignore[import-not-found]  # no
 
 from scripts.bench.pods import finish, running_pods  # noqa: E402
 
-NAMES_AFTER = 3.0
+NAMES_AFTER = 1.0
 LIMIT = 600.0
 
 
