@@ -83,6 +83,11 @@ def _numbers(rank: int, count: int) -> Array:
 
 def noise(rank: int, count: int) -> Array:
     """Return numbers whose sum depends on the order of summation in its last bits."""
+    return _noise(rank, count).copy()
+
+
+@functools.lru_cache(maxsize=16)
+def _noise(rank: int, count: int) -> Array:
     return np.random.default_rng(rank).standard_normal(count).astype(np.float32)
 
 

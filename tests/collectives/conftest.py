@@ -14,6 +14,10 @@ from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.links import Links
+from tests.collectives.sampled_sizes import shared_worlds
+from tests.small_arenas import small_arenas
+
+__all__ = ["open_ranks", "shared_worlds", "small_arenas"]
 
 
 @dataclass(frozen=True)

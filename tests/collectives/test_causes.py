@@ -24,16 +24,20 @@ CALLS: dict[str, Call] = {
 }
 
 
+SHORTLY = 0.02
+"""Seconds until a call ends that would never be through: one of its ranks waits for that end."""
+
+
 async def _by_hand(call: Coroutine[Any, Any, Any]) -> None:
     task = asyncio.ensure_future(call)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(SHORTLY)
     task.cancel()
     await task
 
 
 async def _with_a_message(call: Coroutine[Any, Any, Any]) -> None:
     task = asyncio.ensure_future(call)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(SHORTLY)
     task.cancel("loss is nan")
     await task
 
@@ -45,22 +49,22 @@ async def _before_it_begins(call: Coroutine[Any, Any, Any]) -> None:
 
 
 async def _timeout(call: Coroutine[Any, Any, Any]) -> None:
-    async with asyncio.timeout(0.15):
+    async with asyncio.timeout(SHORTLY):
         await call
 
 
 async def _timeout_around_a_gather(call: Coroutine[Any, Any, Any]) -> None:
-    async with asyncio.timeout(0.15):
+    async with asyncio.timeout(SHORTLY):
         await asyncio.gather(call, asyncio.sleep(5))
 
 
 async def _wait_for(call: Coroutine[Any, Any, Any]) -> None:
-    await asyncio.wait_for(call, 0.15)
+    await asyncio.wait_for(call, SHORTLY)
 
 
 async def _sibling(call: Coroutine[Any, Any, Any]) -> None:
     async def fail() -> None:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(SHORTLY)
         raise ArithmeticError("loss is nan")
 
     async with asyncio.TaskGroup() as group:

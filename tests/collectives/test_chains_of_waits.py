@@ -95,7 +95,7 @@ def test_a_deadline_of_a_survivor_names_the_stopped_rank_on_the_others(algorithm
         async with asyncio.timeout(5.0 if communicator.rank == hasty else None):
             await communicator.all_reduce(np.ones(SIZE * 4), algorithm=algorithm)
 
-    for stopped, hasty in permutations(range(SIZE), 2):
+    for stopped, hasty in chosen(NEIGHBOURS, soak=list(permutations(range(SIZE), 2))):
         errors = run_virtual(survivors(lambda each, hasty=hasty: program(each, hasty), stopped))  # type: ignore[misc]
         assert isinstance(errors.pop(hasty), TimeoutError)
         check_blame(errors, stopped, stopped, hasty)

@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
-from asyncpar.testing import local_world
+from asyncpar.testing import local_world, run_virtual
 from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
 from tests.soak import chosen
@@ -27,26 +27,29 @@ def _made(world: Communicator, ranks: tuple[int, ...] = (0, 1)) -> Communicator:
     return group
 
 
-async def test_operations_of_a_closed_group_end_here_and_on_the_others(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks:
-        groups = [_made(world) for world in ranks.communicators]
-        zero, one = (asyncio.ensure_future(groups[0].all_reduce(np.ones(3))) for _ in range(2))
-        other = asyncio.ensure_future(groups[1].recv(0))
-        await asyncio.sleep(0.01)
-        groups[0].close()
-        groups[0].close()
-        for pending in (zero, one):
-            with pytest.raises(UsageError, match="was closed on this rank"):
-                await pending
-        with pytest.raises(UsageError, match="it was closed on this rank; make another one"):
-            await groups[0].barrier()
-        calls = [groups[1].all_reduce(np.ones(3)), groups[1].all_reduce(np.ones(3)), groups[1].barrier(), other]
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(outcome, PeerCancelled)
-            assert "rank 0 failed in it: the group was closed there" in str(outcome)
-        groups[1].close()
-        sums = await asyncio.gather(*(world.all_reduce(np.ones(1)) for world in ranks.communicators))
-        assert [float(x[0]) for x in sums] == [2.0, 2.0]
+def test_operations_of_a_closed_group_end_here_and_on_the_others(open_ranks: OpenRanks) -> None:
+    async def main() -> None:
+        async with open_ranks(2) as ranks:
+            groups = [_made(world) for world in ranks.communicators]
+            zero, one = (asyncio.ensure_future(groups[0].all_reduce(np.ones(3))) for _ in range(2))
+            other = asyncio.ensure_future(groups[1].recv(0))
+            await asyncio.sleep(0.01)
+            groups[0].close()
+            groups[0].close()
+            for pending in (zero, one):
+                with pytest.raises(UsageError, match="was closed on this rank"):
+                    await pending
+            with pytest.raises(UsageError, match="it was closed on this rank; make another one"):
+                await groups[0].barrier()
+            calls = [groups[1].all_reduce(np.ones(3)), groups[1].all_reduce(np.ones(3)), groups[1].barrier(), other]
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(outcome, PeerCancelled)
+                assert "rank 0 failed in it: the group was closed there" in str(outcome)
+            groups[1].close()
+            sums = await asyncio.gather(*(world.all_reduce(np.ones(1)) for world in ranks.communicators))
+            assert [float(x[0]) for x in sums] == [2.0, 2.0]
+
+    run_virtual(main())
 
 
 async def test_the_world_is_closed_with_its_node_only(open_ranks: OpenRanks) -> None:
@@ -85,7 +88,7 @@ async def test_a_keyed_group_that_was_closed_is_made_anew_and_leaves_nothing(ope
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize(("transport", "count"), [("inproc", chosen(200, soak=2000)), ("shm", chosen(150, soak=300))])
+@pytest.mark.parametrize(("transport", "count"), [("inproc", chosen(100, soak=2000)), ("shm", chosen(100, soak=300))])
 async def test_memory_stays_the_same_over_many_groups(transport: str, count: int, closes: bool) -> None:
     async def use(world: Communicator, rounds: int) -> None:
         for _ in range(rounds):
@@ -103,7 +106,7 @@ async def test_memory_stays_the_same_over_many_groups(transport: str, count: int
         return tracemalloc.get_traced_memory()[0], [len(engine_of(node.world).table._groups) for node in nodes]  # noqa: SLF001  # groups that the table keeps show nowhere but in memory
 
     async with local_world(2, transport=transport) as nodes, asyncio.timeout(50):
-        await asyncio.gather(*(use(node.world, 200) for node in nodes))
+        await asyncio.gather(*(use(node.world, 50) for node in nodes))
         tracemalloc.start()
         try:
             before, groups = await settled()

@@ -14,6 +14,7 @@ import pytest
 from asyncpar.collectives.calibration import calibrate
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.testing import run_virtual
 from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks, Ranks
 
@@ -196,27 +197,30 @@ async def test_a_group_that_is_given_up_ends_what_waits_and_refuses_the_rest(ope
         assert [float(result[0]) for result in results] == [3.0] * 3
 
 
-async def test_who_waits_for_a_group_that_was_given_up_elsewhere_learns_of_it(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks:
-        pairs = [c.subgroup((0, 1)) for c in ranks.communicators]
-        here, there = pairs
-        assert here is not None
-        assert there is not None
-        await asyncio.gather(here.all_reduce(np.ones(3)), there.all_reduce(np.ones(3)))
-        await asyncio.gather(here.send(np.ones(3), 1), there.recv(0))
-        here.give_up(0, "rank 0 has had enough")
-        calls = (
-            there.all_reduce(np.ones(3)),
-            there.barrier(key="b"),
-            there.recv(0),
-            there.send(np.ones(1 << 20), 0),
-        )
-        for error in await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20):
-            assert isinstance(error, PeerCancelled), error
-            assert "rank 0 failed in it: the group was given up there, because rank 0 has had enough" in str(error)
-            assert error.rank == 0
-        results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))
-        assert [float(result[0]) for result in results] == [2.0] * 2
+def test_who_waits_for_a_group_that_was_given_up_elsewhere_learns_of_it(open_ranks: OpenRanks) -> None:
+    async def main() -> None:
+        async with open_ranks(2) as ranks:
+            pairs = [c.subgroup((0, 1)) for c in ranks.communicators]
+            here, there = pairs
+            assert here is not None
+            assert there is not None
+            await asyncio.gather(here.all_reduce(np.ones(3)), there.all_reduce(np.ones(3)))
+            await asyncio.gather(here.send(np.ones(3), 1), there.recv(0))
+            here.give_up(0, "rank 0 has had enough")
+            calls = (
+                there.all_reduce(np.ones(3)),
+                there.barrier(key="b"),
+                there.recv(0),
+                there.send(np.ones(1 << 20), 0),
+            )
+            for error in await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20):
+                assert isinstance(error, PeerCancelled), error
+                assert "rank 0 failed in it: the group was given up there, because rank 0 has had enough" in str(error)
+                assert error.rank == 0
+            results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))
+            assert [float(result[0]) for result in results] == [2.0] * 2
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

@@ -1,6 +1,7 @@
-"""Communicators over in-process lanes and over sockets keep the promises of all communicators.
+"""Communicators over in-process lanes, sockets and shared memory keep the promises of all communicators.
 
-Over sockets and shared memory, each promise is tried in worlds of some sizes; ``--soak`` tries all.
+Each promise is tried in worlds of some sizes, by turns; ``--soak`` tries all.  That every algorithm is right for every
+size is shown without a world (``algorithms/test_catalog.py``).
 """
 
 from __future__ import annotations
@@ -8,32 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar
-from zlib import crc32
 
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.testing import local_world
-from asyncpar.testing.collectives import CommunicatorConformance
-from tests.soak import is_soak
+from tests.collectives.sampled_sizes import InSharedWorlds, OfSampledSizes
+from tests.soak import chosen
 
 
-class OfSampledSizes(CommunicatorConformance):
-    """Tries each promise in worlds of a third of the sizes, by turns.
-
-    Three classes with different ``turn`` try each promise at all sizes, and each of them all sizes with some promise.
-    """
-
-    turn: ClassVar[int]
-
-    @pytest.fixture(autouse=True)
-    def sample(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not is_soak():
-            place = crc32(request.node.name.encode()) + self.turn
-            monkeypatch.setattr(self, "sizes", self.sizes[place % 3 :: 3])
-
-
-class TestInproc(CommunicatorConformance):
+class TestInproc(OfSampledSizes):
     sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
     @asynccontextmanager
@@ -44,7 +29,7 @@ class TestInproc(CommunicatorConformance):
 
 class TestShm(OfSampledSizes):
     turn = 0
-    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
@@ -52,7 +37,7 @@ class TestShm(OfSampledSizes):
             yield [node.world for node in nodes]
 
 
-class TestShmWithoutArena(OfSampledSizes):
+class TestShmWithoutArena(InSharedWorlds):
     turn = 0
 
     @asynccontextmanager
@@ -61,11 +46,12 @@ class TestShmWithoutArena(OfSampledSizes):
             yield [node.world for node in nodes]
 
 
-class TestArenaWithoutPolling(OfSampledSizes):
+class TestArenaWithoutPolling(InSharedWorlds):
     turn = 1
 
     @pytest.fixture(autouse=True)
-    def no_polling(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def usual_memory_without_polling(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("ASYNCPAR_ARENA_BYTES")
         monkeypatch.setenv("ASYNCPAR_ARENA_WAIT", "doorbell")
 
     @asynccontextmanager
@@ -74,7 +60,7 @@ class TestArenaWithoutPolling(OfSampledSizes):
             yield [node.world for node in nodes]
 
 
-class TestSmallArena(OfSampledSizes):
+class TestSmallArena(InSharedWorlds):
     turn = 2
 
     @pytest.fixture(autouse=True)
@@ -87,9 +73,9 @@ class TestSmallArena(OfSampledSizes):
             yield [node.world for node in nodes]
 
 
-class TestTcp(OfSampledSizes):
+class TestTcp(InSharedWorlds):
     turn = 1
-    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
@@ -97,9 +83,9 @@ class TestTcp(OfSampledSizes):
             yield [node.world for node in nodes]
 
 
-class TestGrpc(OfSampledSizes):
+class TestGrpc(InSharedWorlds):
     turn = 2
-    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:

@@ -32,7 +32,7 @@ async def test_a_task_cancelled_before_its_first_step_is_told_though_the_task_is
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with pytest.raises(PeerCancelled, match="rank 0"):
                 await ranks.communicators[1].barrier()
 
@@ -74,7 +74,7 @@ async def test_a_mismatch_with_an_operation_long_past_is_found(open_ranks: OpenR
             await asyncio.wait({begun})
         await asyncio.sleep(0.1)
         engine_of(one).table.aborted.clear()  # as after thousands of others
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with pytest.raises(
                 OperationMismatch,
                 match=r"rank 1 calls all_reduce\(float64\[1\], sum\) where rank 0 has called .* operation #2",
@@ -154,7 +154,7 @@ async def test_a_peer_lost_between_the_call_and_its_await_is_named(open_ranks: O
             ranks.kill(1)
         else:
             ranks.fabric.leave(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with pytest.raises(PeerLost, match=r"rank 0: all_reduce #\d: rank 1"):
                 await call
 

@@ -28,8 +28,10 @@ SIZES = {"tiny": 3, "arena": 30_000, "large": 400_000}
 SAMPLES = {"virtual": 200, "inproc": 20, "shm": 20, "tcp": 15, "grpc": 10, "hosts": 15}
 LIMIT = chosen(120, soak=7200)
 SECONDS = 2.0
-PATIENCE = 5.0
-"""Times as long on a real clock, where tests share processors."""
+"""Virtual time within which all ranks know."""
+
+PATIENCE = 30.0
+"""Seconds after which ranks are taken for hung, on a real clock."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +178,13 @@ async def _outcome(communicator: Communicator, case: Case, key: str | None) -> A
         return error
 
 
-async def _check(communicators: Sequence[Communicator], case: Case, number: int, patience: float) -> None:
+async def _check(communicators: Sequence[Communicator], case: Case, number: int, seconds: float) -> None:
     key = f"key {number}" if number % 3 == 0 else None
-    began = asyncio.get_running_loop().time()
-    async with asyncio.timeout(30):
-        outcomes = await asyncio.gather(*(_outcome(c, case, key) for c in communicators))
-    took = asyncio.get_running_loop().time() - began
+    try:
+        async with asyncio.timeout(seconds):
+            outcomes = await asyncio.gather(*(_outcome(c, case, key) for c in communicators))
+    except TimeoutError as error:
+        raise AssertionError(f"{case.text}: it takes more than {seconds} s") from error
     for rank, outcome in enumerate(outcomes):
         assert isinstance(outcome, AsyncparError), f"{case.text}: rank {rank} got {type(outcome).__name__}"
         said = str(outcome)
@@ -196,21 +199,20 @@ async def _check(communicators: Sequence[Communicator], case: Case, number: int,
             named = re.findall(r"rank (\d+) calls", said)
             assert len(named) == 2, f"{case.text}: {said}"
             assert str(case.who) in named, f"{case.text}: {said}"
-    assert took < SECONDS * patience, f"{case.text}: it took {took:.2f} s"
     sums = await asyncio.gather(*(c.all_reduce(np.full(3, 1.0)) for c in communicators))
     assert [float(x[0]) for x in sums] == [float(len(communicators))] * len(communicators), case.text
 
 
-async def _check_all(communicators: Sequence[Communicator], transport: str, patience: float) -> None:
+async def _check_all(communicators: Sequence[Communicator], transport: str, seconds: float) -> None:
     for number, case in enumerate(_chosen(_cases(communicators, transport), transport)):
-        await _check(communicators, case, number, patience)
+        await _check(communicators, case, number, seconds)
 
 
 @pytest.mark.timeout(LIMIT)
 def test_without_a_network(open_ranks: OpenRanks) -> None:
     async def main() -> None:
         async with open_ranks(3) as ranks:
-            await _check_all(ranks.communicators, "virtual", 1.0)
+            await _check_all(ranks.communicators, "virtual", SECONDS)
 
     run_virtual(main())
 

@@ -17,8 +17,9 @@ from asyncpar.core.array_pool import LEAST_BYTES
 from asyncpar.net.transport.recycling import MemoryPool
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
+from tests.products import in_turn
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 COUNT = 2 * LEAST_BYTES
 
 Operation = Callable[[Communicator, Any], Awaitable[Any]]
@@ -84,8 +85,10 @@ async def test_a_large_result_takes_the_memory_that_an_earlier_one_has_left(name
         assert all((result == 2).all() for result in results)
 
 
-@pytest.mark.parametrize("hold", [lambda array: array[3:], memoryview, lambda array: array.view(np.int8)[::2]])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("name", "hold"),
+    in_turn(OPERATIONS, [lambda array: array[3:], memoryview, lambda array: array.view(np.int8)[::2]]),
+)
 async def test_a_result_that_is_held_stays_as_it_is(name: str, hold: Callable[[Any], Any]) -> None:
     operation = OPERATIONS[name]
     async with local_world(2) as nodes, asyncio.timeout(PATIENCE):

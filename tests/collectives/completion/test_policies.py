@@ -26,6 +26,7 @@ from asyncpar.errors import (
 from asyncpar.testing import local_world, run_virtual
 from asyncpar.testing.collective_worlds import noise, on_all
 from tests.collectives.conftest import OpenRanks
+from tests.products import sampled
 
 COUNT = 100_003
 TRANSPORTS = ("inproc", "tcp", "shm")
@@ -42,9 +43,10 @@ def assert_alike(results: Sequence[Reduced], contributors: tuple[int, ...]) -> N
     assert len({result.values.tobytes() for result in results}) == 1
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("op", ["sum", "mean", "max"])
-@pytest.mark.parametrize("until", [Quorum(1.0), Quorum(0.5, wait=30.0), Deadline(30.0)])
+@pytest.mark.parametrize(
+    ("transport", "op", "until"),
+    sampled(TRANSPORTS, ["sum", "mean", "max"], [Quorum(1.0), Quorum(0.5, wait=30.0), Deadline(30.0)]),
+)
 async def test_with_all_on_time_it_has_the_bits_of_the_plain_one(transport: str, op: ReduceOp, until: Any) -> None:
     async with local_world(3, transport=transport) as nodes:
         worlds = [node.world for node in nodes]
