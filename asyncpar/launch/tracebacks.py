@@ -193,13 +193,11 @@ class TracebackHold:
 
 def _is_interrupted_import(traceback: Sequence[str]) -> bool:
     """Decide whether a Ctrl-C came while the program imported modules: nothing of its own had run."""
-    frames = [(index, found) for index, line in enumerate(traceback) if (found := _FRAME.match(line))]
-    outer = [(index, found) for index, found in frames if not found[2].startswith("<frozen ")][:2]
-    if not outer or not traceback[-1].startswith("KeyboardInterrupt"):
+    begin = next((number for number, line in enumerate(traceback) if _FRAME.match(line)), None)
+    if begin is None or not traceback[-1].startswith("KeyboardInterrupt"):
         return False
-    is_in_module = all(found[4] == ", in <module>" for _, found in outer)
-    source = traceback[outer[0][0] + 1].strip()
-    return is_in_module and source.startswith(("import ", "from "))
+    frame, source = traceback[begin], traceback[begin + 1].strip()
+    return frame.endswith(", in <module>") and source.startswith(("import ", "from "))
 
 
 def _begins(line: bytes) -> bool:

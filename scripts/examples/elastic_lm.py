@@ -23,6 +23,7 @@ from pathlib import Path
 
 import asyncpar as ap
 from asyncpar.core.concurrency.worker import WorkerThread
+from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.errors import UsageError
 from asyncpar.train import (
@@ -79,21 +80,25 @@ class Result:
 async def train(config: TrainingConfig, batches: Batches, portions: int, log: Path | None) -> Result:
     """Train in whatever world there is, and return what this rank saw."""
     language, result, thread = LanguageModel(config), Result(), WorkerThread("compute")
+    task = "train" if ELASTIC_PIPE in os.environ else "train in one process"
     async with ap.elastic(portions=portions) as job:
         state = job.state(language.optimizer.parameters, language.optimizer, losses=[])
-        async for step in job.steps(state, until=config.steps):
-            async with step:
-                for portion in step.portions:
-                    await thread.run(compute, language, batches, step, portion, portions)
-                gradients = await step.reduce()
-                rate = config.schedule(step.number)
-                await step.update(language.optimizer, gradients, learning_rate=rate, clip_norm=config.clip_norm)
-                state["losses"].append(step.loss / config.tokens)
-            if step.is_committed and log is not None:
-                log.with_suffix(".step").write_text(str(step.number))
-            if step.change is not None:
-                result.changes[step.number] = str(step.change)
-                print(f"step {step.number}: {step.change}", file=sys.stderr)
+        with ap.progress(task, config.steps) as progress:
+            async for step in job.steps(state, until=config.steps):
+                async with step:
+                    for portion in step.portions:
+                        await thread.run(compute, language, batches, step, portion, portions)
+                    gradients = await step.reduce()
+                    rate = config.schedule(step.number)
+                    await step.update(language.optimizer, gradients, learning_rate=rate, clip_norm=config.clip_norm)
+                    state["losses"].append(step.loss / config.tokens)
+                if step.is_committed:
+                    progress.show(step.number + 1, loss=f"{step.loss / config.tokens:.4f}")
+                    if log is not None:
+                        log.with_suffix(".step").write_text(str(step.number))
+                if step.change is not None:
+                    result.changes[step.number] = str(step.change)
+                    print(f"step {step.number}: {step.change}", file=sys.stderr)
         result.losses, result.digest = list(state["losses"]), language.digest()
         result.is_drained = job.is_drained
     thread.close()
