@@ -87,7 +87,7 @@ class RunningPod:
         for mount in spec.container["volumeMounts"]:
             [volume] = [one for one in spec.volumes if one["name"] == mount["name"]]
             commands += self._mount(volume, mount["mountPath"], secrets)
-        command = [word.replace("$$(", "$(") for word in spec.container["command"]]
+        command = [word.replace("$$(", "$(") for word in [*spec.container["command"], *spec.container["args"]]]
         script = " && ".join([*commands, f"exec {shlex.join(command)}"])
         self.process = subprocess.Popen(
             end.enter([*_BOX, "sh", "-c", script]),

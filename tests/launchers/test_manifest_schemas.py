@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+from asyncpar.launch.kubernetes.pod_settings import PodSettings
 from asyncpar.observe.kubeflow import StatusMaker
 from asyncpar.testing.jobs import SyntheticJob
 from tests.backends.extras import need
@@ -23,12 +24,24 @@ JOB = KubernetesJob(
     max_restarts=3,
     ttl=600,
     resources=(("cpu", "4"), ("memory", "8Gi"), ("nvidia.com/gpu", "1")),
+    metrics_port=9464,
+    pods=PodSettings.parse(
+        env=["A=1"],
+        env_from=["secret/keys", "configmap/site"],
+        volume=["claim/d:/d:ro", "secret/s:/s", "configmap/c:/c", "host/x:/x", "scratch:/t", "memory:/m"],
+        node_selector=["pool=gpu"],
+        toleration=["gpu=yes:NoSchedule", "spot"],
+        service_account="trainer",
+        label=["kueue.x-k8s.io/queue-name=long"],
+        annotation=["why=a test"],
+        pull_secret=["registry"],
+    ),
 )
 MINORS = range(25, 38)
 
 
-def objects(*, is_jobset: bool) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = make_manifests(replace(JOB, is_jobset=is_jobset))["items"]
+def objects(*, is_jobset: bool, **change: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = make_manifests(replace(JOB, is_jobset=is_jobset, **change))["items"]
     return found
 
 
@@ -37,11 +50,13 @@ def test_objects_are_valid_in_kubernetes(minor: int) -> None:
     need("kubernetes_validate", "pip install kubernetes-validate")
     import kubernetes_validate
 
-    jobset = objects(is_jobset=True)[-1]
-    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-    within = {"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"], "spec": template}
-    for made in (*objects(is_jobset=False), within):
-        kubernetes_validate.validate(made, f"1.{minor}", strict=True)
+    plain = {"metrics_port": None, "pods": PodSettings()}
+    made = [*objects(is_jobset=False), *objects(is_jobset=False, **plain)]
+    for jobset in (objects(is_jobset=True)[-1], objects(is_jobset=True, **plain)[-1]):
+        template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+        made.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"], "spec": template})
+    for one in made:
+        kubernetes_validate.validate(one, f"1.{minor}", strict=True)
 
 
 def test_the_jobset_is_one_of_kubeflows_model_to_the_last_field() -> None:

@@ -137,6 +137,16 @@ WRONG: dict[str, list[str]] = {
     "--namespace": [SPACED],
     "--resource": ["x"],
     "--port": ["x"],
+    "--env": ["x"],
+    "--env-from": ["x"],
+    "--volume": ["x"],
+    "--node-selector": ["x"],
+    "--toleration": ["x:y"],
+    "--service-account": [SPACED],
+    "--label": ["x"],
+    "--annotation": ["x"],
+    "--pull-secret": [SPACED],
+    "--metrics-port": ["x", "0"],
 }
 """By option, whichever the command."""
 

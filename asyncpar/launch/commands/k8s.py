@@ -14,6 +14,12 @@ from asyncpar.launch.command_line import OneLineCommand, exit_with, option, prin
 from asyncpar.launch.options import parse_count, parse_kind
 from asyncpar.launch.scheduler_programs import ask_scheduler
 
+_OF_PODS = (
+    *("env", "env_from", "volume", "node_selector", "toleration", "service_account", "label", "annotation"),
+    "pull_secret",
+)
+"""Options that ``PodSettings.parse`` takes."""
+
 
 @click.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
 @option("--image", metavar="IMAGE", required=True, help="With Python, asyncpar and PROGRAM in it.")
@@ -27,6 +33,21 @@ from asyncpar.launch.scheduler_programs import ask_scheduler
 @option("--ttl", metavar="SECONDS", default=None, help="Delete the job this long after its end.  [never]")
 @option("--port", metavar="PORT", default="29400", help="Where the first pod serves the others.  [29400]")
 @option("--secret", metavar="NAME", default=None, help="A Secret with the key 'secret'.  [a new one is made]")
+@option("--env", metavar="NAME=VALUE", multiple=True, help="A variable of the ranks.")
+@option("--env-from", metavar="SOURCE", multiple=True, help="Variables: secret/NAME or configmap/NAME.")
+@option(
+    "--volume",
+    metavar="WHAT:PATH[:ro]",
+    multiple=True,
+    help="WHAT: claim/NAME, secret/NAME, configmap/NAME, host/DIR, scratch, memory.",
+)
+@option("--node-selector", metavar="KEY=VALUE", multiple=True, help="Nodes that pods may run on.")
+@option("--toleration", metavar="TAINT", multiple=True, help="KEY[=VALUE][:EFFECT] that pods tolerate.")
+@option("--service-account", metavar="NAME", default=None, help="Whom pods act for.  [the namespace's]")
+@option("--label", metavar="KEY=VALUE", multiple=True, help="Of the job and its pods.")
+@option("--annotation", metavar="KEY=VALUE", multiple=True, help="Of the job and its pods.")
+@option("--pull-secret", metavar="NAME", multiple=True, help="Of the registry that IMAGE is in.")
+@option("--metrics-port", metavar="PORT", default=None, help="Serve Prometheus there (asyncpar[metrics]).  [no]")
 @option("--indexed-job", is_flag=True, help="A Job and a Service, for clusters without JobSet.")
 @option("--python", metavar="FILE", default="python", help="Python in the image.  [python]")
 @option("--dry-run", is_flag=True, help="Print the manifests (with the secret); create nothing.")
@@ -46,7 +67,9 @@ def k8s(program: str, arguments: tuple[str, ...], **given: Any) -> None:
 def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int:
     from asyncpar.core.config.secret import SECRET_BYTES
     from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+    from asyncpar.launch.kubernetes.pod_settings import PodSettings
 
+    metrics_port = given["metrics_port"]
     kind = parse_kind(is_module=given["module"], is_executed=given["no_python"])
     job = KubernetesJob(
         image=given["image"],
@@ -66,6 +89,8 @@ def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int
         ttl=None if given["ttl"] is None else parse_count("--ttl", given["ttl"]),
         python=given["python"],
         is_jobset=not given["indexed_job"],
+        metrics_port=None if metrics_port is None else parse_count("--metrics-port", metrics_port),
+        pods=PodSettings.parse(**{name: given[name] for name in _OF_PODS}),
     )
     manifests = make_manifests(job)
     if given["dry_run"]:

@@ -4,6 +4,9 @@ Each pod runs `asyncpar launch` as one host, whose place is the pod's index; the
 name.  The secret comes as a Secret, of which a container makes a copy in memory that only its user can read.  When a
 pod is asked to end (a node is drained, the pod is preempted), its ranks get SIGTERM and have the grace period.  A
 JobSet then starts all pods again, and does not count it; failures of ranks count.
+
+Probes ask the launcher of a pod, by its metrics where it serves them, else by `asyncpar status`.  A launcher that has
+not answered for minutes is ended; hung ranks are the launcher's business, and end no pod.
 """
 
 from __future__ import annotations
@@ -11,11 +14,18 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncpar.core.config.checks import check_count
 from asyncpar.errors import UsageError
+from asyncpar.launch.kubernetes.pod_settings import (
+    MANAGED_BY,
+    PLACE_VARIABLE,
+    RESERVED_PATHS,
+    PodSettings,
+    check_metrics_port,
+)
 from asyncpar.launch.options import ProgramKind
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
@@ -24,10 +34,13 @@ _RESOURCE = re.compile(r"[a-z0-9.-]+(/[A-Za-z0-9._-]+)?", re.ASCII)
 _LONGEST_NAME = 40
 """Of a job: pods add their numbers, and names of hosts end after 63 letters."""
 _RANKS = "ranks"
-_GIVEN = "/etc/asyncpar"
-_OWN = "/run/asyncpar"
+_GIVEN, _OWN = RESERVED_PATHS
 _MARGIN = 10
 """Seconds from the end of the ranks' grace period until Kubernetes kills the pod."""
+
+_STARTUP = {"periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 60}
+_READINESS = {"periodSeconds": 30, "timeoutSeconds": 10}
+_LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 10}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +50,8 @@ class KubernetesJob:
     ``secret_name`` is a Secret in the namespace with the key ``secret``; None: one is made from ``secret``.
     ``resources`` are those of a pod (``cpu``, ``memory``, ``nvidia.com/gpu``); ``grace`` is in seconds, as is ``ttl``,
     after which Kubernetes deletes a job that has ended (None: never).
-    ``is_jobset`` False makes an indexed Job and a headless Service.
+    ``is_jobset`` False makes an indexed Job and a headless Service.  ``metrics_port`` is where each pod serves metrics
+    of its ranks (None: nowhere).
     """
 
     image: str
@@ -57,6 +71,8 @@ class KubernetesJob:
     ttl: int | None = None
     python: str = "python"
     is_jobset: bool = True
+    metrics_port: int | None = None
+    pods: PodSettings = field(default_factory=PodSettings)
 
     def __post_init__(self) -> None:
         for setting, value in (("--nodes", self.nodes), ("--tasks-per-node", self.tasks_per_node)):
@@ -67,6 +83,7 @@ class KubernetesJob:
             check_count("--ttl", self.ttl, least=0)
         if not 1 <= self.port <= 65535:
             raise UsageError(f"--port: expected 1..65535, got {self.port}")
+        check_metrics_port(self.metrics_port, [self.port])
         for setting, name in (("--name", self.name), ("--namespace", self.namespace), ("--secret", self.secret_name)):
             if name is not None and not (_NAME.fullmatch(name) and len(name) <= _LONGEST_NAME):
                 raise UsageError(
@@ -115,10 +132,19 @@ def _secret_name(job: KubernetesJob) -> str:
 
 
 def _head(version: str, kind: str, job: KubernetesJob, *, name: str | None = None) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": name or job.name, "labels": {"app.kubernetes.io/managed-by": "asyncpar"}}
+    metadata: dict[str, Any] = {"name": name or job.name, "labels": {MANAGED_BY: "asyncpar"}}
     if job.namespace is not None:
         metadata["namespace"] = job.namespace
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def _owner_head(version: str, kind: str, job: KubernetesJob) -> dict[str, Any]:
+    """Return the head of the object that pods belong to, with the user's labels and annotations."""
+    head = _head(version, kind, job)
+    head["metadata"]["labels"] |= dict(job.pods.labels)
+    if job.pods.annotations:
+        head["metadata"]["annotations"] = dict(job.pods.annotations)
+    return head
 
 
 def _jobset(job: KubernetesJob) -> dict[str, Any]:
@@ -133,11 +159,11 @@ def _jobset(job: KubernetesJob) -> dict[str, Any]:
         "failurePolicy": {"maxRestarts": job.max_restarts, "rules": [preempted]},
         "replicatedJobs": [{"name": _RANKS, "replicas": 1, "template": {"spec": _job_spec(job)}}],
     }
-    return {**_head("jobset.x-k8s.io/v1alpha2", "JobSet", job), "spec": {**spec, **_ttl(job)}}
+    return {**_owner_head("jobset.x-k8s.io/v1alpha2", "JobSet", job), "spec": {**spec, **_ttl(job)}}
 
 
 def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
-    return {**_head("batch/v1", "Job", job), "spec": {**_job_spec(job), **_ttl(job)}}
+    return {**_owner_head("batch/v1", "Job", job), "spec": {**_job_spec(job), **_ttl(job)}}
 
 
 def _ttl(job: KubernetesJob) -> dict[str, int]:
@@ -158,19 +184,36 @@ def _job_spec(job: KubernetesJob) -> dict[str, Any]:
         "parallelism": job.nodes,
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [disrupted]}]},
-        "template": {"spec": _pod(job)},
+        "template": {"metadata": _pod_metadata(job), "spec": _pod(job)},
     }
 
 
+def _pod_metadata(job: KubernetesJob) -> dict[str, Any]:
+    """Return labels and annotations of pods; by the latter Prometheus finds those that serve metrics."""
+    annotations = {}
+    if job.metrics_port is not None:
+        annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(job.metrics_port)}
+    annotations |= dict(job.pods.annotations)
+    metadata: dict[str, Any] = {"labels": {MANAGED_BY: "asyncpar", **dict(job.pods.labels)}}
+    return metadata | ({"annotations": annotations} if annotations else {})
+
+
 def _pod(job: KubernetesJob) -> dict[str, Any]:
+    ports = [{"containerPort": job.port, "name": "rendezvous", "protocol": "TCP"}]
+    if job.metrics_port is not None:
+        ports.append({"containerPort": job.metrics_port, "name": "metrics", "protocol": "TCP"})
     container: dict[str, Any] = {
         "name": _RANKS,
         "image": job.image,
         "command": _command(job),
-        "ports": [{"containerPort": job.port, "name": "rendezvous", "protocol": "TCP"}],
+        "args": _literal([job.program, *job.arguments]),
+        **job.pods.of_container(),
+        "ports": ports,
+        **_probes(job),
         "volumeMounts": [
             {"name": "secret", "mountPath": _GIVEN, "readOnly": True},
             {"name": "own", "mountPath": _OWN},
+            *job.pods.mounts(),
         ],
     }
     if job.resources:
@@ -182,15 +225,30 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
         "volumes": [
             {"name": "secret", "secret": {"secretName": _secret_name(job), "defaultMode": 0o444}},
             {"name": "own", "emptyDir": {"medium": "Memory"}},
+            *job.pods.describe_volumes(),
         ],
+        **job.pods.of_pod(),
     }
     return pod if job.is_jobset else {**pod, "subdomain": job.name}
 
 
+def _probes(job: KubernetesJob) -> dict[str, Any]:
+    ask: dict[str, Any] = {"exec": {"command": [job.python, "-m", "asyncpar", "status"]}}
+    if job.metrics_port is not None:
+        ask = {"httpGet": {"path": "/metrics", "port": "metrics"}}
+    kinds = {"startupProbe": _STARTUP, "readinessProbe": _READINESS, "livenessProbe": _LIVENESS}
+    return {kind: {**ask, **pace} for kind, pace in kinds.items()}
+
+
+def _literal(words: list[str]) -> list[str]:
+    """Return ``words`` so that Kubernetes takes them as they are; it would replace what is in ``$(...)``."""
+    return [word.replace("$(", "$$(") for word in words]
+
+
 def _command(job: KubernetesJob) -> list[str]:
-    """Return the command of a pod; ``$(`` would be replaced by Kubernetes."""
+    """Return the command of a pod, which ends with the options of the launcher."""
     own = f"{_OWN}/secret"
-    launch = f'exec {shlex.quote(job.python)} -m asyncpar launch --node-rank "$JOB_COMPLETION_INDEX" "$@"'
+    launch = f'exec {shlex.quote(job.python)} -m asyncpar launch --node-rank "${PLACE_VARIABLE}" "$@"'
     script = f"umask 077 && cat {_GIVEN}/secret > {own} && {launch}"
     options = ["--nnodes", str(job.nodes), "--nproc-per-node", str(job.tasks_per_node), "--rdzv-id", job.name]
     options += ["--rdzv-endpoint", f"{job.first_pod}:{job.port}", "--secret-file", own]
@@ -198,5 +256,6 @@ def _command(job: KubernetesJob) -> list[str]:
     if not job.is_jobset:  # a Job starts nothing again
         options += ["--max-restarts", str(job.max_restarts)]
     options += {ProgramKind.MODULE: ["--module"], ProgramKind.PROGRAM: ["--no-python"]}.get(job.kind, [])
-    words = ["sh", "-c", script, "sh", *options, job.program, *job.arguments]
-    return [word.replace("$(", "$$(") for word in words]
+    if job.metrics_port is not None:
+        options += [f"--metrics=0.0.0.0:{job.metrics_port}"]
+    return _literal(["sh", "-c", script, "sh", *options])

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from asyncpar.errors import UsageError
 from asyncpar.launch.cli import main
 from asyncpar.launch.kubernetes.manifests import KubernetesJob, make_manifests
+from asyncpar.launch.kubernetes.pod_settings import PodSettings
 from asyncpar.launch.options import ProgramKind
 
 JOB = KubernetesJob(
@@ -75,8 +76,8 @@ def test_without_jobset_a_service_names_the_pods() -> None:
 
 @pytest.mark.parametrize(("is_jobset", "first"), [(True, "train-ranks-0-0.train"), (False, "train-0.train")])
 def test_the_command_of_a_pod_starts_a_launcher_with_its_place(tmp_path: Path, is_jobset: bool, first: str) -> None:
-    words = pod_of(replace(JOB, is_jobset=is_jobset, python="agent"))["containers"][0]["command"]
-    words = [word.replace("$$(", "$(") for word in words]  # as Kubernetes does
+    container = pod_of(replace(JOB, is_jobset=is_jobset, python="agent"))["containers"][0]
+    words = [word.replace("$$(", "$(") for word in [*container["command"], *container["args"]]]  # as Kubernetes does
     words = [
         word.replace("/etc/asyncpar", f"{tmp_path}/etc").replace("/run/asyncpar", f"{tmp_path}/run") for word in words
     ]
@@ -123,6 +124,7 @@ def test_resources_and_kinds_of_programs() -> None:
         ({"grace": 0}, "--grace-period"),
         ({"ttl": -1}, "--ttl"),
         ({"port": 70000}, "--port: expected"),
+        ({"metrics_port": 0}, "--metrics-port: expected"),
         ({"name": "Train_1"}, "--name: expected"),
         ({"name": "a" * 41}, "--name: expected"),
         ({"namespace": "a b"}, "--namespace: expected"),
@@ -134,6 +136,121 @@ def test_resources_and_kinds_of_programs() -> None:
 def test_what_kubernetes_would_refuse_is_refused_here(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         replace(JOB, **change)
+
+
+def parsed(**texts: Any) -> PodSettings:
+    return PodSettings.parse(**texts)
+
+
+def test_pods_get_the_environment_that_the_options_name_and_take_it_as_it_is() -> None:
+    pods = parsed(env=["A=1", "WHERE=$(HOME)=x"], env_from=["secret/keys", "configmap/site.conf"])
+    container = pod_of(replace(JOB, pods=pods))["containers"][0]
+    assert container["env"] == [{"name": "A", "value": "1"}, {"name": "WHERE", "value": "$$(HOME)=x"}]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}, {"configMapRef": {"name": "site.conf"}}]
+    assert not {"env", "envFrom"} & set(pod_of(JOB)["containers"][0])
+
+
+def test_volumes_are_mounted_beside_the_secret() -> None:
+    texts = ["claim/data:/data:ro", "secret/key:/k", "configmap/c:/c", "host/srv/x:/x", "scratch:/s"]
+    texts += ["memory:/dev/shm/"]
+    pod = pod_of(replace(JOB, pods=parsed(volume=texts)))
+    places = {volume["name"]: volume for volume in pod["volumes"][2:]}
+    found = [
+        (mount["mountPath"], mount.get("readOnly", False), {**places[mount["name"]], "name": ""})
+        for mount in pod["containers"][0]["volumeMounts"][2:]
+    ]
+    assert found == [
+        ("/data", True, {"name": "", "persistentVolumeClaim": {"claimName": "data"}}),
+        ("/k", False, {"name": "", "secret": {"secretName": "key"}}),
+        ("/c", False, {"name": "", "configMap": {"name": "c"}}),
+        ("/x", False, {"name": "", "hostPath": {"path": "/srv/x"}}),
+        ("/s", False, {"name": "", "emptyDir": {}}),
+        ("/dev/shm", False, {"name": "", "emptyDir": {"medium": "Memory"}}),
+    ]
+
+
+@pytest.mark.parametrize("is_jobset", [True, False])
+def test_pods_run_where_and_as_whom_the_options_say(is_jobset: bool) -> None:
+    pods = parsed(
+        node_selector=["pool=gpu", "example.org/zone="],
+        toleration=["gpu=yes:NoSchedule", "spot", "slow:NoExecute"],
+        service_account="trainer",
+        pull_secret=["registry", "mirror"],
+    )
+    pod = pod_of(replace(JOB, is_jobset=is_jobset, pods=pods))
+    assert pod["nodeSelector"] == {"pool": "gpu", "example.org/zone": ""}
+    assert pod["tolerations"] == [
+        {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists"},
+        {"key": "slow", "operator": "Exists", "effect": "NoExecute"},
+    ]
+    assert pod["serviceAccountName"] == "trainer"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+
+
+@pytest.mark.parametrize("is_jobset", [True, False])
+def test_the_job_and_its_pods_have_the_labels_and_annotations(is_jobset: bool) -> None:
+    queue = "kueue.x-k8s.io/queue-name"
+    job = replace(JOB, is_jobset=is_jobset, pods=parsed(label=[f"{queue}=long"], annotation=["why=a test, no more"]))
+    owner = items(job)["JobSet" if is_jobset else "Job"]
+    spec = owner["spec"]["replicatedJobs"][0]["template"]["spec"] if is_jobset else owner["spec"]
+    for metadata in (owner["metadata"], spec["template"]["metadata"]):
+        assert metadata["labels"] == {"app.kubernetes.io/managed-by": "asyncpar", queue: "long"}
+        assert metadata["annotations"] == {"why": "a test, no more"}
+    assert "annotations" not in items(job)["Secret"]["metadata"]
+
+
+def test_probes_ask_the_launcher_by_its_metrics_or_by_the_command() -> None:
+    pod = pod_of(replace(JOB, python="py"))["containers"][0]
+    probes = ["startupProbe", "readinessProbe", "livenessProbe"]
+    assert [pod[kind]["exec"]["command"] for kind in probes] == [["py", "-m", "asyncpar", "status"]] * 3
+    served = replace(JOB, metrics_port=9464)
+    container = pod_of(served)["containers"][0]
+    assert [container[kind]["httpGet"] for kind in probes] == [{"path": "/metrics", "port": "metrics"}] * 3
+    assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 300
+    assert container["ports"][1] == {"containerPort": 9464, "name": "metrics", "protocol": "TCP"}
+    assert "--metrics=0.0.0.0:9464" in container["command"]
+    template = items(served)["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"prometheus.io/scrape": "true", "prometheus.io/port": "9464"}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("env", "A", "--env: expected NAME=VALUE, got 'A'"),
+        ("env", "1A=x", "--env: expected NAME=VALUE with a name of"),
+        ("env", "JOB_COMPLETION_INDEX=0", "--env: JOB_COMPLETION_INDEX is the place of each pod"),
+        ("env_from", "keys", "--env-from: expected secret/NAME or configmap/NAME, got 'keys'"),
+        ("env_from", "secret/A", "--env-from: expected the name of an object"),
+        ("volume", "claim/data", "--volume: expected claim/NAME:PATH"),
+        ("volume", "disk/data:/data", "--volume: expected claim/NAME:PATH"),
+        ("volume", "claim/data:/data:rw", "--volume: expected claim/NAME:PATH"),
+        ("volume", "claim/data:data", "--volume: expected an absolute path to mount claim/data at, got 'data'"),
+        ("volume", "claim/a b:/data", "--volume: expected the name of an object"),
+        ("volume", "scratch/x:/data", "--volume: scratch has no name"),
+        ("volume", "scratch:/etc/asyncpar", "--volume: /etc/asyncpar is mounted already"),
+        ("node_selector", "pool", "--node-selector: expected NAME=VALUE, got 'pool'"),
+        ("node_selector", "pool=a b", "--node-selector: pool: expected a value of at most 63"),
+        ("toleration", "gpu:Never", "--toleration: gpu:Never: expected an effect of NoSchedule"),
+        ("toleration", "=x", "--toleration: expected a key as team"),
+        ("label", "a/b/c=d", "--label: expected a key as team"),
+        ("label", "app.kubernetes.io/managed-by=me", "--label: app.kubernetes.io/managed-by is 'asyncpar'"),
+        ("annotation", "-=x", "--annotation: expected a key as team"),
+        ("pull_secret", "", "--pull-secret: expected the name of an object"),
+    ],
+)
+def test_wrong_settings_of_pods_are_refused_by_the_name_of_their_option(option: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parsed(**{option: [text]})
+
+
+def test_what_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="--env: A is given twice, as '1' and '2'"):
+        parsed(env=["A=1", "A=2"])
+    with pytest.raises(UsageError, match="--volume: /data is mounted already"):
+        parsed(volume=["scratch:/data", "claim/data:/data/"])
+    with pytest.raises(UsageError, match="--metrics-port: 29400 is the port of --port, too"):
+        replace(JOB, metrics_port=29400)
 
 
 def test_without_kubectl_the_command_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
