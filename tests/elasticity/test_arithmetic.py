@@ -16,13 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asyncpar.elasticity import job
 from asyncpar.elasticity.arithmetic import (
     ArithmeticComparison,
     ArithmeticDifference,
     describe_arithmetic,
     find_differences,
 )
+from asyncpar.elasticity.step import ElasticStep
+from asyncpar.testing import run_virtual
+from asyncpar.testing.elastic_worlds import ElasticWorlds
 from asyncpar.testing.world import local_world
+from tests.elasticity.training import Result, train
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
 
 UNLIKE = "do not compute alike"
@@ -158,7 +163,34 @@ def group(tmp_path: Path) -> Iterator[AgentGroup]:
     made.close()
 
 
+def test_a_rank_that_joins_a_job_and_computes_otherwise_is_let_in_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    described = iter([ALIKE, ALIKE, {**ALIKE, "BLAS kernel": "Haswell"}])
+    monkeypatch.setattr(job, "describe_arithmetic", lambda: next(described))
+
+    async def main() -> list[Result]:
+        async with ElasticWorlds(2) as worlds:
+
+            def join(where: str, step: ElasticStep) -> None:
+                if (where, step.number) == ("computed", 3) and "m2" not in worlds.tasks:
+                    assert caplog.messages == [], "those of the first world compute alike"
+                    worlds.start("m2", lambda source: train(source, "m2"))
+
+            first = worlds.start("m0", lambda source: train(source, "m0", on_step=join))
+            results = await asyncio.gather(first, worlds.start("m1", lambda source: train(source, "m1")))
+            return [*results, await worlds.tasks["m2"]]
+
+    with caplog.at_level(logging.WARNING, "asyncpar.elasticity.arithmetic"):
+        one, other, joined = run_virtual(main())
+    assert one.digest == other.digest == joined.digest
+    (said,) = caplog.messages
+    assert UNLIKE in said
+    assert "rank 2 on host has BLAS kernel Haswell, not SkylakeX (set OPENBLAS_CORETYPE on all hosts" in said
+
+
 @with_kernels
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.timeout(180)
 def test_a_joiner_with_another_kernel_is_let_in_and_named_on_all_hosts(group: AgentGroup) -> None:

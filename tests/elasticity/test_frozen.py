@@ -126,16 +126,14 @@ def test_steps_are_those_of_an_optimizer_in_one_process() -> None:
     assert result.skipped == model.optimizer.skipped == {"first": 3, "second": 3}
 
 
-@pytest.mark.parametrize("make", [Model, HalfModel])
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(("zero", "make"), in_turn([3, 1, 2], [HalfModel, Model]))
 def test_sharded_optimizers_come_to_the_bits_of_whole_ones(zero: int, make: Callable[[], Model]) -> None:
     whole = run_virtual(train(make=make))
     assert run_virtual(train(make=make, zero=zero)).values == whole.values
     assert run_virtual(train(make=make, leaves_out=True)).values == whole.values
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("cut", "size"), in_turn(CUTS, [2, 3]))
 def test_every_world_size_ends_with_the_bits_of_one_rank(size: int, cut: str) -> None:
     alone = run_virtual(train(**CUTS[cut]))
 

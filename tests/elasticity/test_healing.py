@@ -21,6 +21,7 @@ from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
+from tests.soak import chosen
 
 BLOCKS = 5
 
@@ -91,7 +92,7 @@ def test_blocks_of_a_donor_that_is_lost_last_are_fetched_from_the_donors_that_ar
         assert np.array_equal(newcomer.committed_array("weight"), state.committed_array("weight"))
         await healing.close()
 
-    for lost_at in range(BLOCKS):
+    for lost_at in chosen([0, 1, BLOCKS - 1], soak=range(BLOCKS)):
         run_virtual(heal(lost_at))
 
 
