@@ -18,7 +18,7 @@ from tests.checkpoint.layouts import Layout, small_model
 from tests.checkpoint.worlds import load_and_check
 from tests.soak import chosen
 
-KILLS = chosen(3, soak=100)
+KILLS = chosen(2, soak=100)
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,6 +17,7 @@ from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import BFLOAT16, Layout, Tensor, random_bits, small_model
 from tests.checkpoint.worlds import each, load_and_check, save, saving
+from tests.soak import chosen
 
 LAYOUTS = [
     Layout(),
@@ -70,7 +71,7 @@ layouts = st.builds(
 ).filter(lambda layout: layout.size <= 8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(15, soak=200), deadline=None)
 @given(tensors=tensors_of_any_shape(), saved=layouts, loaded=layouts)
 def test_any_tensors_cut_in_any_way_come_back(tensors: list[Tensor], saved: Layout, loaded: Layout) -> None:
     async def main() -> None:

@@ -363,7 +363,7 @@ TREES = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=chosen(20, soak=300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES, step=st.integers(0, 10**12))
 def test_whatever_is_saved_comes_back_as_it_was(tree: dict[str, Any], step: int, place: Path) -> None:
     async def main() -> None:

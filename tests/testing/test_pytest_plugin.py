@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
 import pytest
 
 from tests.soak import first
@@ -121,56 +126,27 @@ def test_coroutines_of_other_plugins_open_worlds(pytester: pytest.Pytester, mode
     run(pytester, program, "-o", "asyncio_mode=strict").assert_outcomes(passed=1)
 
 
-@pytest.mark.process
-def test_a_deadlock_is_named_with_its_cycle_and_the_tasks_of_every_rank(pytester: pytest.Pytester) -> None:
-    result = run(pytester, DEADLOCK)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*the world of 2 ranks did not end within 2 s*",
-            "*deadlock: rank 0 waits for rank 1 in recv* at *.py:9, rank 1 waits for rank 0 in barrier* at *.py:12",
-            "*rank 0",
-            "*task rank 0: waits for recv*",
-            "*await node.world.recv(other, out=x)*",
-            "*rank 1",
-            "*task rank 1: waits for barrier*",
-        ]
-    )
-
-
-@pytest.mark.process
-def test_a_deadlock_on_virtual_time_is_named_as_well(pytester: pytest.Pytester) -> None:
-    result = run(pytester, DEADLOCK.replace('transport="tcp", timeout=2', "virtual=True"))
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*deadlock: rank 0 waits for rank 1 in recv*rank 1 waits for rank 0 in barrier*"])
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("virtual", first(1, [False, True]))
-def test_a_wait_for_nothing_is_shown_where_it_is(pytester: pytest.Pytester, virtual: bool) -> None:
-    program = f"""
+FAILING = {
+    "deadlock": DEADLOCK,
+    "virtual_deadlock": DEADLOCK.replace('transport="tcp", timeout=2', "virtual=True").replace("crossed", "virtual"),
+    "lost": """
 import asyncio, numpy as np, pytest
 
 async def child():
     await asyncio.Event().wait()
 
-@pytest.mark.ranks(3, timeout=2, virtual={virtual})
+@pytest.mark.ranks(3, timeout=2)
 async def test_lost(node):
     if node.rank == 2:
         await asyncio.create_task(child(), name="the child")
-    if not {virtual}:
-        await node.world.barrier()
-"""
-    result = run(pytester, program)
-    result.assert_outcomes(failed=1)
-    if not virtual:
-        result.stdout.fnmatch_lines(["*ranks 0, 1 wait for rank 2, which waits for*; barrier*"])
-    result.stdout.fnmatch_lines(["*rank 2", "*task rank 2: waits for task the child", "*task the child: waits for*"])
+    await node.world.barrier()
 
-
-@pytest.mark.process
-def test_a_blocked_event_loop_fails_within_the_limit(pytester: pytest.Pytester) -> None:
-    program = """
+@pytest.mark.ranks(3, virtual=True)
+async def test_lost_on_virtual_time(node):
+    if node.rank == 2:
+        await asyncio.create_task(child(), name="the child")
+""",
+    "blocked": """
 import time, pytest
 
 @pytest.mark.ranks(2, timeout=1)
@@ -184,34 +160,13 @@ def test_the_next_one_passes(world):
         await node.world.barrier()
         return node.rank
     assert world(2).run(hello) == [0, 1]
-"""
-    result = run(pytester, program)
-    result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*rank 0 waits for rank 1, which runs at *.py:6; barrier*",
-            "rank 1",
-            "  task rank 1: runs",
-            "*time.sleep(1000)*",
-        ]
-    )
-
-
-@pytest.mark.process
-def test_a_hang_in_a_coroutine_of_the_user_fails_within_the_limit(pytester: pytest.Pytester) -> None:
-    program = """
+""",
+    "hangs": """
 async def test_hangs(world):
     async with world(2, transport="tcp", timeout=1) as nodes:
         await nodes[0].world.barrier()
-"""
-    result = run(pytester, program, "-o", "asyncio_mode=auto")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*rank 0 waits for rank 1, which has ended its part, or never began it; barrier*"])
-
-
-@pytest.mark.process
-def test_the_failure_of_one_rank_is_that_of_the_test_and_named(pytester: pytest.Pytester) -> None:
-    program = """
+""",
+    "one_rank": """
 import pytest
 
 @pytest.mark.ranks(3)
@@ -223,11 +178,109 @@ async def test_fails(node):
 @pytest.mark.ranks(2)
 async def test_skips(node):
     pytest.skip("not here")
-"""
-    result = run(pytester, program, "-rs")
-    result.assert_outcomes(failed=1, skipped=1)
-    result.stdout.fnmatch_lines(
-        ["*assert 7 == 6*", "*on rank 1 of 3", "*rank 0: PeerLost: *rank 1*", "*rank 2: PeerLost: *rank 1*"]
+""",
+}
+"""Files of a suite most of which fails: one session runs them all."""
+
+
+@dataclass(frozen=True)
+class FailedSuite:
+    """What came of ``FAILING``: the report of each test that failed, and how each test ended."""
+
+    reports: dict[str, str]
+    ends: dict[str, str]
+
+    def assert_reports(self, test: str, lines: list[str]) -> None:
+        assert self.ends[test] == "failed"
+        pytest.LineMatcher(self.reports[test].splitlines()).fnmatch_lines(lines)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> FailedSuite:
+    folder = tmp_path_factory.mktemp("failing")
+    for name, program in FAILING.items():
+        (folder / f"test_{name}.py").write_text(program.lstrip())
+    (folder / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\nasyncio_mode = auto\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=long"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    found = re.split(r"^_{3,} (test_\w+) _{3,}$", done.stdout.partition("short test summary")[0], flags=re.MULTILINE)
+    ends = re.findall(r"^(PASSED|FAILED) \S+::(test_\w+)", done.stdout, re.MULTILINE)
+    skipped = re.findall(r"^SKIPPED \[1\].*: (.*)$", done.stdout, re.MULTILINE)
+    assert skipped == ["not here"]
+    return FailedSuite(
+        reports=dict(zip(found[1::2], found[2::2], strict=True)), ends={test: end.lower() for end, test in ends}
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_a_deadlock_is_named_with_its_cycle_and_the_tasks_of_every_rank(failed: FailedSuite) -> None:
+    failed.assert_reports(
+        "test_crossed",
+        [
+            "*the world of 2 ranks did not end within 2 s*",
+            "*deadlock: rank 0 waits for rank 1 in recv* at *.py:9, rank 1 waits for rank 0 in barrier* at *.py:12",
+            "*rank 0",
+            "*task rank 0: waits for recv*",
+            "*await node.world.recv(other, out=x)*",
+            "*rank 1",
+            "*task rank 1: waits for barrier*",
+        ],
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_a_deadlock_on_virtual_time_is_named_as_well(failed: FailedSuite) -> None:
+    failed.assert_reports(
+        "test_virtual", ["*deadlock: rank 0 waits for rank 1 in recv*rank 1 waits for rank 0 in barrier*"]
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_a_wait_for_nothing_is_shown_where_it_is(failed: FailedSuite) -> None:
+    where = ["*rank 2", "*task rank 2: waits for task the child", "*task the child: waits for*"]
+    failed.assert_reports("test_lost", ["*ranks 0, 1 wait for rank 2, which waits for*; barrier*", *where])
+    failed.assert_reports("test_lost_on_virtual_time", where)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_a_blocked_event_loop_fails_within_the_limit(failed: FailedSuite) -> None:
+    assert failed.ends["test_the_next_one_passes"] == "passed"
+    failed.assert_reports(
+        "test_blocks",
+        [
+            "*rank 0 waits for rank 1, which runs at *.py:6; barrier*",
+            "rank 1",
+            "  task rank 1: runs",
+            "*time.sleep(1000)*",
+        ],
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_a_hang_in_a_coroutine_of_the_user_fails_within_the_limit(failed: FailedSuite) -> None:
+    failed.assert_reports(
+        "test_hangs", ["*rank 0 waits for rank 1, which has ended its part, or never began it; barrier*"]
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_the_failure_of_one_rank_is_that_of_the_test_and_named(failed: FailedSuite) -> None:
+    failed.assert_reports(
+        "test_fails",
+        ["*assert 7 == 6*", "*on rank 1 of 3", "*rank 0: PeerLost: *rank 1*", "*rank 2: PeerLost: *rank 1*"],
     )
 
 
@@ -283,23 +336,17 @@ async def test_virtual_in_a_coroutine(virtual_world):
 
 
 @pytest.mark.process
-def test_pytest_starts_without_the_heavy_parts(pytester: pytest.Pytester) -> None:
+def test_pytest_starts_without_the_heavy_parts_and_does_not_rewrite_the_package(pytester: pytest.Pytester) -> None:
     program = """
 import sys
 
 def test_nothing_was_imported():
     assert "asyncpar.pytest_plugin" in sys.modules
     assert not {"numpy", "grpc", "asyncpar.node", "asyncpar.testing", "uvloop"} & sys.modules.keys()
-"""
-    run(pytester, program).assert_outcomes(passed=1)
-
-
-@pytest.mark.process
-def test_pytest_does_not_rewrite_the_package(pytester: pytest.Pytester) -> None:
-    program = """
-import asyncpar.errors
 
 def test_the_loader_is_that_of_python():
+    import asyncpar.errors
+
     assert type(asyncpar.errors.__spec__.loader).__name__ == "SourceFileLoader"
 """
-    run(pytester, program).assert_outcomes(passed=1)
+    run(pytester, program).assert_outcomes(passed=2)
