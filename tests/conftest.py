@@ -9,11 +9,13 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from tests import durations, leftovers, quick, soak
+from tests import belongings, durations, leftovers, quick, soak
+from tests.belongings import nothing_is_left
 from tests.leftovers import pytest_unconfigure
-from tests.quick import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
+from tests.quick import pytest_terminal_summary, pytest_testnodedown
 
 __all__ = [
+    "nothing_is_left",
     "pytest_addoption",
     "pytest_collection",
     "pytest_collection_modifyitems",
@@ -47,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     soak.leave_out(config, items)
     quick.leave_out(config, items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    quick.pytest_sessionfinish(session)
+    belongings.pytest_sessionfinish(session)
 
 
 @pytest.hookimpl(wrapper=True)

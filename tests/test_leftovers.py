@@ -103,3 +103,44 @@ def test_nothing_that_a_test_starts_outlives_it(end: str, workers: str, tmp_path
         wait_for(lambda pid=pid: not is_there(pid), f"{name} is left after\n{output.decode()}")  # type: ignore[misc]
     if end == "pass":
         assert session.returncode == 0, output
+
+
+LEAVING = """
+import socket, subprocess, threading
+
+def test_that_leaves():
+    held.append({left})
+
+held = []
+"""
+LEFT = {
+    "socket": ("socket.create_server(('127.0.0.1', 0))", "socket 127.0.0.1:"),
+    "thread": ("threading.Thread(target=threading.Event().wait, name='left', daemon=True).start()", "thread left"),
+    "process": ("subprocess.Popen(['sleep', '600'])", "sleep 600"),
+    "orphan": ("subprocess.run(['sh', '-c', 'sleep 600 >/dev/null 2>&1 &'])", "sleep 600"),
+}
+
+
+@pytest.mark.process
+def test_what_a_test_leaves_fails_the_session(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests import belongings\n"
+        "from tests.belongings import nothing_is_left, pytest_sessionfinish\n"
+        "from tests.leftovers import pytest_configure, pytest_unconfigure\n"
+        "belongings._PATIENCE = 0.2\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tmp_path]
+    sessions = {}
+    for name, (left, _) in LEFT.items():
+        (tmp_path / f"test_{name}.py").write_text(LEAVING.format(left=left))
+        sessions[name] = subprocess.Popen(
+            [*command, f"test_{name}.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    outputs = {name: session.communicate(timeout=PATIENCE)[0].decode() for name, session in sessions.items()}
+    for name, (_, shown) in LEFT.items():
+        assert sessions[name].returncode == 1, outputs[name]
+        assert shown in outputs[name]

@@ -57,8 +57,17 @@ async def test_a_cancelled_caller_is_kept_until_the_function_has_ended() -> None
 
 Run = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
 
+
+async def run_in_worker(work: Callable[[], Any]) -> Any:
+    worker = WorkerThread("kept")
+    try:
+        return await worker.run(work)
+    finally:
+        worker.close()
+
+
 KEPT: dict[str, Run] = {
-    "worker": WorkerThread("kept").run,
+    "worker": run_in_worker,
     "off_loop": lambda work: off_loop(work, nbytes=INLINE_BYTES + 1),
 }
 LEFT: dict[str, Run] = {

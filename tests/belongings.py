@@ -1,0 +1,78 @@
+"""A process whose tests leave threads, sockets or processes behind fails its last test, and a session that leaves
+processes anywhere fails.  `leftovers` ends what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.leftovers import MARK, find_marked
+
+_PATIENCE = 30.0
+_POLL_SECONDS = 0.1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Generator[None]:
+    """Fail the last test of this process if it has something then that it had not before the first one."""
+    before = _belongings()
+    yield
+    left = _wait_until_gone(before)
+    if left:
+        pytest.fail("tests have left behind:\n" + "".join(f"  {name}\n" for name in left), pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that has ended by itself and whose tests have left processes, whoever their parents are."""
+    if hasattr(session.config, "workerinput") or session.exitstatus not in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.TESTS_FAILED,
+    ):
+        return
+    token = os.environ.get(MARK, "").rpartition("/")[2]
+    left = find_marked(token) if token else []
+    psutil.wait_procs(left, timeout=_PATIENCE if left else 0)
+    if any(process.is_running() for process in left):  # the watcher names them as it ends them
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _belongings() -> frozenset[str]:
+    """Return what this process has: its threads, its sockets that have an address, and what it has started.
+
+    Left out is what libraries make once and keep until the process ends: gRPC its thread that polls, and
+    multiprocessing its process that removes shared memory.
+    """
+    me = psutil.Process()
+    found = {f"thread {thread.name}" for thread in threading.enumerate() if "_poll_wrapper" not in thread.name}
+    for socket in me.net_connections("all"):
+        addresses: list[Any] = [address for address in (socket.laddr, socket.raddr) if address]
+        ends = " to ".join(end if isinstance(end, str) else f"{end.ip}:{end.port}" for end in addresses)
+        if ends:
+            found.add(f"socket {ends}, descriptor {socket.fd}")
+    for child in me.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(child.cmdline())
+            if command and "multiprocessing.resource_tracker" not in command:  # without one it has ended
+                found.add(f"process {child.pid}: {command}")
+    return frozenset(found)
+
+
+def _wait_until_gone(before: frozenset[str]) -> list[str]:
+    """Return what this process has and had not ``before``, once what is about to end has ended."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        gc.collect()
+        left = _belongings() - before
+        if not left or time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(_POLL_SECONDS)
