@@ -55,8 +55,8 @@ def _belongings() -> frozenset[str]:
     me = psutil.Process()
     found = {f"thread {thread.name}" for thread in threading.enumerate() if "_poll_wrapper" not in thread.name}
     for socket in me.net_connections("all"):
-        addresses: list[Any] = [address for address in (socket.laddr, socket.raddr) if address]
-        ends = " to ".join(end if isinstance(end, str) else f"{end.ip}:{end.port}" for end in addresses)
+        addresses: tuple[Any, ...] = (socket.laddr, socket.raddr)  # a path, a host and a port, or nothing
+        ends = " to ".join(end if isinstance(end, str) else f"{end.ip}:{end.port}" for end in addresses if end)
         if ends:
             found.add(f"socket {ends}, descriptor {socket.fd}")
     for child in me.children(recursive=True):

@@ -129,12 +129,12 @@ def test_what_a_test_leaves_fails_the_session(tmp_path: Path) -> None:
         "from tests.leftovers import pytest_configure, pytest_unconfigure\n"
         "belongings._PATIENCE = 0.2\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tmp_path]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir"]
     sessions = {}
     for name, (left, _) in LEFT.items():
         (tmp_path / f"test_{name}.py").write_text(LEAVING.format(left=left))
         sessions[name] = subprocess.Popen(
-            [*command, f"test_{name}.py"],
+            [*command, tmp_path, f"test_{name}.py"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
