@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import numpy as np
@@ -53,14 +52,12 @@ async def test_the_call_ends_on_the_others_with_the_reason_and_the_next_ones_mee
     async def work(runtime: CommunicationRuntime) -> None:
         rank = runtime.get_group().rank
         for operation, good, bad, reason in CASES:
-            started = time.monotonic()
             if rank == 1:
                 with pytest.raises(UsageError, match=reason):
                     await runtime.collective_op(operation, **copied(bad), key=key)
             else:
                 with pytest.raises(PeerCancelled, match=f"refused on rank 1: .*{reason}"):
                     await runtime.collective_op(operation, **copied(good), key=key)
-                assert time.monotonic() - started < 20.0  # also on a loaded machine; operations have 30 s
             for count in (3, 30):
                 x = np.full(count, 1.0 + rank, np.float32)
                 await runtime.collective_op("all_reduce", x, key=key)

@@ -83,17 +83,15 @@ async def test_bounds_for_an_elastic_job_are_refused_with_what_takes_them() -> N
         await ap.ray.launch(programs.add, 1, 2, ranks=elastic)
 
 
-async def test_the_death_of_an_actor_reaches_the_caller_soon(tmp_path: Path) -> None:
+async def test_the_death_of_an_actor_reaches_the_caller(tmp_path: Path) -> None:
     launching = asyncio.ensure_future(
         ap.ray.launch(programs.linger, str(tmp_path), ranks=1, console=RecordingConsole())
     )
     pid = int(await asyncio.to_thread(_wait_for_file, tmp_path))
     agent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
-    killed = time.monotonic()
     with pytest.raises(ExceptionGroup) as failed:
         await launching
-    assert time.monotonic() - killed < 15.0  # 2 s on a machine that is idle
     assert isinstance(failed.value.exceptions[0], ap.PeerLost)
     assert "Ray's bundle 0 died" in str(failed.value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,22 +13,17 @@ from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from tests.torch.values import assert_same
 from tests.torch.worlds import on_ranks
 
-SECONDS = 20.0
-"""Within which the other rank learns of it also on a loaded machine; operations have 300 s."""
-
 Call = Callable[[], Any]
 
 
 def one_is_refused(good: Call, bad: Call, reason: str) -> None:
     """Let rank 1 make a call that is refused because of ``reason``, where rank 0 makes a good one; both go on then."""
-    started = time.monotonic()
     is_refused = dist.get_rank() == 1
     with pytest.raises(
         dist.DistBackendError, match=reason if is_refused else f"refused on rank 1: .*{reason}"
     ) as raised:
         (bad if is_refused else good)()
     assert isinstance(raised.value, UsageError if is_refused else PeerCancelled)
-    assert time.monotonic() - started < SECONDS, reason
     x = torch.full((3,), 1.0 + dist.get_rank())
     dist.all_reduce(x)
     assert_same(x, torch.full((3,), 3.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,12 @@ async def test_one_store_serves_world_after_world(store: Any) -> None:
 
 
 async def test_ranks_that_do_not_come_are_named_by_all_who_did(store: Any) -> None:
-    began = time.monotonic()
     errors = await outcomes(start(store, 0, 4, timeout=0.5), start(store, 1, 4, timeout=0.5))
     assert [str(error) for error in errors] == [
         "rank 0: ranks 2 and 3 of 4 have not come within 0.5 s",
         "rank 1: ranks 2 and 3 of 4 have not come within 0.5 s",
     ]
     assert all(isinstance(error, PeerTimeout) and error.rank == 2 for error in errors)
-    assert 0.5 <= time.monotonic() - began < 5.0
     await no_threads_left()
 
 

@@ -60,10 +60,10 @@ async def test_killed_ranks_leave_nothing_in_shared_memory(tmp_path: Path, seed:
                 rank.kill()
                 if world % 2:
                     await asyncio.sleep(chance.uniform(0.0, 0.02))
-            killed_at = time.monotonic()
             for rank in order:
                 await rank.process.wait()
+            deadline = time.monotonic() + 30.0
             while memory_files() & segments:
-                assert time.monotonic() - killed_at < 10.0, "segments are left"
+                assert time.monotonic() < deadline, "segments are left"
                 await asyncio.sleep(0.01)
         assert not left_behind(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import ClassVar
 
 import pytest
@@ -67,13 +66,11 @@ async def test_a_concurrent_endpoint_that_tells_itself_leaves_turns_to_others(op
 def test_dropping_many_queued_messages_takes_no_quadratic_time() -> None:
     window = SendWindow()
     window.put(OutboundMessage(memoryview(bytes(WINDOW))))
-    messages = [OutboundMessage(memoryview(b"")) for _ in range(20_000)]
+    messages = [OutboundMessage(memoryview(b"")) for _ in range(100_000)]  # minutes, if each looks at all others
     for outgoing in messages:
         window.put(outgoing)
-    begin = time.process_time()
     for outgoing in reversed(messages):
         assert window.drop(outgoing)
-    assert time.process_time() - begin < 1.0
     window.credit(WINDOW + OVERHEAD)
     assert window.next() is None
     assert window.is_idle

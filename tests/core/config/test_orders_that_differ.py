@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -61,10 +60,8 @@ async def test_every_rank_hears_who_has_which_order(
         for odd in {1, size - 1}:
             orders = [other if node.rank == odd else DEFAULT_ORDER for node in nodes]
             runs = (main(node, config_of(shape, order)) for node, order in zip(nodes, orders, strict=True))
-            began = time.monotonic()
             async with asyncio.timeout(20.0):
                 errors = await asyncio.gather(*runs, return_exceptions=True)
-            assert time.monotonic() - began < SECONDS
             for error in errors:
                 assert isinstance(error, UsageError), repr(error)
                 assert re.search(rf"rank {odd}\b", str(error)), error

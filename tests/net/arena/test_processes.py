@@ -7,7 +7,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,16 +93,14 @@ async def test_a_process_that_closes_has_left_and_its_end_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize("victim", first(1, [0, 2]))
-async def test_a_killed_rank_is_lost_for_all_others_at_once(victim: int) -> None:
+async def test_a_killed_rank_is_lost_for_all_others(victim: int) -> None:
     async with processes(3) as ranks:
         for rank in ranks:
             await rank.next()
-        killed_at = time.monotonic()
         ranks[victim].kill()
         for rank in ranks:
             if rank.rank != victim:
                 assert await rank.next() == {"lost": victim, "cause": "its process ended"}
-        assert time.monotonic() - killed_at < 5.0  # some milliseconds; nothing waits for a timeout
 
 
 async def test_the_memory_of_killed_processes_is_gone() -> None:
