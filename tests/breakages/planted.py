@@ -41,7 +41,7 @@ PLANTED = (
         module="blocking/pending.py",
         right="if not self.is_done:\n            self._loop.request(self._cancel_now)",
         wrong="if self.is_done:\n            self._loop.request(self._cancel_now)",
-        found_by="tests/blocking/test_thread.py",
+        found_by="tests/blocking/test_pending.py",
     ),
     Planted(
         module="checkpoint/spans.py",
@@ -65,7 +65,7 @@ PLANTED = (
         module="dashboard/states.py",
         right="return RankActivity.BLOCKED if is_blocked(report) else RankActivity.SILENT",
         wrong="return RankActivity.BLOCKED",
-        found_by="tests/dashboard",
+        found_by="tests/dashboard/test_states.py",
     ),
     Planted(
         module="elasticity/portions.py",

@@ -55,6 +55,12 @@ def test_ranks_in_a_circle_wait_for_each_other() -> None:
     )
 
 
+def test_a_rank_that_reports_nothing_is_silent_and_not_blocked() -> None:
+    quiet = msgspec.structs.replace(report(1), age=60.0)
+
+    assert find_states(job(waiting(0, on=1), quiet)) == {0: RankActivity.WAITS, 1: RankActivity.SILENT}
+
+
 def test_a_culprit_that_is_stopped_is_told_as_stopped() -> None:
     stopped = RankReport(rank=1, host="b", pid=1, condition="stopped", seconds=7.0)
 

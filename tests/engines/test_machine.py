@@ -44,6 +44,13 @@ def test_after_a_loss_the_others_are_killed_soon() -> None:
     assert machine.lost == [PlaceLost(1, "died")]
 
 
+def test_a_later_end_does_not_put_off_the_end_of_the_others() -> None:
+    machine = PlacesMachine(3, grace=60.0)
+    machine.handle(PlaceLost(1, "died"), now=10.0)
+    machine.handle(PlaceReported(2, BAD), now=11.0)
+    assert machine.next_deadline == 10.0 + LOST_SECONDS
+
+
 def test_what_does_not_die_is_given_up() -> None:
     machine = PlacesMachine(2, grace=1.0)
     machine.handle(PlaceReported(0, BAD), now=0.0)
