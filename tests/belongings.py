@@ -33,7 +33,7 @@ def nothing_is_left() -> Generator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session that has ended by itself and whose tests have left processes, whoever their parents are."""
+    """Fail a session that has ended in good order and whose tests have left processes, of whatever parents."""
     if hasattr(session.config, "workerinput") or session.exitstatus not in (
         pytest.ExitCode.OK,
         pytest.ExitCode.TESTS_FAILED,
