@@ -25,7 +25,6 @@ from asyncpar.launch import bench as bench_command
 from asyncpar.launch.bench import BenchOptions, finish, parse_options
 from asyncpar.launch.cli import main
 from tests.bench.samples import ROW, SURROUNDINGS
-from tests.soak import first
 
 QUICK = ("--budget", "0.01")
 LIMIT = 50.0
@@ -220,8 +219,9 @@ def test_one_rank_alone_and_a_picture(tmp_path: Path) -> None:
     assert len(rows(done.stdout)) == len(OPERATIONS)
 
 
+@pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.parametrize("transport", first(1, ["tcp", "grpc"]))
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
 def test_what_is_pinned_is_used(transport: str) -> None:
     pins = ("--transport", transport, "--algorithm", "tree", "--dtype", "bfloat16", "--redop", "max", "--calibrate")
     done = run("--sizes", "4K", *QUICK, *pins)
@@ -274,6 +274,7 @@ def test_ctrl_c_ends_it_in_good_order(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     """A rank kills itself in the middle: the launcher's usual report, and its exit code."""

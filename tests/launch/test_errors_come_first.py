@@ -90,7 +90,7 @@ PHASES = ("line", "serving", "joining", "arena", "links", "collective", "closing
 ENDS = (*((phase, "kill") for phase in PHASES), ("serving", "raise"), ("collective", "raise"))
 
 
-@pytest.mark.parametrize(("phase", "how"), chosen((("joining", "kill"), ("collective", "raise")), soak=ENDS))
+@pytest.mark.parametrize(("phase", "how"), chosen((("collective", "raise"),), soak=ENDS))
 def test_survivors_that_are_busy_get_the_error_first(launcher: Any, phase: str, how: str) -> None:
     program = PROGRAM.replace("PIDS)", f"{str(launcher.pids_directory)!r})")
     done = launcher.run("--nproc-per-node", "3", launcher.script(program), phase, how)

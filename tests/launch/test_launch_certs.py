@@ -142,6 +142,7 @@ def test_agents_whose_certificates_do_not_fit_learn_it_at_once(
     assert launcher.finish(leader).returncode == 143
 
 
+@pytest.mark.soak
 def test_ranks_that_run_on_another_host_than_their_certificates_say_so(launcher: Launcher, tmp_path: Path) -> None:
     """The certificates were made for two ranks on each host, and each runs one: host 1 has rank 1, not rank 2."""
     certs = make_certificates(tmp_path / "certs", ranks=4, hosts="2")

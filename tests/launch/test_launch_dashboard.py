@@ -168,6 +168,7 @@ SPEAKING = """
 """
 
 
+@pytest.mark.soak
 def test_the_output_of_all_hosts_is_on_the_page(launcher: Launcher) -> None:
     leader, follower = start_pair(launcher, launcher.script(SPEAKING), first=("--dashboard=127.0.0.1:0",))
     url = urls(leader, "dashboard")["dashboard"]

@@ -83,6 +83,7 @@ def test_a_host_that_gets_sigterm_leaves_and_the_others_go_on(launcher: Launcher
     assert end.returncode == 0, end
 
 
+@pytest.mark.soak
 def test_a_crash_counts_as_a_restart_on_all_hosts(launcher: Launcher, eventually: Eventually) -> None:
     job = Job(launcher, eventually, "1:2")
     script = launcher.script("sys.exit(3 if rank == 1 else signal.pause())", name="crash.py")

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.soak import first
+from tests.soak import chosen, first
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -42,7 +42,10 @@ def start_parked(
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    chosen([(signal.SIGHUP, 129)], soak=[(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]),
+)
 def test_a_signal_ends_all_ranks_and_gives_the_shells_code(
     launcher: Launcher, eventually: Eventually, number: int, code: int
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_second_ctrl_c_kills_at_once(launcher: Launcher, eventually: Eventuall
     assert launcher.ranks_alive() == []
 
 
+@pytest.mark.soak
 def test_a_failing_rank_ends_stubborn_ones_too(launcher: Launcher) -> None:
     script = launcher.script("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -139,6 +143,7 @@ def test_a_failing_rank_ends_stubborn_ones_too(launcher: Launcher) -> None:
     assert launcher.ranks_alive() == []
 
 
+@pytest.mark.soak
 def test_a_killed_rank_ends_the_job(launcher: Launcher, eventually: Eventually) -> None:
     body = """
         register()

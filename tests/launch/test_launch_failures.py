@@ -98,6 +98,7 @@ def test_ranks_that_fail_alike_are_told_once(launcher: Launcher, program: str, k
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 def test_a_killed_rank_is_first_however_fast_others_hear_of_it(launcher: Launcher) -> None:
     script = launcher.script(STEPS.format(failure="os.kill(os.getpid(), signal.SIGKILL)"))
     done = launcher.run("--nproc-per-node", "3", script)

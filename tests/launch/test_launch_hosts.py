@@ -95,6 +95,7 @@ def test_launchers_that_have_only_variables_of_kubeflow_meet(launcher: Launcher)
     assert sorted(line.split("] ")[1] for line in lines) == ["0 0 4", "1 0 4", "2 1 4", "3 1 4"]
 
 
+@pytest.mark.soak
 def test_a_failure_on_one_host_ends_all_with_its_code(launcher: Launcher) -> None:
     script = launcher.script("""
         register()
@@ -158,6 +159,7 @@ def test_a_lost_coordinator_ends_the_other_agents(launcher: Launcher, eventually
     eventually(lambda: launcher.ranks_alive() == [])
 
 
+@pytest.mark.soak
 def test_an_agent_that_never_comes_is_named(launcher: Launcher) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     script = launcher.script("pass")

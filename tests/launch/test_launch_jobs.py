@@ -124,6 +124,7 @@ def test_the_first_failing_rank_is_named_with_its_end(launcher: Launcher) -> Non
     assert launcher.ranks_alive() == []
 
 
+@pytest.mark.soak
 def test_the_reported_traceback_is_in_the_summary(launcher: Launcher) -> None:
     script = launcher.script("""
         from asyncpar.core.observe.reporting import Reporter, record_failures
@@ -139,6 +140,7 @@ def test_the_reported_traceback_is_in_the_summary(launcher: Launcher) -> None:
     assert "in deep" in summary
 
 
+@pytest.mark.soak
 def test_a_rank_that_blames_another_does_not_hide_the_culprit(launcher: Launcher) -> None:
     """Rank 0 notices first and exits first; the rank that it blames takes longer to end."""
     script = launcher.script("""
@@ -189,6 +191,7 @@ def test_a_killed_rank_gives_the_shells_code(launcher: Launcher) -> None:
     assert "rank 1 failed first: was killed by SIGKILL" in done.stderr
 
 
+@pytest.mark.soak
 def test_restarts_begin_with_the_next_generation(launcher: Launcher) -> None:
     script = launcher.script("""
         generation, restarts = os.environ["ASYNCPAR_GENERATION"], os.environ["ASYNCPAR_RESTART_COUNT"]
@@ -210,6 +213,7 @@ def test_restarts_begin_with_the_next_generation(launcher: Launcher) -> None:
 def test_a_job_that_began_again_says_how_often_and_why_on_all_surfaces(launcher: Launcher, tmp_path: Path) -> None:
     script = launcher.script("""
         generation = os.environ["ASYNCPAR_GENERATION"]
+        assert os.environ["ASYNCPAR_RESTART_COUNT"] == generation
         if generation == "2":
             if rank == 0:
                 subprocess.run([sys.executable, "-m", "asyncpar", "status"], check=True)
@@ -233,6 +237,7 @@ def test_a_job_that_began_again_says_how_often_and_why_on_all_surfaces(launcher:
     assert [line.partition(" ago: ")[2] for line in sentences if line.startswith("began again ")] == why[::-1]
 
 
+@pytest.mark.soak
 def test_restarts_come_to_an_end(launcher: Launcher) -> None:
     done = launcher.run("--max-restarts", "1", launcher.script("sys.exit(4)"))
     assert done.returncode == 4
@@ -352,6 +357,7 @@ def test_a_rank_that_exits_before_joining_ends_the_wait_of_the_others(launcher: 
     assert "PeerLost: rank 1 exited with code 3 before it joined the world" in done.stderr
 
 
+@pytest.mark.soak
 def test_a_world_that_never_fills_names_the_missing_ranks(launcher: Launcher) -> None:
     script = launcher.script("""
         if rank == 1:

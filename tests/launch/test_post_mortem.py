@@ -23,6 +23,7 @@ from asyncpar.launch.failure import FailureReport, RankEnd
 from asyncpar.launch.post_mortem import LOG_BYTES, PostMortem, TailFile, redacted, summarize
 from asyncpar.observe.image import read_image
 from tests.launch.conftest import LIMIT, Launcher
+from tests.soak import first
 
 WORK = """
     import asyncio
@@ -85,7 +86,7 @@ def only_folder(directory: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
+@pytest.mark.parametrize("how", first(1, ["raise", "kill"]))
 def test_a_failed_job_leaves_rings_logs_and_a_summary(launcher: Launcher, how: str) -> None:
     remains = launcher.directory / "remains"
     done = launcher.run("--nproc-per-node", "2", "--post-mortem", str(remains), launcher.script(WORK), how)
@@ -148,7 +149,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("how", ["go", "raise"])
+@pytest.mark.parametrize("how", first(1, ["raise", "go"]))
 def test_a_full_disk_leaves_the_job_undisturbed(launcher: Launcher, tiny: Path, how: str) -> None:
     script = launcher.script(WORK.replace('"at work"', '"at work" * 20_000'))
     done = launcher.run("--nproc-per-node", "2", "--post-mortem", str(tiny / "remains"), script, how)

@@ -141,6 +141,7 @@ def test_a_launcher_without_calls_of_linux_runs_its_ranks_over_tcp(tmp_path: Pat
     assert "rank 1 of 2 has 3.0 over tcp" in done.stdout + done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_launcher_without_calls_of_linux_reports_a_failure(tmp_path: Path) -> None:
     script = textwrap.dedent(JOB).replace("total[0]", "total[0] / (node.rank - 1)")

@@ -22,7 +22,7 @@ import pytest
 from asyncpar.observe.image import read_image
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
-from tests.soak import chosen, first
+from tests.soak import chosen
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -252,7 +252,8 @@ FAILING = """
 """
 
 
-@pytest.mark.parametrize("hosts", first(1, ["1:2", "2:2"]))
+@pytest.mark.soak
+@pytest.mark.parametrize("hosts", ["1:2", "2:2"])
 def test_a_step_that_fails_on_every_host_ends_the_job_and_is_named(group: AgentGroup, hosts: str) -> None:
     group.start_all("one", "two")
     options = ("--nnodes", hosts, "--elastic", "ranks", "--max-restarts", "50", "--last-call", "30")

@@ -14,7 +14,6 @@ import pytest
 
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import LIMIT, TRAINING, AgentGroup, eventually
-from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -82,6 +81,7 @@ def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends_at_once(gro
     assert "all members are lost, and with them at least" in said, "the state is gone, which nobody was done with"
 
 
+@pytest.mark.soak
 def test_the_only_rank_ends_at_once_when_it_gets_sigterm(group: AgentGroup) -> None:
     options = ("--nproc-per-node", "1", "--max-restarts", "0")
     launcher = group.launch_alone(group.script(TRAINING), str(UNTIL), options=options)
@@ -138,16 +138,14 @@ runpy.run_path("training.py", run_name="__main__")
 """The first process of a slot is stopped while it waits for what is named; the second one trains."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("what", "options"),
-    first(
-        1,
-        [
-            ("a place", ("--nproc-per-node", "1", "--spares", "1")),
-            ("its first world", ("--nproc-per-node", "2")),
-            ("the next world", ("--nproc-per-node", "2", "--silent-after", "5", "--on-total-loss", "restart")),
-        ],
-    ),
+    [
+        ("a place", ("--nproc-per-node", "1", "--spares", "1")),
+        ("its first world", ("--nproc-per-node", "2")),
+        ("the next world", ("--nproc-per-node", "2", "--silent-after", "5", "--on-total-loss", "restart")),
+    ],
 )
 def test_a_rank_that_is_stopped_while_it_waits_is_ended_and_starts_again(
     group: AgentGroup, what: str, options: tuple[str, ...]
