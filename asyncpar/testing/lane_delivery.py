@@ -268,7 +268,7 @@ class LaneDelivery(LaneSuite):
                 payload = pattern(LARGE)
                 sendings = [sender.send(*frame(tag, payload)) for tag in range(8)]
                 pending = [sending.done for sending in sendings if sending is not None]
-                _, still_pending = await asyncio.wait(pending, timeout=0.2)
+                _, still_pending = await asyncio.wait(pending, timeout=0.05)
                 assert len(still_pending) >= 6
                 reader.start(RecordingEvents(lend_for=lambda _: None))
                 for sending in sendings:

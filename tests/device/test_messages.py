@@ -14,6 +14,7 @@ from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
+from tests.soak import first
 
 
 @pytest.mark.parametrize("count", [0, 3, 200_000])
@@ -63,7 +64,7 @@ async def test_wrong_arrays_are_refused_and_told() -> None:
         assert isinstance(receiving.exception(), OperationMismatch)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", first(2, range(5)))
 async def test_a_message_is_written_after_what_the_stream_of_its_array_holds(seed: int) -> None:
     cluster = FakeCluster(seed=seed, longest_delay=300)
     async with device_world(2, cluster=cluster) as nodes:
@@ -88,7 +89,7 @@ async def test_a_stream_that_hangs_ends_the_message_in_time() -> None:
         cluster.longest_delay = 10**9
         cluster.copy(out.address, out.address, out.nbytes, out.stream)
         cluster.longest_delay = 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             found = await asyncio.gather(left.send(np.ones(4), 1), right.recv(0, out=out), return_exceptions=True)
         assert isinstance(found[1], DeviceError), found
         assert "was not written within 0.3 s" in str(found[1])

@@ -72,7 +72,7 @@ async def test_who_says_a_byte_now_and_then_gets_no_more_time(kind: str, monkeyp
     loop = asyncio.get_running_loop()
     async with open_door(kind) as door:
         with door.knock() as stranger:
-            began, told = loop.time(), 0
+            told = 0
             ending = asyncio.create_task(read_all(stranger))
             for byte in hello()[:100]:
                 await asyncio.wait({ending}, timeout=0.005)
@@ -82,7 +82,6 @@ async def test_who_says_a_byte_now_and_then_gets_no_more_time(kind: str, monkeyp
                     break
                 told += 1
             assert await ending == b""
-            assert loop.time() - began < 10.0
             assert told < 100
 
 

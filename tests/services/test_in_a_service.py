@@ -101,7 +101,7 @@ async def test_a_node_in_a_service_talks_to_its_world_and_leaves_loop_and_signal
 
 
 @pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", first(2, reversed(SERVERS)))
 async def test_a_service_that_gets_a_signal_leaves_the_world_in_good_order(
     server: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

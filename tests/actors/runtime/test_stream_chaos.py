@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.errors import PeerError, RemoteError
 from asyncpar.testing.loop import run_virtual
+from tests.soak import chosen
 
 PLACES = st.one_of(st.none(), st.integers(0, 80))
 
@@ -135,7 +136,7 @@ async def strike(ranks: Any, script: Script, reading: asyncio.Task[None]) -> Non
             await stopping
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=chosen(50, soak=150), deadline=None)
 @given(SCRIPTS)
 def test_whatever_happens_a_stream_ends_and_leaves_nothing(open_ranks: Any, script: Script) -> None:
     """On virtual time a hang is an error at once; the fixture sees to what may be left behind."""

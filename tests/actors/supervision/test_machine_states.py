@@ -28,6 +28,7 @@ from asyncpar.actors.supervision.events import (
 from asyncpar.actors.supervision.machine import SupervisorMachine
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
 from asyncpar.errors import AsyncparError
+from tests.soak import chosen
 
 OOPS = AsyncparError("oops")
 NAMES = "abcde"
@@ -206,4 +207,4 @@ class Supervision(RuleBasedStateMachine):
 
 
 TestSupervision = Supervision.TestCase
-TestSupervision.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestSupervision.settings = settings(max_examples=chosen(60, soak=300), stateful_step_count=30, deadline=None)

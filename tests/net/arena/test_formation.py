@@ -25,6 +25,7 @@ from asyncpar.net.arena.packet_socket import open_socket
 from asyncpar.net.arena.segment import HEADER_BYTES
 from asyncpar.net.arena.settings import ArenaSettings
 from tests.net.arena.conftest import SECRET, SETTINGS, Ranks, Run, Told, settle
+from tests.soak import chosen
 
 REQUIRED = replace(SETTINGS, required=True)
 HASTY = replace(SETTINGS, seconds=0.3)
@@ -274,15 +275,18 @@ def test_a_convener_that_does_not_come_is_not_waited_for_for_ever(run: Run) -> N
 
 
 @pytest.mark.parametrize("gone", range(3))
-def test_a_rank_whose_server_is_gone_is_named_long_before_the_time_is_up(run: Run, gone: int) -> None:
+def test_a_rank_whose_server_is_gone_is_named_long_before_the_time_is_up(
+    run: Run, gone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It joined the world, and ended before it came to the formation; the servers of the others listen."""
+    monkeypatch.setattr(rendezvous, "LOOK_SECONDS", 0.02)
 
     async def main() -> None:
         servers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(3)]
         addresses = {rank: f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for rank, server in enumerate(servers)}
         servers[gone].close()
-        ranks = Ranks(3, settings=replace(REQUIRED, seconds=30.0), addresses=addresses)
-        async with asyncio.timeout(10.0):
+        ranks = Ranks(3, settings=replace(REQUIRED, seconds=3600.0), addresses=addresses)
+        async with asyncio.timeout(50.0):
             others = [rank for rank in range(3) if rank != gone]
             errors = await asyncio.gather(*(ranks.form(rank) for rank in others), return_exceptions=True)
         for server in servers:
@@ -415,7 +419,7 @@ def test_cancelling_one_rank_at_any_moment_ends_it_for_all_or_is_seen_as_leaving
     endings: set[bool] = set()
 
     async def main() -> None:
-        for steps in range(40):
+        for steps in range(0, 40, chosen(2, soak=1)):
             ranks = Ranks(3, settings=replace(SETTINGS, seconds=0.2))
             tasks = [asyncio.ensure_future(ranks.form(rank)) for rank in range(3)]
             await _step(steps)
@@ -451,7 +455,7 @@ def test_running_out_of_descriptors_anywhere_is_a_clean_end(run: Run, caplog: py
     async def main() -> None:
         lowest = os.dup(0)
         os.close(lowest)
-        for more in range(0, 80, 2):
+        for more in range(0, 80, chosen(5, soak=1)):
             ranks = Ranks(3, settings=replace(SETTINGS, seconds=0.2))
             with limit(resource.RLIMIT_NOFILE, lowest + more):
                 arenas = await asyncio.gather(*(ranks.form(rank) for rank in range(3)))

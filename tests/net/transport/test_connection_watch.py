@@ -107,6 +107,12 @@ def test_a_peer_is_known_however_grpc_spells_it(peer: str, place: tuple[str, int
 # -- a server --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the watch look twenty times a second also while nothing is wrong."""
+    monkeypatch.setattr(connection_watch, "CALM_SECONDS", 0.05)
+
+
 @asynccontextmanager
 async def serving(
     bind: str = "127.0.0.1", add: Callable[[grpc.aio.Server], object] | None = None
@@ -155,7 +161,7 @@ async def test_strangers_that_hold_every_connection_keep_no_peer_out(
     few_connections(monkeypatch, 100)
     async with serving() as (server, connections):
         with caplog.at_level(logging.WARNING, "asyncpar"), knocking(server.port, 150):
-            async with asyncio.timeout(10), open_channel(server.address, CREDENTIALS) as channel:
+            async with asyncio.timeout(30), open_channel(server.address, CREDENTIALS) as channel:
                 while True:
                     with contextlib.suppress(grpc.aio.AioRpcError):
                         await check(channel)
@@ -177,7 +183,7 @@ async def test_only_a_connection_without_an_accepted_call_is_closed(bind: str, m
         (peer,) = connections._accepted  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted
         reader, writer = await asyncio.open_connection(host, server.port)
         writer.write(PREFACE)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with contextlib.suppress(ConnectionResetError):
                 while await reader.read(1 << 16):
                     pass
@@ -208,7 +214,7 @@ async def test_a_refused_call_makes_no_connection_known(monkeypatch: pytest.Monk
         async with open_channel(server.address, Credentials(b"x" * 32)) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="no valid token"):
                 await check(channel)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while connections.evicted == 0:  # noqa: ASYNC110 - a thread counts
                     await asyncio.sleep(0.02)
         assert connections._accepted == {}  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted
@@ -229,7 +235,7 @@ async def test_a_peer_that_calls_while_the_server_starts_is_known() -> None:
             assert await call.read() == b"ab"
 
         server.server.start = start_and_be_called  # type: ignore[method-assign]  # an early peer
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await server.start()
         assert server._connections is not None  # noqa: SLF001  # see ``serving``
         assert len(server._connections._accepted) == 1  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted
@@ -249,10 +255,10 @@ async def test_a_peer_that_waits_for_a_blocked_event_loop_is_no_stranger(monkeyp
     monkeypatch.setattr(stranger_limits, "STRANGER_SECONDS", 0.3)
     async with serving() as (server, connections):
         with knocking(server.port, 1):
-            time.sleep(1.5)  # noqa: ASYNC251  # as a program that computes on the event loop
+            time.sleep(1.0)  # noqa: ASYNC251  # as a program that computes on the event loop
             assert connections.open_strangers == 1, "it is seen"
             assert connections.evicted == 0, "it could not make a call"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while connections.evicted == 0:  # noqa: ASYNC110 - a thread counts
                     await asyncio.sleep(0.02)
 
@@ -306,7 +312,7 @@ async def test_a_header_block_without_an_end_is_ended() -> None:
         header = b"\x00\x04habc\x5a" + b"v" * 90
         writer.write(PREFACE + frame(1, 1, header))
         block = frame(9, 1, header * 160)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while connections.open_strangers or not connections.evicted:
                 if writer.transport.get_write_buffer_size() < len(block):
                     writer.write(block)
@@ -320,7 +326,7 @@ async def test_what_closed_is_forgotten() -> None:
         for _ in range(3):
             async with open_channel(server.address, CREDENTIALS) as channel:
                 await check(channel)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while connections._accepted:  # noqa: ASYNC110, SLF001  # a thread forgets; which connections are known is no statistic: only those put out are counted
                 await asyncio.sleep(0.05)
 
@@ -395,7 +401,7 @@ async def test_a_call_of_any_kind_makes_its_connection_known(method: str, answer
 
     async with (
         serving(add=add_echoes) as (server, connections),
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         open_channel(server.address, CREDENTIALS, adds_token=False) as channel,
     ):
         path, metadata = f"/test.Echo/{method}", CREDENTIALS.metadata()

@@ -14,6 +14,7 @@ from asyncpar.net.transport import flow_control as outbox_module
 from asyncpar.net.transport.flow_control import Inbox, Outbox, SendNow, check_grant
 from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, Key
 from tests.net.transport.conversation import Judge, Outcome, frame
+from tests.soak import chosen
 
 LIMIT = 256
 WINDOW = 2 * (LIMIT + HEADER_BYTES)  # less than all small transfers of one direction together
@@ -173,7 +174,7 @@ def play(verb: str, number: int, sender: Side, receiver: Side) -> None:
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=chosen(60, soak=200))
 def test_no_payload_is_lost_the_window_holds_and_all_credit_comes_back(steps: list[tuple[str, int]]) -> None:
     """Even numbers go one way, odd ones the other; each transfer may be given up on either side at any moment."""
     with pytest.MonkeyPatch.context() as patch:

@@ -33,6 +33,7 @@ from asyncpar.net.transport.striped import StripedLane
 from asyncpar.net.wire.frame import HEADER_BYTES, Key
 from asyncpar.net.wire.handshake import TOKEN_BYTES, Handshake, LinkTerms
 from tests.net.transport.worlds import CREDENTIALS, Rank, exchange, loss, open_world, serving
+from tests.soak import chosen
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ async def test_either_side_may_dial(dialer: int) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 async def test_dials_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
-    for _ in range(15):
+    for _ in range(chosen(4, soak=15)):
         async with open_world(*[transport] * 4) as ranks:
             for rank in ranks:
                 rank.join()
@@ -99,14 +100,12 @@ async def test_calls_that_come_before_the_world_is_known_are_kept_waiting(monkey
             await sending.done
 
 
-async def test_a_server_that_is_gone_is_lost_at_once() -> None:
+async def test_a_server_that_is_gone_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negotiation, "REACH_SECONDS", 3600.0)
     async with open_world(None, None) as (one, other):
         one.join()
         await other.stop()
-        loop = asyncio.get_running_loop()
-        before = loop.time()
         error = await loss(one.links, 1)
-        assert loop.time() - before < negotiation.REACH_SECONDS
         assert (error.rank, error.cause) == (1, f"no connection to {other.server.address} (Connection refused)")
 
 
@@ -407,6 +406,7 @@ async def test_a_rank_that_waits_for_a_pinned_lane_hears_at_once_that_it_does_no
 
     for dial in ("dial_unix", "dial_tcp", "shake_hands"):
         monkeypatch.setattr(lane_kinds, dial, blocked)
+    monkeypatch.setattr(acceptor, "JOIN_SECONDS", 3600.0)
     async with open_world(transport, transport) as ranks, asyncio.TaskGroup() as tasks:
         for rank in ranks:
             rank.join()
@@ -415,9 +415,7 @@ async def test_a_rank_that_waits_for_a_pinned_lane_hears_at_once_that_it_does_no
         await is_dialed.wait()
         waiting = tasks.create_task(loss(ranks[listener].links, dialer))
         loop.call_later(0.05, is_awaited.set)
-        before = loop.time()
         error, other = await waiting, await dialing
-        assert loop.time() - before < acceptor.JOIN_SECONDS
     assert (error.rank, other.rank) == (dialer, listener)
     assert f"it cannot connect to rank {listener}: {other.cause}" in str(error)
 
@@ -429,12 +427,11 @@ async def test_a_rank_that_waits_for_a_pinned_lane_hears_of_any_error_of_its_dia
         raise AuthenticationError("the peer could not prove that it holds the secret of this job")
 
     monkeypatch.setattr(lane_kinds, "dial_tcp", broken)
+    monkeypatch.setattr(acceptor, "JOIN_SECONDS", 3600.0)
     async with open_world("tcp", "tcp", connections=(3, 3)) as ranks:
         for rank in ranks:
             rank.join()
-        before = asyncio.get_running_loop().time()
         errors = await asyncio.gather(loss(ranks[0].links, 1), loss(ranks[1].links, 0))
-        assert asyncio.get_running_loop().time() - before < acceptor.JOIN_SECONDS
     assert [error.rank for error in errors] == [1, 0]
     assert all("AuthenticationError: the peer could not prove" in str(error) for error in errors)
 
@@ -615,7 +612,7 @@ async def test_a_lane_between_hosts_takes_as_many_connections_as_both_sides_want
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 async def test_dials_of_several_connections_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
-    for _ in range(10):
+    for _ in range(chosen(3, soak=10)):
         async with open_world(*[transport] * 3, connections=(4, 4, 4)) as ranks:
             for rank in ranks:
                 rank.join()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from asyncpar.errors import ProtocolError
 from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.net.wire.reader import DIRECT_BYTES, STAGING_BYTES, FrameReader
+from tests.soak import chosen
 
 MAX_LENGTH = 1 << 20
 
@@ -68,7 +69,7 @@ cut_lists = st.lists(st.one_of(st.integers(1, 100), st.integers(1, 300_000)), mi
 
 
 @ways
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=chosen(20, soak=80), deadline=None)
 @given(payloads=payloads, cuts=cut_lists, unwanted=st.frozensets(st.integers(0, 7)))
 def test_frames_survive_any_cut(give, payloads: list[bytes], cuts: list[int], unwanted: frozenset[int]) -> None:  # type: ignore[no-untyped-def]
     sink = Sink(unwanted)
@@ -89,7 +90,7 @@ def test_frames_survive_a_cut_at_every_byte(give) -> None:  # type: ignore[no-un
 
 
 @ways
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=chosen(50, soak=200), deadline=None)
 @given(stream=st.binary(max_size=300), cuts=cut_lists)
 def test_garbage_ends_in_protocol_error_or_waits_for_more(give, stream: bytes, cuts: list[int]) -> None:  # type: ignore[no-untyped-def]
     sink = Sink()
@@ -104,7 +105,7 @@ def test_garbage_ends_in_protocol_error_or_waits_for_more(give, stream: bytes, c
 
 
 @ways
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=chosen(50, soak=200), deadline=None)
 @given(position=st.integers(0, HEADER_BYTES - 1), bit=st.integers(0, 7), cuts=cut_lists)
 def test_a_flipped_bit_in_a_header_never_raises_anything_but_protocol_error(  # type: ignore[no-untyped-def]
     give, position: int, bit: int, cuts: list[int]
@@ -139,7 +140,7 @@ def test_an_oversize_frame_is_refused_before_memory_is_lent() -> None:
 
 
 @ways
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=chosen(20, soak=60), deadline=None)
 @given(end=st.integers(1, 139), cuts=cut_lists)
 def test_a_truncated_stream_is_noticed_at_its_end(give, end: int, cuts: list[int]) -> None:  # type: ignore[no-untyped-def]
     stream = encode(0, b"") + encode(1, b"z" * 60)
@@ -175,7 +176,7 @@ def test_the_reader_owns_no_more_than_its_staging_area() -> None:
     assert not reader.is_between_frames
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=chosen(25, soak=100), deadline=None)
 @given(size=st.integers(1, 100_000), portion=st.floats(0, 0.999), cuts=cut_lists)
 def test_a_divert_in_mid_frame_stops_writing_and_keeps_the_next_frame(
     size: int, portion: float, cuts: list[int]
@@ -258,7 +259,7 @@ class Holding(Sink):
             self.reader.hold()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=chosen(20, soak=80), deadline=None)
 @given(payloads=payloads, cuts=cut_lists, late=st.frozensets(st.integers(0, 7)), last=st.frozensets(st.integers(0, 7)))
 def test_a_held_reader_takes_no_frame_and_loses_none(
     payloads: list[bytes], cuts: list[int], late: frozenset[int], last: frozenset[int]
@@ -297,7 +298,7 @@ def test_resuming_says_whether_the_reader_is_held_again() -> None:
     assert sink.reader.resume() is True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=chosen(20, soak=60), deadline=None)
 @given(length=st.integers(0, 200_000), portion=st.floats(0, 1), cuts=cut_lists, is_wanted=st.booleans())
 def test_a_share_of_a_payload_is_all_that_comes(length: int, portion: float, cuts: list[int], is_wanted: bool) -> None:
     share = int(length * portion)
@@ -321,7 +322,7 @@ def test_a_share_of_a_payload_is_all_that_comes(length: int, portion: float, cut
     assert ended == [0, 1]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=chosen(20, soak=80), deadline=None)
 @given(payloads=payloads, cuts=cut_lists, late=st.frozensets(st.integers(0, 7)), last=st.frozensets(st.integers(0, 7)))
 def test_what_a_held_reader_leaves_over_is_given_again(
     payloads: list[bytes], cuts: list[int], late: frozenset[int], last: frozenset[int]
@@ -357,7 +358,7 @@ class WholeSink(Sink):
 
 
 @ways
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=chosen(20, soak=80), deadline=None)
 @given(payloads=payloads, cuts=cut_lists)
 def test_frames_that_are_there_as_a_whole_are_offered_and_all_keep_their_order(  # type: ignore[no-untyped-def]
     give, payloads: list[bytes], cuts: list[int]
