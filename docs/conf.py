@@ -33,6 +33,7 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = "asyncpar"
+html_theme_options = {"light_logo": "logo-light.svg", "dark_logo": "logo-dark.svg", "sidebar_hide_name": True}
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["asyncpar.css"]
@@ -70,8 +71,10 @@ def take_in(_app: Any, page: str, source: list[str]) -> None:
     source[0] = _LINK.sub(follow, text)
 
 
-def keep_methods(_app: Any, what: str, name: str, member: object, _skipped: bool, _options: Any) -> bool | None:
+def keep_methods(_app: Any, what: str, name: str, member: object, _skipped: bool, options: Any) -> bool | None:
     """List also the public methods that have no docstring: their names are their documentation."""
+    if name in (options.exclude_members or ()):
+        return True
     is_ours = str(getattr(member, "__module__", "")).startswith("asyncpar")
     return False if what == "class" and is_ours and inspect.isroutine(member) and not name.startswith("_") else None
 
@@ -99,10 +102,22 @@ def share_navigation(_app: Any, page: str, _template: str, context: dict[str, An
 
 
 def setup(app: Any) -> None:
-    from directives import BucketPicture, PublicIndex, PublicNames, SchedulePicture, TopologyPicture
+    from directives import (
+        BucketPicture,
+        Example,
+        ExampleSources,
+        PublicIndex,
+        PublicNames,
+        PublicSummary,
+        SchedulePicture,
+        TopologyPicture,
+    )
 
-    logging.getLogger("asyncpar").setLevel(logging.WARNING)  # pictures run nodes, which tell who joins
+    logging.getLogger("asyncpar").setLevel(logging.WARNING)  # pictures run nodes, which log who joins
+    app.add_directive("example", Example)
+    app.add_directive("example-sources", ExampleSources)
     app.add_directive("public-names", PublicNames)
+    app.add_directive("public-summary", PublicSummary)
     app.add_directive("public-index", PublicIndex)
     app.add_directive("schedule-picture", SchedulePicture)
     app.add_directive("bucket-picture", BucketPicture)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from public_names import PACKAGES, public_names  # type: ignore[import-not-found]  # noqa: E402
+from public_names import PACKAGES, Use, public_names, use_of  # type: ignore[import-not-found]  # noqa: E402
 
 from tests.options.exceptions import NOT_CONFIGURED  # noqa: E402
 
@@ -56,10 +56,16 @@ def callables(package: str) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def shown(what: str, packages: tuple[str, ...]) -> Count:
-    """Count the classes and functions of ``packages`` that a program uses."""
+def shown(what: str, *uses: Use) -> Count:
+    """Count the public names for ``uses`` that a program on the pages or an example has."""
     words = words_of_programs()
-    names = [(f"{package}.{name}", name) for package in packages for name, _ in callables(package)]
+    names = [
+        (f"{package}.{name}", name)
+        for packages in PACKAGES.values()
+        for package in packages
+        for name in public_names(package)
+        if use_of(package, name) in uses
+    ]
     return Count(what, [path for path, _ in names], [path for path, name in names if name not in words])
 
 
@@ -128,10 +134,9 @@ def _documentation(value: object) -> str:
 
 def counts() -> list[Count]:
     """Return what ``scripts/docs`` prints."""
-    everything = tuple(package for packages in PACKAGES.values() for package in packages)
     return [
-        shown("names of asyncpar that a tested program shows", ("asyncpar",)),
-        shown("names of all packages that a tested program shows", everything),
+        shown("names for programs that a tested program shows", Use.PROGRAM),
+        shown("other public names (returned, raised, extension points) that one shows", *set(Use) - {Use.PROGRAM}),
         options(),
     ]
 

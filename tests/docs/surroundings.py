@@ -397,6 +397,7 @@ dist.destroy_process_group()
         {"...\n": "model(torch.ones(2, 4)).sum().backward()\n"},
         needs="torch",
     ),
+    ("docs/torch.md", "import numpy as np\nimport torch\n"): Surroundings("BLOCK", needs="torch"),
     ("docs/torch.md", "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"): Surroundings(
         f"""{_TORCH_WORLD}
 import torch.distributed as dist

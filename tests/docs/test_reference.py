@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from asyncpar import __version__
 
@@ -13,28 +16,49 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
-def packages_by_page() -> dict[str, tuple[str, ...]]:
-    spec = importlib.util.spec_from_file_location("public_names", DOCS / "public_names.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pages: dict[str, tuple[str, ...]] = module.PACKAGES
-    return pages
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return __import__("public_names")
 
 
-def test_every_package_with_public_names_is_in_the_reference() -> None:
-    pages = packages_by_page()
+def test_every_package_with_public_names_is_in_the_reference(known: Any) -> None:
     public = {
         ".".join(init.parent.relative_to(ROOT).parts)
         for init in (ROOT / "asyncpar").rglob("__init__.py")
         if "__all__" in init.read_text()
     }
-    assert sorted(public - {name for names in pages.values() for name in names}) == []
-    for page, names in pages.items():
+    documented = {name for names in known.PACKAGES.values() for name in names}
+    assert sorted(public - documented) == sorted(known.INTERNAL_PACKAGES)
+    for page, names in known.PACKAGES.items():
         text = (DOCS / "reference" / f"{page}.md").read_text()
-        assert re.findall(r"^\.\. public-names:: (\S+)$", text, re.MULTILINE) == list(names)
+        named = re.findall(r"^\.\. public-(?:names|summary):: (\S+)$", text, re.MULTILINE)
+        assert sorted(named) == sorted(names)
+        parts = sorted(path.stem for path in (DOCS / "reference" / page).glob("*.md"))
+        assert sorted(re.findall(rf"^{page}/(\w+)$", text, re.MULTILINE)) == parts
         assert f"\n{page}\n" in (DOCS / "reference" / "index.md").read_text()
+
+
+def test_every_public_name_is_documented_once(known: Any) -> None:
+    packages = [name for names in known.PACKAGES.values() for name in names if name != "asyncpar.torch"]
+    expected = [(package, name) for package in packages for name in known.public_names(package)]
+    documented = [(one.package, one.name) for one in known.entries() if not one.methods]
+    assert sorted(one for one in documented if one[0] != "asyncpar.torch") == sorted(expected)
+    apart = [(one.package, one.name, method) for one in known.entries() for method in one.methods]
+    assert len(apart) == len(set(apart)) > 50
+    owners = [getattr(importlib.import_module(package), name) for package, name, _ in apart]
+    assert [one for owner, one in zip(owners, apart, strict=True) if not hasattr(owner, one[2])] == []
+
+
+def test_names_are_for_programs_or_say_what_else_they_are_for(known: Any) -> None:
+    for package, names in [*known.INTERNAL.items(), *known.EXTENSION_POINTS.items(), *known.RETURNED.items()]:
+        if package != "asyncpar.torch" and names != "*":
+            assert sorted(set(names.split()) - set(known.listed_names(package))) == [], package
+    assert known.use_of("asyncpar", "Node") == "programs"
+    assert known.use_of("asyncpar.codecs", "register_codec") == "extension point"
+    assert known.use_of("asyncpar.gradsync", "StepOutcome") == "returned"
+    assert known.use_of("asyncpar.errors", "PeerLost") == "raised"
+    assert "Bucket" not in known.public_names("asyncpar.gradsync")
 
 
 def test_the_reference_has_the_mark_the_fixtures_and_the_setting_of_the_pytest_plugin() -> None:
