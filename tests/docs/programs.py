@@ -15,7 +15,8 @@ from tests.program_host import PATIENCE, ProgramHost
 from tests.soak import is_soak
 
 ROOT = Path(__file__).resolve().parents[2]
-CHANGES_ITS_PROCESS = re.compile(r"torch|^(?:ap|asyncpar)(?:\.\w+)+ = ", re.MULTILINE)
+REPLACES_A_PART = re.compile(r"^(?:ap|asyncpar)(?:\.\w+)+ = ", re.MULTILINE)
+CHANGES_ITS_PROCESS = re.compile(rf"torch|{REPLACES_A_PART.pattern}", re.MULTILINE)
 """What a program has that nothing may run after: the only process group of torch, or a part of the package replaced."""
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -87,8 +88,10 @@ def environment(home: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT)}
 
 
-def run_piece(shown: Shown, home: Path, host: ProgramHost | None = None) -> None:
-    """Run a program, or a piece of one within its surroundings, in ``host`` unless it changes its process for good."""
+def run_piece(
+    shown: Shown, home: Path, host: ProgramHost | None = None, *, alone: re.Pattern[str] = CHANGES_ITS_PROCESS
+) -> None:
+    """Run a program, or a piece of one within its surroundings, in ``host`` unless ``alone`` is found in it."""
     around, text = shown.surroundings, shown.text
     if around is not None:
         for long, short in around.shorter.items():
@@ -97,7 +100,7 @@ def run_piece(shown: Shown, home: Path, host: ProgramHost | None = None) -> None
         assert around.program.count("BLOCK") == 1
         text = around.program.replace("BLOCK", text)
     (home / "program.py").write_text(text)
-    if host is None or is_soak() or CHANGES_ITS_PROCESS.search(text):
+    if host is None or is_soak() or alone.search(text):
         run("program.py", home=home)
     else:
         done = host.run("program.py", home=home, environment=environment(home))

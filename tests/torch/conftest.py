@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.extras import REQUIRED
+from tests.program_host import ProgramHost
 from tests.torch.fork_server import close_fork_servers
 from tests.torch.worlds import Worlds
 
@@ -49,6 +50,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", name="host")
+def open_host() -> Iterator[ProgramHost]:
+    """A process that has imported torch after the first program that is run in it."""
+    host = ProgramHost()
+    yield host
+    host.close()
 
 
 @pytest.fixture(scope="session")

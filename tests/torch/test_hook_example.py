@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.program_host import ProgramHost
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "torch_hook.py"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]  # torch itself takes long to start
 
 
+def alone() -> dict[str, str]:
+    """Return the environment of a program that no launcher has started."""
+    return {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+
 def run(*words: str, status: int = 0) -> tuple[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, *words, str(SCRIPT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=160, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=160, check=False, env=alone())
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -29,9 +35,10 @@ def test_the_model_learns_with_compressed_gradients() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_without_a_launcher_it_says_how_to_start_it() -> None:
-    _, errors = run(status=1)
-    assert errors == "torch_hook: start it with: asyncpar launch --nproc-per-node 2 torch_hook.py\n"
+def test_without_a_launcher_it_says_how_to_start_it(host: ProgramHost, tmp_path: Path) -> None:
+    done = host.run(SCRIPT, home=tmp_path, environment=alone())
+    assert done.returncode == 1
+    assert done.stderr == "torch_hook: start it with: asyncpar launch --nproc-per-node 2 torch_hook.py\n"
 
 
 def test_one_rank_is_too_few() -> None:
