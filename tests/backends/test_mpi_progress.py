@@ -36,6 +36,18 @@ async def open_world(size: int, *, processes: int) -> AsyncIterator[tuple[list[N
             world.free()
 
 
+@pytest.fixture
+def engines_close_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines give up early as they close: the other side never ends."""
+    monkeypatch.setattr("asyncpar.backends.mpi.progress.CLOSE_SECONDS", 0.02)
+
+
+@pytest.fixture
+def all_close_in_vain(engines_close_in_vain: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lanes give up early, too."""
+    monkeypatch.setattr("asyncpar.backends.message_lane.FLUSH_SECONDS", 0.02)
+
+
 async def until_lost(node: Node, rank: int) -> None:
     lost = asyncio.Event()
     node.links.add_loss_listener(lambda gone, _: lost.set() if gone == rank else None)
@@ -52,6 +64,7 @@ class TestCommunicators(CommunicatorConformance):
             yield [node.world for node in nodes]
 
 
+@pytest.mark.usefixtures("engines_close_in_vain")
 class TestLanes(LaneConformance):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
@@ -73,6 +86,7 @@ class TestLanes(LaneConformance):
         await asyncio.gather(*(engine.close() for engine in engines))
 
 
+@pytest.mark.usefixtures("all_close_in_vain")
 async def test_a_failure_of_mpi_ends_operations_with_its_message() -> None:
     async with open_world(2, processes=2) as (nodes, worlds):
         await asyncio.gather(*(node.world.barrier() for node in nodes))
@@ -99,6 +113,7 @@ async def test_processes_that_do_not_come_are_a_timeout() -> None:
         await MpiWorld.open(FakeMpi(), FakeMpi.processes(2)[0], timeout=0.01)
 
 
+@pytest.mark.usefixtures("all_close_in_vain")
 async def test_a_message_that_cannot_be_ours_ends_the_links() -> None:
     async with open_world(2, processes=2) as (nodes, worlds):
         await asyncio.gather(*(node.world.barrier() for node in nodes))
@@ -108,6 +123,7 @@ async def test_a_message_that_cannot_be_ours_ends_the_links() -> None:
         assert f"a message of {MESSAGE_BYTES + 1} bytes came from rank 1 of 2" in str(nodes[0].links.lost[1])
 
 
+@pytest.mark.usefixtures("all_close_in_vain")
 async def test_memory_that_mpi_still_uses_is_kept() -> None:
     mpi, everyone = FakeMpi(), FakeMpi.processes(2)
     engine = MpiProgress(mpi, [everyone[0]], rank=0, size=2)

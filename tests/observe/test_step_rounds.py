@@ -27,6 +27,8 @@ from asyncpar.observe.timeline import make_timeline
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
+from tests.products import in_turn
+from tests.soak import first
 
 STEPS = TOLD_ROUNDS + 2
 CULPRIT = 1
@@ -89,8 +91,7 @@ async def sleep_longer(node: Node) -> None:
     await asyncio.sleep(0.05 if node.rank == CULPRIT else 0.03)
 
 
-@pytest.mark.parametrize("in_block", [True, False])
-@pytest.mark.parametrize("buckets", [1, 40])
+@pytest.mark.parametrize(("buckets", "in_block"), in_turn([1, 40], [True, False]))
 def test_a_rank_that_computes_longer_in_the_steps_of_a_synchronizer_is_named(buckets: int, in_block: bool) -> None:
     nodes = run_virtual(train(4, synchronizing(sleep_longer, buckets=buckets, in_block=in_block)))
     straggler = find_straggler({node.rank: rounds(node) for node in nodes})
@@ -150,7 +151,7 @@ class SlowerModel(SlowModel):
     seconds = 0.05
 
 
-@pytest.mark.parametrize(("replicas", "stages"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("replicas", "stages"), first(1, [(2, 1), (1, 2)]))
 async def test_a_rank_that_computes_longer_under_a_coordinator_is_named(replicas: int, stages: int) -> None:
     parallelism = ThreeDParallelismConfig(dp_size=replicas, pp_size=stages, num_layers=2)
     config = HybridConfig(parallelism=parallelism, micro_batches=2)

@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 import pytest
 
 from asyncpar.core.observe.stack_layout import Read, StackLayout, find_layout, line_at, read_stacks
+from tests.soak import first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read by way of /proc")
 
@@ -41,7 +42,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
             yield from codes(each)
 
 
-@pytest.mark.parametrize("module", [argparse, asyncio.base_events, inspect, typing])
+@pytest.mark.parametrize("module", first(2, [asyncio.base_events, argparse, inspect, typing]))
 def test_lines_are_those_of_the_interpreter(module: ModuleType) -> None:
     assert module.__file__ is not None
     for code in codes(compile(Path(module.__file__).read_text(), module.__file__, "exec")):
