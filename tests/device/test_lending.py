@@ -13,6 +13,7 @@ import pytest
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
+from tests.products import sampled
 
 SIZE = 2
 COUNT = 4
@@ -67,9 +68,7 @@ async def test_arrays_are_given_back_when_the_operation_is_over_though_its_task_
         assert [reference() for reference in references] == [None] * SIZE
 
 
-@pytest.mark.parametrize("operation", CALLS)
-@pytest.mark.parametrize("turns", [0, 1, 5, 25])
-@pytest.mark.parametrize("has_nccl", [True, False])
+@pytest.mark.parametrize(("operation", "turns", "has_nccl"), sampled(list(CALLS), [0, 1, 5, 25], [True, False]))
 async def test_arrays_of_a_cancelled_operation_are_given_back_once_the_devices_are_done(
     operation: str, turns: int, has_nccl: bool
 ) -> None:

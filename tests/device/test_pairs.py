@@ -14,6 +14,7 @@ from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTime
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeCommunicator, FakeFabric
+from tests.products import in_turn
 
 COUNT = 20_000
 """More than 64 KiB of float32."""
@@ -167,9 +168,7 @@ async def test_what_differs_is_found_before_anything_is_enqueued(enqueued: list[
         await exchange(cluster, left, right)
 
 
-@pytest.mark.parametrize("is_used", [False, True])
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("turns", [*range(14), 20, 30, 60])
+@pytest.mark.parametrize(("turns", "rank", "is_used"), in_turn([*range(14), 20, 30, 60], [0, 1], [False, True, True]))
 async def test_a_message_that_is_cancelled_at_any_point_ends_on_both_ranks(
     turns: int, rank: int, is_used: bool
 ) -> None:

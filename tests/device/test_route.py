@@ -15,6 +15,7 @@ from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
+from tests.products import in_turn
 
 HOSTS = ("a", "a", "b", "b")
 TROUBLES = ("fail", "hang", "fail at first use", "hang at first use")
@@ -123,8 +124,7 @@ async def test_messages_between_hosts_find_out_too(trouble: str, is_known: bool)
         assert new == ([0] * 4 if is_known and trouble else [0, 1, 1, 0])
 
 
-@pytest.mark.parametrize("trouble", ["", "fail", "hang"])
-@pytest.mark.parametrize("turns", [*range(0, 30, 3), 45, 80])
+@pytest.mark.parametrize(("turns", "trouble"), in_turn([*range(0, 30, 3), 45, 80], ["", "fail", "hang"]))
 async def test_a_call_that_is_cancelled_while_it_is_found_out_ends_on_all_ranks(turns: int, trouble: str) -> None:
     cluster = FakeCluster(seed=turns)
     async with two_hosts(cluster, trouble, timeout=5.0) as (comms, _):

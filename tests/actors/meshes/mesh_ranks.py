@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 
@@ -43,7 +42,7 @@ def report(failure: ap.MeshError) -> None:
     ranks = [
         rank for rank in range(4) if rank not in failure.values.by_rank()
     ]  # an error may name the rank that caused it
-    say(at=time.time(), kinds=kinds, ranks=ranks, arrived=len(failure.values), notes=failure.exceptions[-1].__notes__)
+    say(kinds=kinds, ranks=ranks, arrived=len(failure.values), notes=failure.exceptions[-1].__notes__)
 
 
 async def main() -> None:
@@ -55,7 +54,7 @@ async def main() -> None:
         except ap.MeshError as failure:
             report(failure)
         except ap.PeerLost as error:
-            say(blamed=error.rank, at=time.time())
+            say(blamed=error.rank, cause=error.cause)
 
 
 ap.run(main)

@@ -405,14 +405,17 @@ async def test_cancelling_a_call_cancels_its_endpoint() -> None:
 
 
 @pytest.mark.promise("language-deadline")
-async def test_the_deadline_of_a_call_ends_its_endpoint() -> None:
+async def test_the_deadline_of_a_call_ends_its_endpoint_and_says_what_it_waited_for() -> None:
     async with opened(2) as (client, _):
         call = client.send(ActorCall(actor="desk", endpoint="hang", rank=1), timeout=_DEADLINE)
-        code, error = await error_of(call)
+        feeding = client.feed(part_of("total", Value(stream=0), rank=1), is_open=True, timeout=_DEADLINE)
+        (code, error), (code_of_streams, error_of_streams) = await asyncio.gather(error_of(call), error_of(feeding))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert (error.type, error.rank) == ("PeerTimeout", 1)
         assert "hang() of actor 'desk' on rank 1 has not ended within the " in error.message
         await client.ask("wait_until_left", rank=1)
+        assert (code_of_streams, error_of_streams.type) == (grpc.StatusCode.DEADLINE_EXCEEDED, "PeerTimeout")
+        assert "total() of actor 'desk'" in error_of_streams.message
 
 
 async def test_the_deadline_of_a_stream_ends_its_endpoint() -> None:
@@ -505,13 +508,6 @@ async def test_a_stream_in_an_ask_says_what_to_call() -> None:
         code, error = await error_of(client.ask("total", Value(stream=0)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "call Feed, or Converse" in error.message
-
-
-async def test_the_deadline_of_a_call_with_streams_says_what_it_waited_for() -> None:
-    async with opened() as (client, _):
-        code, error = await error_of(client.feed(part_of("total", Value(stream=0)), is_open=True, timeout=_DEADLINE))
-        assert (code, error.type) == (grpc.StatusCode.DEADLINE_EXCEEDED, "PeerTimeout")
-        assert "total() of actor 'desk'" in error.message
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
