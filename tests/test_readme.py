@@ -81,3 +81,11 @@ def test_every_file_it_names_is_there() -> None:
     named |= set(re.findall(r"\]\(((?!http)[\w./-]+)\)", README))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_way_in_for_contributors_names_every_script() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    scripts = [path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file() and not path.suffix]
+    assert len(scripts) > 10
+    assert [path.name for path in scripts if f"`scripts/{path.name}" not in page] == []
+    assert [link for link in re.findall(r"\]\(((?!http)[\w./-]+)\)", page) if not (ROOT / link).exists()] == []
