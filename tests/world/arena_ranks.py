@@ -62,7 +62,7 @@ async def main() -> None:
             else:
                 await reduce_all_sorts(node)
         except ap.PeerLost as error:
-            say(blamed=error.rank, at=time.time())
+            say(blamed=error.rank)
 
 
 ap.run(main)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import sys
-import time
 
 import numpy as np
 
@@ -22,6 +21,7 @@ def say(**values: object) -> None:
 async def reduce_in_any_order(node: ap.Node, steps: int, counts: tuple[int, ...]) -> None:
     """Reduce all keys of a step at once, some a little later than others, now and then without polling."""
     comm = node.world
+    comm.timeout = None  # a rank that is killed is noticed, not missed
     arena = comm._engine.table.arena  # noqa: SLF001  # a process of its own, which imports no tests; the arena's driver is not public
     assert arena is not None
     chance = random.Random(comm.rank)
@@ -50,7 +50,7 @@ async def main() -> None:
         try:
             await reduce_in_any_order(node, int(sys.argv[1]), COUNTS if sys.argv[2] == "all" else COUNTS[:3])
         except ap.PeerLost as error:
-            say(blamed=error.rank, at=time.time())
+            say(blamed=error.rank)
 
 
 ap.run(main)

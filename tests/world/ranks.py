@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 
 import numpy as np
 
@@ -36,13 +35,14 @@ async def wait_for_the_last_rank(comm: ap.Communicator) -> None:
 
 async def main() -> None:
     async with ap.init() as node:
+        node.world.timeout = None
         try:
             if sys.argv[1] == "wait":
                 await wait_for_the_last_rank(node.world)
             else:
                 await reduce_for_ever(node.world, int(sys.argv[1]))
         except ap.PeerLost as error:
-            say(blamed=error.rank, operation=error.operation, at=time.time(), message=str(error))
+            say(blamed=error.rank, operation=error.operation, message=str(error))
 
 
 ap.run(main)

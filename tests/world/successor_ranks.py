@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -29,9 +28,7 @@ async def main() -> None:
     except ap.PeerError as error:
         comm.revoke(error)
     left = await comm.shrink()
-    began = time.perf_counter()
     await node.stop()
-    stopped = time.perf_counter() - began
     successor = replace(
         environment,
         rank=left.rank,
@@ -47,7 +44,7 @@ async def main() -> None:
         await comm.all_reduce(x)
     except ap.AsyncparError as error:
         stale = type(error).__name__
-    told = {"rank": left.rank, "size": node.size, "sum": float(total[0]), "stale": stale, "stopped in": stopped}
+    told = {"rank": left.rank, "size": node.size, "sum": float(total[0]), "stale": stale}
     print(json.dumps(told), flush=True)
     await node.stop()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.soak import first
+from tests.soak import chosen, first
 from tests.world.processes import process_world
 
 RANKS = Path(__file__).with_name("keyed_ranks.py")
@@ -17,7 +16,8 @@ pytestmark = pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("wait", ["poll", "doorbell"])
 @pytest.mark.parametrize(
-    ("size", "steps", "sizes"), first(1, [(3, 1000, "small"), (2, 100, "all"), (2, 4000, "small")])
+    ("size", "steps", "sizes"),
+    chosen([(3, 300, "small")], soak=[(3, 1000, "small"), (2, 100, "all"), (2, 4000, "small")]),
 )
 async def test_keys_in_any_order_lose_no_wake_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, steps: int, sizes: str, wait: str
@@ -30,13 +30,14 @@ async def test_keys_in_any_order_lose_no_wake_up(
 
 
 @pytest.mark.parametrize("victim", first(1, [0, 1, 2]))
-async def test_when_a_rank_is_killed_the_others_name_it_within_a_second(tmp_path: Path, victim: int) -> None:
+async def test_when_a_rank_is_killed_the_others_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    monkeypatch.setenv("ASYNCPAR_LINK_TIMEOUT", "120")  # silence ends no link of this test
     async with process_world(3, RANKS, tmp_path, "1000000", "all") as ranks:
         assert [await rank.next() for rank in ranks] == [{"ready": True}] * 3
-        killed_at = time.time()
         ranks[victim].kill()
         ends = [await rank.next() for rank in ranks if rank.rank != victim]
         codes = [await rank.process.wait() for rank in ranks if rank.rank != victim]
     assert [end["blamed"] for end in ends] == [victim] * 2
-    assert max(end["at"] for end in ends) - killed_at < 1.0
     assert codes == [0, 0]

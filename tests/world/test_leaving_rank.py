@@ -36,7 +36,7 @@ OPERATIONS: dict[str, Callable[[ap.Communicator, int], Any]] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_a_rank_that_leaves_is_named_to_all(name: str, transport: str) -> None:
     for n in (SMALL, LARGE):
-        async with ap.testing.local_world(3, transport=transport) as nodes, asyncio.timeout(20):
+        async with ap.testing.local_world(3, transport=transport) as nodes, asyncio.timeout(45):
             for node in nodes:
                 node.world.timeout = 60.0  # a rank that waits for it has failed
             await asyncio.gather(*(node.world.barrier() for node in nodes))

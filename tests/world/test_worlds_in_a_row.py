@@ -6,10 +6,9 @@ import asyncio
 import gc
 import os
 import signal
-import statistics
 import threading
-import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,14 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerLost, StaleGeneration, WorldRevoked
+from asyncpar.net.transport.link import Link
 from asyncpar.testing import local_world
+from tests.soak import chosen
 from tests.world.processes import process_world
 
+ENDS = ("SIGKILL", "SIGSTOP")
 RANKS = Path(__file__).with_name("successor_ranks.py")
-WORLDS = 20
+WORLDS = chosen(6, soak=20)
 
 
 def descriptors() -> Counter[str]:
@@ -40,9 +42,9 @@ def segments() -> int:
     return Path("/proc/self/maps").read_text().count("asyncpar-arena")
 
 
-async def one_world(generation: int, transport: str | None) -> tuple[Communicator, float]:
-    """Use a world, revoke it while ranks wait, end it, and return what was kept of it, and the seconds of its end."""
-    async with local_world(3, transport=transport, generation=generation) as nodes, asyncio.timeout(20):
+async def one_world(generation: int, transport: str | None) -> Communicator:
+    """Use a world, revoke it while ranks wait, end it, and return what was kept of it."""
+    async with local_world(3, transport=transport, generation=generation) as nodes, asyncio.timeout(50):
         sums = await asyncio.gather(*(node.world.all_reduce(np.ones(4)) for node in nodes))
         assert [float(x[0]) for x in sums] == [3.0] * 3
         waiting = [asyncio.ensure_future(node.world.all_reduce(np.ones(4))) for node in nodes[1:]]
@@ -52,20 +54,18 @@ async def one_world(generation: int, transport: str | None) -> tuple[Communicato
         for error in await asyncio.gather(*waiting, large, return_exceptions=True):
             assert isinstance(error, WorldRevoked)
             assert error.generation == generation
-        began = time.perf_counter()
         await asyncio.gather(*(node.stop() for node in nodes))
-        return nodes[1].world, time.perf_counter() - began
+        return nodes[1].world
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm", None])
 async def test_many_worlds_leave_nothing_and_their_communicators_are_stale(transport: str | None) -> None:
-    first, _ = await one_world(0, transport)
+    first = await one_world(0, transport)
     await asyncio.sleep(0.05)
     gc.collect()
     tasks, threads, files = asyncio.all_tasks(), set(threading.enumerate()), descriptors()
     ended = [await one_world(generation, transport) for generation in range(1, WORLDS)]
-    kept = [first, *(comm for comm, _ in ended)]
-    assert statistics.median(seconds for _, seconds in ended) < 0.9  # a silent peer had a second
+    kept = [first, *ended]
     del first, ended
     await asyncio.sleep(0.05)
     gc.collect()
@@ -87,8 +87,32 @@ async def test_many_worlds_leave_nothing_and_their_communicators_are_stale(trans
     assert segments() == 0
 
 
-@pytest.mark.parametrize("transport", ["tcp", None])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+async def test_the_end_of_a_revoked_world_does_not_wait_for_peers_that_do_not_answer(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, given_up = Link.close, list[int]()
+
+    async def hang(link: Link) -> None:
+        """Close as a link whose peer takes nothing any more: when it is given up."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.append(link.peer)
+            await close(link)
+
+    async with local_world(2, transport=transport) as nodes, asyncio.timeout(50):
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+        nodes[0].world.revoke("another world followed")
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "close", hang)
+            await nodes[0].stop()
+        assert given_up == [1]
+
+
+@pytest.mark.parametrize(
+    ("how", "transport"), chosen([("SIGKILL", "tcp"), ("SIGSTOP", None)], soak=list(product(ENDS, ["tcp", None])))
+)
 async def test_survivors_form_the_next_world_in_the_same_process(
     tmp_path: Path, transport: str | None, how: str
 ) -> None:
@@ -102,7 +126,6 @@ async def test_survivors_form_the_next_world_in_the_same_process(
             told = await rank.next()
             assert (told["rank"], told["size"], told["sum"]) == (place, 2, 2.0)
             assert told["stale"] == "StaleGeneration"
-            assert told["stopped in"] < 0.8, told  # 0.01 to 0.06 s, where the machine has nothing else to do
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm", None])
