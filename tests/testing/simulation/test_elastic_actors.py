@@ -16,7 +16,7 @@ from asyncpar.testing.simulation import Fault, SimulationResult, explore, note, 
 from asyncpar.testing.simulation.faults import KINDS
 from tests.soak import chosen
 
-SEEDS = chosen(8, soak=500)
+SEEDS = chosen(4, soak=500)
 UNTIL = 6
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from asyncpar.testing.simulation import Fault, SimulationFailed, simulate
+from tests.products import sampled
 from tests.soak import chosen, is_soak
 from tests.testing.simulation.pauses import FIRST_AT, LEAVING, MISSING, Siege, besiege, besieged, without
 
@@ -43,9 +44,7 @@ def test_a_rank_that_never_comes_into_a_world_answers_those_that_dial_it() -> No
     besiege(2820)  # found among ten thousand: the dials waited for ever, and were left behind
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("apart", [0.0, 0.01, 0.2])
-@pytest.mark.parametrize("witnesses", [0, 1])
+@pytest.mark.parametrize(("size", "apart", "witnesses"), sampled([1, 2, 3, 4], [0.0, 0.01, 0.2], [0, 1]))
 def test_agents_that_all_get_sigterm_end_in_order(size: int, apart: float, witnesses: int) -> None:
     faults = [Fault(at=FIRST_AT + node * apart, kind="leave", node=node) for node in range(size)]
     result = simulate(besieged, size=size, faults=faults, elastic=True, witnesses=witnesses)

@@ -18,6 +18,7 @@ from asyncpar.testing.simulation import (
     without,
 )
 from tests.testing.simulation.scenarios import SCENARIOS
+from tests.testing.simulation.test_safeguards import FIRST
 
 
 async def barriers(node: ap.Node) -> int:
@@ -101,7 +102,7 @@ def test_the_printed_test_has_the_safeguards_that_were_taken_away(name: str) -> 
         explore(
             scenario.main,
             size=scenario.size,
-            seeds=range(500),
+            seeds=itertools.chain([FIRST[name]], range(500)),
             elastic=scenario.elastic,
             check=scenario.check,
             **drawn,

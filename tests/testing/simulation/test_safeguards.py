@@ -15,11 +15,18 @@ from tests.testing.simulation.scenarios import SCENARIOS, Scenario
 
 LIMIT = 500
 FIRST = {
+    "generation-check": 4,
+    "frame-numbers": 6,
     "payload-checksums": 76,
     "header-checksums": 8,
+    "leaving-is-told": 1,
+    "fresh-segments": 1,
+    "child-groups-are-revoked": 1,
+    "vote-of-all": 1,
     "forward-if-all-prepared": 46,
+    "revoke-interrupts": 8,
     "abort-restores-arrays": 46,
-    "commit-lease": 3,
+    "residuals-are-rekeyed": 2,
 }
 """Seeds that are tried first, because they were found before; any other would do."""
 
