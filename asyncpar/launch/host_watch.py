@@ -65,6 +65,8 @@ class _WatchedRank(msgspec.Struct):
     failure: str = ""
     blames: int | None = None
     call: str = ""
+    restarts: int = 0
+    """Processes before it that had failed by themselves."""
     seen: ThreadView | None = None
     """Its main thread, as far as it could be read while the rank did not answer."""
 
@@ -114,13 +116,16 @@ class HostWatch:
             self._past = [*self._past, past][-MOST_PAST:]
         self._forget(place.local_rank)
         self.memory.forget(place.rank)
-        self._ranks[place.local_rank] = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks, on_place)
+        known = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks, on_place)
+        if before is not None:
+            known.restarts = before.restarts + (1 if before.failure else 0)
+        self._ranks[place.local_rank] = known
 
     def begin_job(self) -> None:
         """Forget the failures of the job before."""
         self._past, self._restarts = [], 0
         for known in self._ranks.values():
-            known.failure = ""
+            known.failure, known.restarts = "", 0
 
     def take_state(self, place: LaunchEnvironment, state: RankState) -> None:
         """Take what the agent has seen of a rank."""
@@ -279,6 +284,8 @@ def _report(known: _WatchedRank) -> RankReport:
         call=known.call,
         place="" if known.seen is None else known.seen.place,
         doing="" if known.seen is None else known.seen.doing,
+        job=known.place.job,
+        restarts=max(known.restarts, known.place.restart_count),
     )
 
 

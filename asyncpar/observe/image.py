@@ -187,6 +187,16 @@ def read_image(image: bytes, *, latest: int | None = None) -> RankImage:
     )
 
 
+def read_operation_names(image: bytes) -> dict[int, str]:
+    """Return the names of operations by the numbers that the records of a ring have for them."""
+    raw = parse_image(image, latest=1)
+    return {
+        number: _split_name(_text(raw, number, EntryKind.NAME))[0]
+        for number, (kind, _) in raw.entries.items()
+        if kind == EntryKind.NAME
+    }
+
+
 def _events_of(raw: RawImage) -> Iterable[Event]:
     """Yield the events of all records of kinds and states that are known; each name and place is read once."""
     names: dict[int, tuple[str, str, str, int]] = {}

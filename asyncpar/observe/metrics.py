@@ -1,6 +1,7 @@
 """Metrics of ranks, as Prometheus and OpenTelemetry get them.  Pure.
 
-Labels are rank, host, op and group; never a step or a sequence number, which would make new series without end.
+Labels are the name of the job, rank, host, op and group; never a step or a sequence number, which would make new
+series without end.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Sample:
     value: float
     op: str = ""
     group: str = ""
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,31 @@ class Metric:
     is_counter: bool = False
     by_operation: bool = False
     samples: list[Sample] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramSample:
+    """How often an operation of a rank took how long: ``counts`` by bucket (see ``durations.BOUNDS``), and in all."""
+
+    rank: int
+    host: str
+    op: str
+    counts: tuple[int, ...]
+    seconds: float
+    job: str = ""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {"job_name": self.job, "rank": str(self.rank), "host": self.host, "op": self.op}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """A metric of durations in seconds, with its samples."""
+
+    name: str
+    help: str
+    samples: list[HistogramSample] = field(default_factory=list)
 
 
 def _blocked(rank: RankSummary) -> float:
@@ -75,18 +102,52 @@ def collect_metrics(reports: Iterable[RankReport]) -> list[Metric]:
     """Return the metrics of ``reports``."""
     reports = list(reports)
     up = Metric(name="up", help="Whether the rank runs: 1, or 0 when it is stopped, hung or ended.")
-    up.samples.extend(Sample(one.rank, one.host, float(one.condition == "well")) for one in reports)
+    up.samples.extend(_sample(one, float(one.condition == "well")) for one in reports)
+    restarts = Metric(name="restarts", help="Processes of the rank that others took the place of.", is_counter=True)
+    restarts.samples.extend(_sample(one, float(one.restarts)) for one in reports)
     told = [(one, one.summary) for one in reports if one.summary is not None]
-    metrics = [up]
+    metrics = [up, restarts]
     for table, is_counter in ((_COUNTERS, True), (_GAUGES, False)):
         for name, text, unit, read in table:
             metric = Metric(name=name, help=text, unit=unit, is_counter=is_counter)
             for report, summary in told:
                 if (value := read(summary)) is not None:
-                    metric.samples.append(Sample(report.rank, report.host, float(value)))
+                    metric.samples.append(_sample(report, float(value)))
             metrics.append(metric)
     metrics += [_waiting(told), *_values(told)]
     return [metric for metric in metrics if metric.samples]
+
+
+def collect_histograms(reports: Iterable[RankReport]) -> list[Histogram]:
+    """Return the histograms of ``reports``."""
+    found = Histogram(name="operation_seconds", help="Time of collective operations from their call to their end.")
+    for report in reports:
+        for took in () if report.summary is None else report.summary.durations:
+            found.samples.append(
+                HistogramSample(
+                    rank=report.rank,
+                    host=report.host,
+                    op=took.name,
+                    counts=took.counts,
+                    seconds=took.seconds,
+                    job=report.job,
+                )
+            )
+    return [found] if found.samples else []
+
+
+def split_histogram(histogram: Histogram) -> tuple[Metric, Metric]:
+    """Return the seconds and the number of operations as counters, for those who cannot take finished buckets."""
+    seconds = Metric(name=f"{histogram.name}_sum", help=histogram.help, unit="s", is_counter=True, by_operation=True)
+    number = Metric(name=f"{histogram.name}_count", help=histogram.help, is_counter=True, by_operation=True)
+    for one in histogram.samples:
+        seconds.samples.append(Sample(one.rank, one.host, one.seconds, one.op, job=one.job))
+        number.samples.append(Sample(one.rank, one.host, float(sum(one.counts)), one.op, job=one.job))
+    return seconds, number
+
+
+def _sample(report: RankReport, value: float, op: str = "", group: str = "") -> Sample:
+    return Sample(report.rank, report.host, value, op, group, report.job)
 
 
 def _waiting(told: Iterable[tuple[RankReport, RankSummary]]) -> Metric:
@@ -101,9 +162,7 @@ def _waiting(told: Iterable[tuple[RankReport, RankSummary]]) -> Metric:
         for operation in summary.operations:
             key = operation.kind, operation.group
             longest[key] = max(longest.get(key, 0.0), operation.seconds)
-        metric.samples.extend(
-            Sample(report.rank, report.host, seconds, op, group) for (op, group), seconds in longest.items()
-        )
+        metric.samples.extend(_sample(report, seconds, op, group) for (op, group), seconds in longest.items())
     return metric
 
 
@@ -119,11 +178,11 @@ def _values(told: Iterable[tuple[RankReport, RankSummary]]) -> Iterable[Metric]:
                 metrics[known] = Metric(name=known, help="Reported by the program with ap.observe.report.")
             metric = metrics[known]
             if not metric.samples or metric.samples[-1].rank != report.rank:  # two names may become one
-                metric.samples.append(Sample(report.rank, report.host, value))
+                metric.samples.append(_sample(report, value))
     return metrics.values()
 
 
 def labels_of(metric: Metric, sample: Sample) -> Mapping[str, str]:
     """Return the labels of ``sample``."""
-    labels = {"rank": str(sample.rank), "host": sample.host}
+    labels = {"job_name": sample.job, "rank": str(sample.rank), "host": sample.host}
     return labels | {"op": sample.op, "group": sample.group} if metric.by_operation else labels

@@ -5,6 +5,7 @@ Where to is set by the standard variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from asyncpar.observe.metrics import Metric, collect_metrics, labels_of
+from asyncpar import __version__
+from asyncpar.observe.metrics import Metric, collect_histograms, collect_metrics, labels_of, split_histogram
 from asyncpar.observe.summary import JobSummary
 
 
@@ -34,9 +36,17 @@ class OpenTelemetrySink:
     def take(self, job: JobSummary) -> None:
         """Make the metrics of ``job`` those that are exported next."""
         if self._provider is None:
-            resource = Resource.create({"service.name": "asyncpar", "service.instance.id": job.job})
+            resource = Resource.create(
+                {
+                    "service.name": "asyncpar",
+                    "service.instance.id": job.job,
+                    "service.version": __version__,
+                    "process.runtime.version": platform.python_version(),
+                }
+            )
             self._provider = MeterProvider(metric_readers=self._readers, resource=resource, shutdown_on_exit=False)
-        self._latest = {metric.name: metric for metric in collect_metrics(job.ranks)}
+        histograms = (metric for one in collect_histograms(job.ranks) for metric in split_histogram(one))
+        self._latest = {metric.name: metric for metric in (*collect_metrics(job.ranks), *histograms)}
         meter = self._provider.get_meter("asyncpar")
         for name, metric in self._latest.items():
             if name not in self._made:

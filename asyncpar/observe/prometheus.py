@@ -7,6 +7,7 @@ bounded, and cut off in time.
 from __future__ import annotations
 
 import logging
+import platform
 import random
 import socket
 import threading
@@ -18,18 +19,22 @@ from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from asyncpar import __version__
 from asyncpar.core.addresses import join_address
 from asyncpar.core.concurrency.doorkeeper import STRANGER_SECONDS, PendingConnections, stranger_places
 from asyncpar.core.descriptors import is_exhausted, is_reserved
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
-from asyncpar.observe.metrics import collect_metrics, labels_of
+from asyncpar.observe.durations import BOUNDS, cumulate
+from asyncpar.observe.metrics import collect_histograms, collect_metrics, labels_of
 from asyncpar.observe.summary import RankReport
 
 Source = Callable[[], Iterable[RankReport]]
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
 _LOOK_SECONDS: Final = 0.5
 _FULL_SECONDS: Final = 0.1
@@ -46,14 +51,30 @@ class RankCollector(Collector):
         """Return nothing: a registry need not ask ranks when it learns of this collector."""
         return []
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        for metric in collect_metrics(self._source()):
+    def collect(self) -> Iterator[Family]:
+        reports = list(self._source())
+        yield _describe_build()
+        for metric in collect_metrics(reports):
             make = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-            labels = ["rank", "host", "op", "group"] if metric.by_operation else ["rank", "host"]
+            labels = ["job_name", "rank", "host", *(["op", "group"] if metric.by_operation else [])]
             family = make(f"asyncpar_{metric.name}", metric.help, labels=labels)
             for sample in metric.samples:
                 family.add_metric(list(labels_of(metric, sample).values()), sample.value)
             yield family
+        for histogram in collect_histograms(reports):
+            buckets = [*map(floatToGoString, BOUNDS), "+Inf"]
+            shown = HistogramMetricFamily(
+                f"asyncpar_{histogram.name}", histogram.help, labels=["job_name", "rank", "host", "op"]
+            )
+            for one in histogram.samples:
+                counts = list(zip(buckets, map(float, cumulate(one.counts)), strict=True))
+                shown.add_metric(list(one.labels.values()), counts, one.seconds)
+            yield shown
+
+
+def _describe_build() -> InfoMetricFamily:
+    build = {"version": __version__, "python": platform.python_version()}
+    return InfoMetricFamily("asyncpar_build", "Versions of asyncpar and Python on this host.", value=build)
 
 
 class _QuietHandler(WSGIRequestHandler):

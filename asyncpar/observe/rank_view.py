@@ -31,6 +31,7 @@ from asyncpar.core.observe.whereabouts import describe_program, place_of, user_p
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.links import Links
 from asyncpar.observe.actor_view import view_actors
+from asyncpar.observe.durations import OperationTimes
 from asyncpar.observe.figures import Predict, figures_of
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.pipeline_runs import PipelineSummary, summarize_pipeline
@@ -123,10 +124,13 @@ class NodeView(NodeParts):
 
     pulse: _LoopPulse = field(init=False)
     pauses: PauseRecorder = field(init=False)
+    times: OperationTimes = field(init=False)
 
     def __post_init__(self) -> None:
         self.pulse = _LoopPulse(self.loop, threading.get_ident())
-        self.pauses = PauseRecorder(self.links.recorder)
+        recorder = self.links.recorder
+        self.pauses = PauseRecorder(recorder)
+        self.times = OperationTimes(recorder.snapshot(), recorder.mask + 1)
 
 
 _nodes: list[NodeView] = []
@@ -248,6 +252,7 @@ def _of_view(view: NodeView) -> dict[str, Any]:
     view.pauses.sample()
     lag = view.pulse.look()
     fields = _of_node(view) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
+    fields["durations"] = view.times.look(view.links.recorder.snapshot())
     del fields["time"]  # that of the process
     return fields
 

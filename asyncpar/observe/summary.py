@@ -157,6 +157,14 @@ class FigureSummary(msgspec.Struct, frozen=True, array_like=True):
     expected: int = 0
 
 
+class DurationSummary(msgspec.Struct, frozen=True, array_like=True):
+    """How long the operations ``name`` took so far, ``seconds`` in all; ``counts`` are those of each bucket."""
+
+    name: str
+    counts: tuple[int, ...]
+    seconds: float
+
+
 class GradientSummary(msgspec.Struct, frozen=True, array_like=True):
     """How gradients were synchronized so far.
 
@@ -176,7 +184,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     are those under way, ``operations_done`` and ``bytes_moved`` count by kind of lane (``arena``, ``messages``).
     ``user_site`` is where the program's own code is in the main thread or in the task that waits, and ``doing`` what it
     does there, in the words in which the rank answers others (``sleeps at train.py:57``).  ``rounds`` are the
-    last ones of the world's group, ``figures`` those of its last events, ``gradients`` those of the synchronizer that
+    last ones of the world's group, ``figures`` those of its last events, ``durations`` those of all its operations
+    (see ``durations.py``), ``gradients`` those of the synchronizer that
     took the last step.  ``serving`` are calls whose endpoints run, by the rank and the number of their callers.
     ``dead_letters`` counts messages that no actor handled, and ``letters`` are the last ones, the newest first.
     ``dropped`` counts what was not told, because nobody took it.
@@ -212,6 +221,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     links: tuple[LinkSummary, ...] = ()
     rounds: tuple[RoundSummary, ...] = ()
     figures: tuple[FigureSummary, ...] = ()
+    durations: tuple[DurationSummary, ...] = ()
     gradients: GradientSummary | None = None
     dropped: int = 0
 
@@ -230,6 +240,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     far).
     ``place`` is where its program is, as its agent reads it from outside while the rank does not answer, and ``doing``
     what it does there, in the words of ``RankSummary.doing``.
+    ``restarts`` counts the processes of this rank before this one, that failed, or began again as others had failed.
     ``ending`` says how it ended, ``blames`` is the rank that it has named as the cause then, and ``call`` what it had
     called where others called something else.
     """
@@ -248,6 +259,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call: str = ""
     place: str = ""
     doing: str = ""
+    job: str = ""
+    restarts: int = 0
 
     def aged(self, seconds: float) -> RankReport:
         """Return it that many seconds later: a condition lasts as long as no other one is reported."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
+from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.launch import host_watch
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.vitals import Condition, RankState
@@ -50,6 +52,30 @@ async def test_a_condition_lasts_until_another_one_is_reported(
         (report,) = watch.summary().ranks
         assert (report.condition, report.seconds, report.blames) == ("ended", 2.0, 3)
         await watch.close()
+
+
+async def test_a_rank_counts_the_processes_that_failed_before_it() -> None:
+    """By itself under an agent, or as its launcher says, which starts all ranks again."""
+    watch = HostWatch("one")
+    found = []
+    with ExitStack() as stack:
+
+        def start(place: LaunchEnvironment) -> None:
+            here, there = socket.socketpair()
+            stack.enter_context(there)
+            watch.add(place, os.getpid(), here)
+            (report,) = watch.summary().ranks
+            found.append((report.job, report.restarts))
+
+        start(PLACE)
+        for failure in ("exited with code 1", "", "was killed"):  # the second one was drained
+            watch.ended(PLACE, "ended", failure)
+            start(PLACE)
+        start(replace(PLACE, restart_count=5))
+        watch.begin_job()
+        start(PLACE)
+        await watch.close()
+    assert found == [(PLACE.job, restarts) for restarts in (0, 1, 1, 2, 5, 0)]
 
 
 def test_what_another_host_told_grows_older_as_a_whole() -> None:
