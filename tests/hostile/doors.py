@@ -58,7 +58,7 @@ class Door:
 
     async def let_in(self) -> None:
         """A peer with secret and agreement gets in, now."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             one = await self.dial()
             other = await self.lanes.get()
         one.abort(OVER)
@@ -101,7 +101,7 @@ async def read_all(sock: socket.socket) -> bytes:
     """Return all that the other side says until it closes."""
     loop = asyncio.get_running_loop()
     said = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         try:
             while part := await loop.sock_recv(sock, 65536):
                 said += part

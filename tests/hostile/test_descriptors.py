@@ -46,7 +46,7 @@ async def test_a_listener_outlives_a_lack_of_descriptors(loop: str) -> None:
             strangers.append(writer)
         for writer in strangers:
             writer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             lane = await dial_until_in(port)
         assert await asyncio.to_thread(child.stdout.readline) == b"in\n"
         lane.abort(PeerLost("the test is over"))

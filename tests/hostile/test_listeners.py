@@ -53,7 +53,7 @@ async def loss_of(reply: link_pb2.OpenReply) -> PeerLost:
             connector.join(links)
             sending = links.link(1).send(Key(1, 0, 0), 0, memoryview(b"x"))
             assert sending is not None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 with pytest.raises(PeerLost) as caught:
                     await sending.done
             return caught.value

@@ -24,7 +24,7 @@ MEBIBYTE = 1 << 20
 
 
 async def test_a_name_of_its_own_is_none_that_another_actor_was_given(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         given = await system.spawn(Plain, name="Plain-1")
         own = [await system.spawn(Plain), await system.spawn(Plain)]
@@ -56,7 +56,7 @@ class Again(Actor):
 
 
 async def test_a_concurrent_endpoint_that_tells_itself_leaves_turns_to_others(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         ref = await ranks.systems[0].spawn(Again)
         ref.beside.tell()
         await turns(3)
@@ -102,7 +102,7 @@ class Latest(Actor):
 async def test_messages_that_waited_at_their_sender_keep_their_order_when_others_are_dropped(
     open_ranks: OpenRanks,
 ) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(20):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         gate = asyncio.Event()
         ref = await system.spawn(Latest, gate)
@@ -125,7 +125,7 @@ async def test_the_end_of_an_actor_with_a_long_queue_takes_no_deep_stack(open_ra
             frame, depth = back, depth + 1
         depths.append(depth)
 
-    async with open_ranks(1) as ranks, asyncio.timeout(20):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         ref = await system.spawn(Plain)
         ref.wait.tell()
@@ -160,7 +160,7 @@ async def test_an_observer_of_dead_letters_that_tells_again_does_not_hear_itself
 
 
 async def test_a_remote_spawn_that_is_cancelled_at_any_step_leaves_nobody_behind(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(20):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         here, there = ranks.systems
         for steps in range(30):
             spawning = asyncio.ensure_future(here.spawn_on(1, Plain, name=f"child {steps}"))
@@ -180,7 +180,7 @@ class Slow(Plain):
 
 
 async def test_a_close_that_is_cancelled_ends_what_waits_for_others(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         here, there = ranks.systems
         await there.spawn(Plain, name="other")
         await here.spawn(Slow)

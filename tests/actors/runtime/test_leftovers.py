@@ -46,7 +46,7 @@ class Bereaved(Actor):
 
 
 async def test_no_hook_begins_after_a_kill(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         ref, other = await system.spawn(Bereaved), await system.spawn(Plain)
         await ref.follow(other)
@@ -76,7 +76,7 @@ class LateParent(Plain):
 
 
 async def test_a_child_that_on_stop_starts_ends_with_its_owner(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         await system.stop(await system.spawn(LateParent))
         with pytest.raises(ActorDown):
@@ -84,7 +84,7 @@ async def test_a_child_that_on_stop_starts_ends_with_its_owner(open_ranks: OpenR
 
 
 async def test_an_actor_that_has_ended_has_no_more_children(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         ref = await system.spawn(LateParent)
         await ref.spawn_later()
@@ -117,7 +117,7 @@ class Family(Actor):
 async def test_no_failure_of_a_child_is_lost_when_its_owner_fails_with_another_one(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         ref = await system.spawn(Family, name="family")
         watch = system.watch(ref)
@@ -131,7 +131,7 @@ async def test_no_failure_of_a_child_is_lost_when_its_owner_fails_with_another_o
 async def test_what_on_stop_raises_is_logged_if_nobody_waits_for_it(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         await system.stop(await system.spawn(Family, Careless))
         alone = await system.spawn(Careless, name="alone")
@@ -157,7 +157,7 @@ async def _wait_for(watch: Watch) -> Down:
 
 
 async def test_awaiting_a_watch_that_was_cancelled_raises_at_once(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         watch = system.watch(await system.spawn(Plain))
         watch.cancel()
@@ -167,7 +167,7 @@ async def test_awaiting_a_watch_that_was_cancelled_raises_at_once(open_ranks: Op
 
 
 async def test_who_hears_of_an_end_may_cancel_other_watches_of_the_same_actor(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         ref = await system.spawn(Plain)
         heard: list[Down] = []
@@ -184,7 +184,7 @@ async def test_who_hears_of_an_end_may_cancel_other_watches_of_the_same_actor(op
 
 
 async def test_an_actor_that_has_ended_watches_nobody(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         here, there = ranks.systems
         other = await there.spawn(Plain, name="other")
         ref = await here.spawn(Bereaved)
@@ -200,7 +200,7 @@ async def test_an_actor_that_has_ended_watches_nobody(open_ranks: OpenRanks) -> 
 
 
 async def test_a_watch_ends_with_its_rank_if_that_gave_no_reason_that_is_known(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         here, there = ranks.systems
         await there.spawn(Plain, name="other")
         watch = here.watch(here.ref("other", rank=1))
@@ -213,7 +213,7 @@ async def test_a_watch_ends_with_its_rank_if_that_gave_no_reason_that_is_known(o
 
 
 async def test_a_watch_that_begins_after_the_end_of_its_node_ends_at_once(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         here, there = ranks.systems
         await there.spawn(Plain, name="other")
         await here.close()
@@ -264,7 +264,7 @@ class ClockOwner(Plain):
 async def test_the_message_whose_endpoint_started_an_actor_is_not_kept_as_long_as_that_lives(
     open_ranks: OpenRanks,
 ) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         ref = await ranks.systems[0].spawn(Nurse)
         await ref.load(bytes(MEBIBYTE))
         gc.collect()
@@ -276,7 +276,7 @@ async def test_a_hook_has_no_deadline_of_the_call_in_which_its_actor_was_started
     async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         owner, other = await system.spawn(ClockOwner), await system.spawn(Plain)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             holding = asyncio.ensure_future(_hold(owner))
             await asyncio.sleep(0.1)  # until the deadline has been found and travelled
             clock = system.ref("clock", actor_class=Clock)
@@ -288,12 +288,12 @@ async def test_a_hook_has_no_deadline_of_the_call_in_which_its_actor_was_started
 
 
 async def _hold(owner: ClockOwner) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         await owner.hold()
 
 
 async def test_errors_of_a_lost_rank_hold_no_more_of_the_past_with_each_message(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         here, there = ranks.systems
         await there.spawn(Plain, name="other")
         ref = here.ref("other", rank=1, actor_class=Plain)

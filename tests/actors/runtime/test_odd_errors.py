@@ -137,7 +137,7 @@ class Starter(Actor):
 async def test_an_odd_error_reaches_who_asked_and_the_actor_goes_on(
     open_ranks: OpenRanks, kind: str, name: str
 ) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         await ranks.systems[1].spawn(Thrower, name="t")
         for system in ranks.systems:
             ref = system.ref("t", rank=1, actor_class=Thrower)
@@ -152,7 +152,7 @@ async def test_an_odd_error_fails_who_was_told_and_is_heard(
     open_ranks: OpenRanks, kind: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         await ranks.systems[1].spawn(Thrower, name="t")
         ref = ranks.systems[0].ref("t", rank=1, actor_class=Thrower)
         watch = ranks.systems[0].watch(ref)
@@ -173,7 +173,7 @@ async def test_an_odd_error_fails_who_was_told_and_is_heard(
 
 @pytest.mark.parametrize("kind", [*ODD, "stop iteration"])
 async def test_an_odd_error_of_a_constructor_ends_the_spawn(open_ranks: OpenRanks, kind: str) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         with pytest.raises(BaseException) as caught:
             await ranks.systems[0].spawn(Starter, kind)
         assert not isinstance(caught.value, TimeoutError | asyncio.CancelledError)
@@ -183,7 +183,7 @@ async def test_an_odd_error_of_a_constructor_ends_the_spawn(open_ranks: OpenRank
 
 
 async def test_a_usage_error_of_a_constructor_with_any_text_ends_the_remote_spawn(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         with pytest.raises(UsageError, match="udcff"):
             await ranks.systems[0].spawn_on(1, Misused)
 
@@ -194,7 +194,7 @@ class Misused(Actor):
 
 
 async def test_an_argument_that_user_code_refuses_is_a_usage_error(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         await ranks.systems[0].spawn(Thrower, name="t")
         with pytest.raises(UsageError, match=r"argument 'picky'.*negative"):
             await ranks.systems[0].ref("t").add_one({"number": -1})
@@ -202,7 +202,7 @@ async def test_an_argument_that_user_code_refuses_is_a_usage_error(open_ranks: O
 
 
 async def test_a_result_that_user_code_refuses_is_a_usage_error(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
+    async with open_ranks(2) as ranks, asyncio.timeout(30):
         await ranks.systems[1].spawn(Thrower, name="t")
         ref = ranks.systems[0].ref("t", rank=1, actor_class=Thrower)
         with pytest.raises(UsageError, match=r"the result of negate.*negative"):
@@ -211,7 +211,7 @@ async def test_a_result_that_user_code_refuses_is_a_usage_error(open_ranks: Open
 
 
 async def test_a_result_that_cannot_even_be_looked_at_is_an_error_for_who_asked(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         ref = await ranks.systems[0].spawn(Thrower)
         with pytest.raises(AsyncparError):
             await ref.holey()
@@ -219,7 +219,7 @@ async def test_a_result_that_cannot_even_be_looked_at_is_an_error_for_who_asked(
 
 
 async def test_an_endpoint_that_cancelled_its_task_and_went_on_leaves_no_trace(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+    async with open_ranks(1) as ranks, asyncio.timeout(30):
         ref = await ranks.systems[0].spawn(Thrower)
         assert await ref.cancel_itself() == "went on"
         waiting = asyncio.ensure_future(ref.wait())

@@ -38,7 +38,7 @@ class Told(list[T]):
 
     async def until(self, count: int) -> None:
         """Wait until there are ``count`` entries."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self) < count:
                 self._news.clear()
                 await self._news.wait()

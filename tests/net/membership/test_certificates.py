@@ -118,26 +118,26 @@ async def test_a_rank_meets_only_where_the_agent_of_its_world_serves(tmp_path: P
 
 
 async def test_a_rank_is_no_rendezvous(home: Path) -> None:
-    async with rendezvous(of_rank(home, 0)) as address, asyncio.timeout(5):
+    async with rendezvous(of_rank(home, 0)) as address, asyncio.timeout(30):
         with pytest.raises(AuthenticationError, match=r"shows the certificate of rank 0 .*, not of the coordinator"):
             await join_world(address, of_rank(home, 1), request(1))
 
 
 async def test_hosts_with_certificates_of_two_runs_learn_it_at_once(home: Path, tmp_path: Path) -> None:
     other = make_directory(tmp_path / "other")
-    async with rendezvous(Credentials(SECRET, load_certificates(home, COORDINATOR))) as address, asyncio.timeout(5):
+    async with rendezvous(Credentials(SECRET, load_certificates(home, COORDINATOR))) as address, asyncio.timeout(30):
         with pytest.raises(AuthenticationError, match=r"the coordinator at .* of the same `asyncpar certs init`"):
             await join_world(address, of_rank(other, 1), request(1))
 
 
 async def test_a_rank_without_certificates_learns_it_at_once(home: Path) -> None:
-    async with rendezvous(Credentials(SECRET, load_certificates(home, COORDINATOR))) as address, asyncio.timeout(5):
+    async with rendezvous(Credentials(SECRET, load_certificates(home, COORDINATOR))) as address, asyncio.timeout(30):
         with pytest.raises(AuthenticationError, match=r"wants certificates, .* \(ranks read ASYNCPAR_CERTS\)"):
             await join_world(address, Credentials(SECRET), request(1))
 
 
 async def test_a_rendezvous_without_certificates_is_told_apart_at_once(home: Path) -> None:
-    async with rendezvous(Credentials(SECRET)) as address, asyncio.timeout(5):
+    async with rendezvous(Credentials(SECRET)) as address, asyncio.timeout(30):
         with pytest.raises(AuthenticationError, match="does not answer in TLS"):
             await join_world(address, of_rank(home, 1), request(1))
 

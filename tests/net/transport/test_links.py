@@ -69,7 +69,7 @@ def operations(links: Links) -> Operations:
 
 async def received(waiter: Awaitable[None] | None) -> None:
     if waiter is not None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await waiter
 
 
@@ -444,7 +444,7 @@ class Forgetful(Hanging):
 
 async def test_closing_ends_links_that_are_still_opening() -> None:
     world = World(members=(Member(rank=0), Member(rank=1)))
-    async with asyncio.timeout(5), Links(world=world, rank=0, connector=Hanging()) as links:
+    async with asyncio.timeout(30), Links(world=world, rank=0, connector=Hanging()) as links:
         sending = links.link(1).send(Key(1, 0, 0), 0, memoryview(b"x"))
         waiter = links.link(1).post(Key(1, 0, 1), 0, memoryview(bytearray(1)))
         await asyncio.sleep(0)

@@ -46,7 +46,7 @@ async def answer_to(port: int, opening: bytes) -> int:
     writer.write(opening)
     count = 0
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while chunk := await reader.read(1000):
                 count += len(chunk)
     except ConnectionResetError:

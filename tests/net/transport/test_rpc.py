@@ -46,7 +46,7 @@ async def test_calls_without_the_jobs_token_are_refused(
 async def test_a_stranger_is_refused_before_any_of_its_message_is_read(credentials: Credentials) -> None:
     server = RpcServer(credentials)
     await server.start()
-    async with open_channel(server.address, None) as channel, asyncio.timeout(5):
+    async with open_channel(server.address, None) as channel, asyncio.timeout(30):
         untyped: Any = channel  # the stubs do not know raw bytes
         call = untyped.stream_unary("/grpc.health.v1.Health/Check")()  # which sends headers, and nothing more
         with pytest.raises(grpc.aio.AioRpcError) as caught:

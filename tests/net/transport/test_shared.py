@@ -67,7 +67,7 @@ class Side:
     goodbye: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while len(self.received) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -239,7 +239,7 @@ async def test_what_is_read_after_the_peer_has_left_is_no_message() -> None:
         other.memory.has_left = True
         one.link.send_message(memoryview(pattern(LARGE)))
         one.link.control(FrameKind.GOODBYE, Key(0, 0, 0))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await other.goodbye.wait()
         assert other.received == []
         assert other.losses == []
@@ -266,7 +266,7 @@ async def test_chunks_that_were_not_sent_cannot_be_given_back() -> None:
 async def test_chunks_out_of_place_end_the_connection(kind: FrameKind, key: Key, offset: int, message: str) -> None:
     async with linked() as (one, other):
         one.link.control(kind, key, offset.to_bytes(8, "little"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await other.changed.wait()
         assert message in other.losses[0]
 
@@ -275,7 +275,7 @@ async def test_chunks_outside_of_the_memory_end_the_connection() -> None:
     async with linked() as (one, other):
         one.memory.allocate = lambda size: (1 << 40, memoryview(bytearray(size)))  # type: ignore[method-assign]
         one.link.send_message(memoryview(bytes(LARGE)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await other.changed.wait()
         assert "there is no such place" in other.losses[0]
         assert other.received == []
@@ -285,6 +285,6 @@ async def test_a_rank_that_shares_nothing_refuses_chunks() -> None:
     async with linked() as (one, other):
         other.link._exchange = None  # noqa: SLF001  # a rank that shares no memory: linked() joins two that do
         one.link.control(FrameKind.CHUNK, Key(MESSAGE_GROUP, 0, 0), bytes(8))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await other.changed.wait()
         assert "share no memory" in other.losses[0]

@@ -45,7 +45,7 @@ async def test_a_connection_that_never_speaks_http_is_closed_and_so_is_one_too_m
     server = RpcServer(Credentials(b"s" * 32))
     await server.start()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
             for reader, writer in idle:
                 with contextlib.suppress(ConnectionResetError):

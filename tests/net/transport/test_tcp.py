@@ -58,7 +58,7 @@ async def listening() -> AsyncIterator[Door]:
 
 @asynccontextmanager
 async def dialed(door: Door) -> AsyncIterator[tuple[StreamLane, StreamLane]]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         one = await dial_tcp("127.0.0.1", door.listener.port, TERMS, secret=SECRET, busy_poll=BusyPoll())
         other = await door.lanes.get()
     try:
@@ -70,7 +70,7 @@ async def dialed(door: Door) -> AsyncIterator[tuple[StreamLane, StreamLane]]:
 
 async def answer_to(listener: TcpListener, opening: bytes) -> bytes:
     """Say ``opening`` and return all that the listener says until it closes."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(opening)
         try:
@@ -118,7 +118,7 @@ async def test_strangers_are_few_and_one_of_them_makes_room(monkeypatch: pytest.
     async with listening() as door:
         idle = [await asyncio.open_connection("127.0.0.1", door.listener.port) for _ in range(5)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in idle]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while sum(end.done() for end in ends) < 2:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         assert door.porter.strangers == 3
@@ -278,7 +278,7 @@ async def test_a_lane_lost_while_it_is_flushed_is_closed_at_once(monkeypatch: py
         closing = asyncio.ensure_future(one.close())
         await asyncio.sleep(0)
         one.connection_lost(ConnectionResetError())  # the transport is the first to notice
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await closing
         with pytest.raises(PeerLost):
             await sending.done

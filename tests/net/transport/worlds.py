@@ -101,7 +101,7 @@ async def exchange(one: Links, other: Links, *, sequence: int = 0, length: int =
         sender.link(receiver.rank).send(key, 0, memoryview(payload)[:length])
         for sender, receiver in ((one, other), (other, one))
     ]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         for waiter in waiters:
             if waiter is not None:
                 await waiter
@@ -119,7 +119,7 @@ async def loss(links: Links, rank: int) -> PeerLost:
         assert waiter is not None
         await waiter
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         with pytest.raises(PeerLost) as caught:
             await receive()
     return caught.value
