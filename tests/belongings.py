@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -26,6 +27,7 @@ def nothing_is_left() -> Generator[None]:
     """Fail the last test of this process if it has something then that it had not before the first one."""
     before = _belongings()
     yield
+    _end_background()
     left = _wait_until_gone(before)
     if left:
         pytest.fail("tests have left behind:\n" + "".join(f"  {name}\n" for name in left), pytrace=False)
@@ -44,6 +46,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     psutil.wait_procs(left, timeout=_PATIENCE if left else 0)
     if any(process.is_running() for process in left):  # the watcher names them as it ends them
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _end_background() -> None:
+    """End the loop of blocking programs, if there is one, which ends at the exit of the process otherwise."""
+    module = sys.modules.get("asyncpar.blocking.thread")
+    loop = module and module._background  # noqa: SLF001  # asking for it would start one
+    if loop is not None:
+        loop.close()
 
 
 def _belongings() -> frozenset[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import first
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
 
 LIMIT = 120.0
@@ -131,13 +133,12 @@ def expected(rank: int) -> list[str]:
     ],
 )
 def test_worlds_form_again_and_again_and_missing_ranks_are_named(launcher: list[str], tmp_path: Path) -> None:
-    first, second = run(launcher, tmp_path)
-    for rank, lines in enumerate([first, second]):
+    for rank, lines in enumerate(run(launcher, tmp_path)):
         assert lines[:3] == expected(rank)[:3]
         assert lines[3].startswith(expected(rank)[3])
 
 
-@pytest.mark.parametrize("where", ["rendezvous", "recv"])
+@pytest.mark.parametrize("where", first(1, ["rendezvous", "recv"]))
 def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(where: str, tmp_path: Path) -> None:
     """They wait for a rank that lives: only the agent tells them in time."""
     status, output = start(["asyncpar", "launch", "--nproc-per-node", "3"], tmp_path, LOSS, where)
@@ -146,7 +147,7 @@ def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(
     assert said == {0: "PeerLost of 1", 2: "PeerLost of 1"}, output
 
 
-@pytest.mark.parametrize(("setting", "source"), [("on", "measured"), ("off", "built in")])
+@pytest.mark.parametrize(("setting", "source"), first(1, [("on", "measured"), ("off", "built in")]))
 def test_lanes_are_measured_as_ranks_meet_if_that_is_switched_on(setting: str, source: str, tmp_path: Path) -> None:
     settings = {"ASYNCPAR_CALIBRATE": setting, "XDG_CACHE_HOME": str(tmp_path)}
     launcher = ("asyncpar", "launch", "--nproc-per-node", "2")
