@@ -18,6 +18,7 @@ import asyncpar.collectives.inquiry
 import asyncpar.torch.group_base
 from asyncpar.errors import PeerTimeout
 from asyncpar.torch import run_threads
+from tests.soak import chosen
 
 SIZE = 4
 SOON = timedelta(milliseconds=50)
@@ -92,9 +93,9 @@ class Late:
         return found
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_the_rank_that_has_not_come_is_named(name: str) -> None:
-    for missing in range(SIZE):
+@pytest.mark.parametrize(("name", "late"), [(name, 1 + number % (SIZE - 1)) for number, name in enumerate(CALLS)])
+def test_the_rank_that_has_not_come_is_named(name: str, late: int) -> None:
+    for missing in chosen((0, late), soak=tuple(range(SIZE))):
         found = [named for named in run_threads(SIZE, Late(CALLS[name], missing)) if named is not None]
         assert set(found) <= {(missing, True)}, f"rank {missing} was late"
         assert found or (name, missing) not in {("all_reduce", 0), ("barrier", 0)}

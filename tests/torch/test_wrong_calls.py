@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.torch import run_threads
+from tests.soak import chosen
 from tests.torch.worlds import on_ranks
 
 Arguments = dict[str, Any]
@@ -272,15 +273,17 @@ def all_outcomes(mine: str) -> list[str]:
     return found
 
 
-def try_all(operation: Operation, argument: str = "") -> Iterator[tuple[int, str, list[str]]]:
-    """Let one rank after the other, then all (``ALL``), pass each kind of wrong arguments, or of one ``argument``.
+def try_all(
+    operation: Operation, argument: str = "", ranks: Sequence[int] = (0, 1, 2, ALL)
+) -> Iterator[tuple[int, str, list[str]]]:
+    """Let one of ``ranks`` after the other, or all (``ALL``), pass each kind of wrong arguments, or of ``argument``.
 
     Yields that rank, what is wrong, and all outcomes.
     """
     mine, size = dist.get_rank(), dist.get_world_size()
     group: Any = dist.group.WORLD
     assert outcome(lambda: operation.call(group, operation.make(mine, size))) == "done"
-    for who in [*range(size), ALL]:
+    for who in ranks:
         kinds = [
             [told for told, _ in wrong(operation.make(rank, size)) if told.startswith(argument)] for rank in range(size)
         ]
@@ -291,11 +294,12 @@ def try_all(operation: Operation, argument: str = "") -> Iterator[tuple[int, str
 
 
 @on_ranks(3, limit=120.0)
+@pytest.mark.parametrize("ranks", [chosen([1, ALL], soak=[0, 1, 2, ALL])], ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_all_ranks_get_an_error_when_one_is_wrong(name: str) -> None:
+def test_all_ranks_get_an_error_when_one_is_wrong(name: str, ranks: list[int]) -> None:
     operation = OPERATIONS[name]
-    found = [*try_all(operation)]
-    assert {who for who, _, _ in found} == {0, 1, 2, ALL}
+    found = [*try_all(operation, ranks=ranks)]
+    assert {who for who, _, _ in found} == set(ranks)
     silent = [
         f"rank {who}: {told}: {outcomes}"
         for who, told, outcomes in found
