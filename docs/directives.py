@@ -113,6 +113,13 @@ def all_commands() -> click.Group:
 COMMANDS = all_commands()
 
 
+def __getattr__(name: str) -> click.Command:
+    """Return a command by its name in capitals, as pages of the reference have them: ``directives:LAUNCH``."""
+    if name.lower() not in COMMANDS.commands:
+        raise AttributeError(f"directives has no {name!r}, and asyncpar no such command")
+    return COMMANDS.commands[name.lower()]
+
+
 class PublicNames(SphinxDirective):
     """``public-names:: PACKAGE``: the documentation of every public name of the package, or of those in the content."""
 

@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from asyncpar import __version__
+from asyncpar.launch.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -102,3 +104,11 @@ def test_one_place_says_how_asyncpar_is_installed() -> None:
     assert set(re.findall(r"asyncpar-([\d.]+)-py3-none-any\.whl", section)) == {__version__}
     assert "docs/start.md#install" in (ROOT / "README.md").read_text()
     assert "(start.md)" in (DOCS / "index.md").read_text()
+
+
+def test_every_command_is_on_a_page() -> None:
+    pages = [path.read_text() for path in sorted((DOCS / "reference" / "commands").glob("*.md"))]
+    shown = [
+        name.lower() for page in pages for name in re.findall(r"^\.\. click:: directives:(\w+)$", page, re.MULTILINE)
+    ]
+    assert sorted(shown) == sorted(main.list_commands(click.Context(main)))
