@@ -23,6 +23,7 @@ from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from tests.collective_engines import engine_of
 from tests.gradsync.test_synchronizer import INT8, Model, make_synchronizer, on_all
+from tests.soak import chosen
 
 LARGE = {"first": (300_000,), "second": (700, 500), "third": (90_001,), "fourth": (3,)}
 """Shapes whose buckets go in chunks, at once, and through the slots."""
@@ -167,6 +168,11 @@ async def test_old_buckets_make_room_before_new_ones_are_made(monkeypatch: pytes
         assert await on_all(nodes, main) == [[0, 0]] * 2
 
 
+EVERY_MOMENT = ((0, 1), (1, 4), (2, 9), (0, 16), (1, 30), (2, 50), (0, 80), (1, 120))
+MOMENTS = chosen(EVERY_MOMENT[::2], soak=EVERY_MOMENT)
+"""Who gives up, and after how many turns of the loop."""
+
+
 @COMPRESSIONS
 async def test_a_step_that_one_rank_gives_up_at_any_moment_spoils_nothing(
     compression: GradientCompressionConfig | None,
@@ -201,12 +207,12 @@ async def test_a_step_that_one_rank_gives_up_at_any_moment_spoils_nothing(
     async with arena_of(3) as nodes:
         synchronizers = [make_synchronizer(node, bucketing=BUCKETS, compression=compression) for node in nodes]
         models = [Model(node.rank, shapes=LARGE) for node in nodes]
-        for victim, moment in ((0, 1), (1, 4), (2, 9), (0, 16), (1, 30), (2, 50), (0, 80), (1, 120)):
-            for chosen in (victim, None):
+        for victim, moment in MOMENTS:
+            for culprit in (victim, None):
                 results.clear()
                 await asyncio.gather(
                     *(
-                        step(node, one, model, gives_up_after=moment if node.rank == chosen else None)
+                        step(node, one, model, gives_up_after=moment if node.rank == culprit else None)
                         for node, one, model in zip(nodes, synchronizers, models, strict=True)
                     )
                 )

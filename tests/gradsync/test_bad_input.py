@@ -25,6 +25,7 @@ from tests.gradsync.worlds import (
     on_all_failing,
     parallel_world,
 )
+from tests.products import in_turn
 
 Tensors = Sequence["Tensor"]
 
@@ -125,8 +126,7 @@ async def assert_refused(ranks: Sequence[Rank], culprit: int, change: Callable[[
             np.testing.assert_array_equal(gradient, gradients[name])
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize(("change", "culprit"), in_turn(CHANGES, [0, 2]))
 async def test_one_replica_that_differs_from_the_beginning(
     change: Callable[[list[Tensor]], None], culprit: int
 ) -> None:
@@ -135,8 +135,7 @@ async def test_one_replica_that_differs_from_the_beginning(
         await assert_next_steps_work(ranks)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("culprit", [1, 4])
+@pytest.mark.parametrize(("change", "culprit"), in_turn(CHANGES, [4, 1]))
 async def test_one_rank_of_many_that_differs_later(change: Callable[[list[Tensor]], None], culprit: int) -> None:
     async with parallel_world(2, 2, 2) as ranks:
         await draw_and_synchronize(ranks, 5)

@@ -19,7 +19,7 @@ from tests.gradsync.worlds import Rank, assert_right, compressed, draw_and_synch
 from tests.soak import is_soak
 
 STEPS = 3
-SAMPLE = 50
+SAMPLE = 24
 FACTORIZATIONS = ((2, 2, 1), (3, 2, 1), (4, 2, 1), (2, 1, 2), (3, 1, 3), (4, 1, 3), (2, 2, 2), (3, 2, 2))
 CODECS = ("none", "bf16", "int8", "topk:0.25+int8", "randomk:0.5", "powersgd:2", "auto")
 HOSTS = ("one", "each", "pairs", "threes", "fours", "uneven")
@@ -68,6 +68,15 @@ REPORTED = (
     ),
     Case(sizes=(4, 1, 3), hosts="fours", strategy=CommunicationStrategy.ALL_REDUCE, codec="auto", transport="inproc"),
 )
+
+
+def test_the_sample_has_every_value() -> None:
+    sample = cases()
+    assert {case.sizes for case in sample} == set(FACTORIZATIONS)
+    assert {case.hosts for case in sample} == set(HOSTS)
+    assert {case.strategy for case in sample} == set(CommunicationStrategy)
+    assert {case.codec for case in sample} == set(CODECS)
+    assert {case.transport for case in sample} == set(TRANSPORTS)
 
 
 @pytest.mark.parametrize("case", [*REPORTED, *cases()], ids=str)

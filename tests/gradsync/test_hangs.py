@@ -66,7 +66,7 @@ async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, 
         async with parallel_world(dp, tp, pp, compression=compressed(codec), when_not_finite=policy) as ranks:
             await draw_and_synchronize(ranks)
             number, has_split = 0, False
-            for turns in range(1, 120, 11):
+            for turns in range(1, 120, chosen(17, soak=11)):
                 number += 2
                 for rank in ranks:
                     rank.draw(number)
@@ -98,8 +98,10 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
             assert_copies_equal(ranks)
 
 
-@pytest.mark.parametrize(("dp", "tp", "pp", "hosts"), [(3, 1, 1, "aab"), (2, 1, 1, "ab"), (2, 2, 1, "aabb")])
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("dp", "tp", "pp", "hosts", "culprit"),
+    [(*layout, culprit) for layout, culprit in in_turn([(3, 1, 1, "aab"), (2, 1, 1, "ab"), (2, 2, 1, "aabb")], [0, 1])],
+)
 async def test_a_rank_may_be_cancelled_while_auto_is_measured(
     dp: int, tp: int, pp: int, hosts: str, culprit: int
 ) -> None:

@@ -24,13 +24,15 @@ from tests.gradsync.worlds import (
     synchronize_all,
 )
 from tests.products import in_turn
+from tests.soak import chosen
 
 LOSSY = [codec for codec in CODECS if codec != "none"]
 OTHER_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.0002, max_buckets=64)
 
 
-@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 2, 2), (3, 1, 3)])
-@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize(
+    ("codec", "dp", "tp", "pp"), [(codec, *sizes) for codec, sizes in in_turn(LOSSY, [(2, 2, 2), (3, 1, 3)])]
+)
 async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp: int, tp: int, pp: int) -> None:
     async with parallel_world(dp, tp, pp, compression=compressed(codec)) as ranks:
         for step in range(4):
@@ -41,7 +43,7 @@ async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp
 @pytest.mark.parametrize("codec", LOSSY)
 async def test_with_feedback_the_mean_is_right_over_time(codec: str) -> None:
     """The same gradients again and again: what is lost stays bounded, so its share vanishes."""
-    steps = 150 if codec == "sign" else 60  # which is slow where one value is much larger than others
+    steps = 150 if codec == "sign" else chosen(30, soak=60)  # which is slow where one value is much larger than others
     async with parallel_world(2, compression=compressed(codec)) as ranks:
         totals: list[dict[str, Array]] = [{} for _ in ranks]
         for _ in range(steps):
@@ -221,7 +223,7 @@ PLACES: dict[str, tuple[int, list[str] | None, dict[str, Any] | None]] = {
 async def test_without_feedback_random_places_come_to_the_mean_over_time(place: str, codec: str) -> None:
     """Each value is sent in half of the steps, and twice as large then."""
     replicas, hosts, parallelism = PLACES[place]
-    steps, compression = 150, compressed(codec, error_feedback=False)
+    steps, compression = chosen(60, soak=150), compressed(codec, error_feedback=False)
     async with parallel_world(replicas, compression=compression, hosts=hosts, parallelism=parallelism) as ranks:
         total: dict[str, Array] = {}
         for _ in range(steps):

@@ -22,6 +22,7 @@ from tests.gradsync.worlds import (
     on_all_failing,
     parallel_world,
 )
+from tests.products import sampled
 
 BAD = (np.nan, np.inf, -np.inf)
 
@@ -70,20 +71,19 @@ async def test_abort_names_rank_and_parameter_everywhere_and_changes_nothing(cod
                 assert_right(rank, step=2)
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize(
-    ("culprit", "name"),
-    [
-        (5, "layer_5_down_projection"),  # (dp, tp, pp) = (1, 0, 1): a slice
-        (6, "layer_2_bias"),  # (1, 1, 0): replicated
-        (7, "layer_901_weight"),  # (1, 1, 1): tied
-        (2, "layer_3_weight"),  # (0, 1, 0): a part of a sum
-    ],
-)
-@pytest.mark.parametrize("codec", ["none", "int8"])
+CULPRITS = [
+    (5, "layer_5_down_projection"),  # (dp, tp, pp) = (1, 0, 1): a slice
+    (6, "layer_2_bias"),  # (1, 1, 0): replicated
+    (7, "layer_901_weight"),  # (1, 1, 1): tied
+    (2, "layer_3_weight"),  # (0, 1, 0): a part of a sum
+]
+
+
+@pytest.mark.parametrize(("culprit_and_name", "value", "codec"), sampled(CULPRITS, BAD, ["none", "int8"]))
 async def test_with_all_kinds_of_parallelism_every_rank_learns_who_it_was(
-    culprit: int, name: str, value: float, codec: str
+    culprit_and_name: tuple[int, str], value: float, codec: str
 ) -> None:
+    culprit, name = culprit_and_name
     async with parallel_world(2, 2, 2, compression=compressed(codec)) as ranks:
         spoil(ranks[culprit], name, value)
         before = [snapshot(rank) for rank in ranks]

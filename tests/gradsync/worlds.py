@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -92,7 +93,14 @@ def make_stage(stage: int, stages: int, *, dtype: str = "float32") -> StageModel
 
 def draw(parameter: ShardParameter, *place: int) -> Array:
     """Return the gradient of a parameter at a place (dp, tp, pp rank, step): the same wherever it is asked for."""
-    return np.random.default_rng((*place, *parameter.name.encode())).normal(size=parameter.grad.shape)
+    return _drawn(parameter.name, parameter.grad.shape, place)
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawn(name: str, shape: tuple[int, ...], place: tuple[int, ...]) -> Array:
+    drawn = np.random.default_rng((*place, *name.encode())).normal(size=shape)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def expected_gradients(config: ThreeDParallelismConfig, mapping: RankMapping, *, step: int = 0) -> dict[str, Array]:
@@ -101,21 +109,25 @@ def expected_gradients(config: ThreeDParallelismConfig, mapping: RankMapping, *,
     Slices and tied tensors get the mean over replicas of their sum over both stages; what is replicated also the mean
     or the sum over tensor-parallel ranks.
     """
-    last = config.pp_size - 1
-    stages = {stage: make_stage(stage, config.pp_size) for stage in {mapping.pp_rank, 0, last}}
+    sizes = (config.dp_size, config.tp_size, config.pp_size)
+    return dict(_expected(sizes, mapping.tp_rank, mapping.pp_rank, step))
+
+
+@functools.lru_cache(maxsize=256)
+def _expected(sizes: tuple[int, int, int], tp_rank: int, pp_rank: int, step: int) -> dict[str, Array]:
+    dp_size, tp_size, pp_size = sizes
+    last = pp_size - 1
+    stages = {stage: make_stage(stage, pp_size) for stage in {pp_rank, 0, last}}
     tied = [(stage, p) for stage, model in stages.items() for p in model.parameters() if p.placement.tied is not None]
     expected: dict[str, Array] = {}
-    for parameter in stages[mapping.pp_rank].parameters():
-        sources = tied if parameter.placement.tied is not None else [(mapping.pp_rank, parameter)]
+    for parameter in stages[pp_rank].parameters():
+        sources = tied if parameter.placement.tied is not None else [(pp_rank, parameter)]
         replicated = parameter.placement.replicated
-        slices = range(config.tp_size) if replicated is not None else [mapping.tp_rank]
+        slices = range(tp_size) if replicated is not None else [tp_rank]
         total = sum(
-            draw(source, dp, tp, stage, step)
-            for dp in range(config.dp_size)
-            for tp in slices
-            for stage, source in sources
+            draw(source, dp, tp, stage, step) for dp in range(dp_size) for tp in slices for stage, source in sources
         )
-        divisor = config.dp_size * (config.tp_size if replicated is Replication.WHOLE else 1)
+        divisor = dp_size * (tp_size if replicated is Replication.WHOLE else 1)
         expected[parameter.name] = np.asarray(total) / divisor
     return expected
 
@@ -219,8 +231,9 @@ def assert_copies_equal(ranks: Sequence[Rank]) -> None:
             place = () if placement.replicated is not None else (mapping.tp_rank,)
             what = (placement.tied,) if placement.tied is not None else (mapping.pp_rank, parameter.name)
             first, value = held.setdefault((*what, *place), (rank.node.rank, parameter.grad))
-            message = f"{parameter.name} on ranks {first} and {rank.node.rank}"
-            np.testing.assert_array_equal(parameter.grad, value, err_msg=message)
+            if not np.array_equal(parameter.grad, value):
+                message = f"{parameter.name} on ranks {first} and {rank.node.rank}"
+                np.testing.assert_array_equal(parameter.grad, value, err_msg=message)
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:
