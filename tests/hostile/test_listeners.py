@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -14,6 +15,7 @@ from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.net.wire.frame import Key
+from asyncpar.net.wire.handshake import WIRE_VERSION
 from tests.hostile.inputs import bit_flips
 from tests.soak import chosen
 
@@ -23,7 +25,7 @@ EACH = chosen(7, soak=1)
 """Of so many bits of an answer one is changed."""
 MOST = chosen(8, soak=1000)
 """Most answers that a listener gives: each takes servers and a link."""
-_Accepted = link_pb2.OpenReply.Accepted
+_Accepted = partial(link_pb2.OpenReply.Accepted, wire_version=WIRE_VERSION)
 _Refused = link_pb2.OpenReply.Refused
 
 
@@ -80,7 +82,9 @@ async def loss_of(reply: link_pb2.OpenReply) -> PeerLost:
         (_Accepted(lanes=["grpc"], token=TOKEN), "stream broke: UNIMPLEMENTED"),
     ],
 )
-async def test_an_acceptance_that_cannot_be_meant_is_a_loss_that_says_why(accepted: _Accepted, why: str) -> None:
+async def test_an_acceptance_that_cannot_be_meant_is_a_loss_that_says_why(
+    accepted: link_pb2.OpenReply.Accepted, why: str
+) -> None:
     assert why in str(await loss_of(link_pb2.OpenReply(accepted=accepted)))
 
 
