@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from tests.leftovers import MARK, find_marked
 
 _PATIENCE = 30.0
 _POLL_SECONDS = 0.1
+_KEPT_THREADS: Final = re.compile("_poll_wrapper|Dask-Offload")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +44,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ):
         return
     token = os.environ.get(MARK, "").rpartition("/")[2]
-    left = find_marked(token) if token else []
+    left = [process for process in find_marked(token) if not _ends_with_its_parent(process)] if token else []
     psutil.wait_procs(left, timeout=_PATIENCE if left else 0)
     if any(process.is_running() for process in left):  # the watcher names them as it ends them
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -59,11 +61,11 @@ def _end_background() -> None:
 def _belongings() -> frozenset[str]:
     """Return what this process has: its threads, its sockets that have an address, and what it has started.
 
-    Left out is what libraries make once and keep until the process ends: gRPC its thread that polls, and
-    multiprocessing its process that removes shared memory.
+    Left out is what libraries make once and keep until the process ends: gRPC its thread that polls, Dask its thread
+    that packs large messages, and multiprocessing its process that removes shared memory.
     """
     me = psutil.Process()
-    found = {f"thread {thread.name}" for thread in threading.enumerate() if "_poll_wrapper" not in thread.name}
+    found = {f"thread {thread.name}" for thread in threading.enumerate() if not _KEPT_THREADS.search(thread.name)}
     for socket in me.net_connections("all"):
         addresses: tuple[Any, ...] = (socket.laddr, socket.raddr)  # a path, a host and a port, or nothing
         ends = " to ".join(end if isinstance(end, str) else f"{end.ip}:{end.port}" for end in addresses if end)
@@ -72,9 +74,16 @@ def _belongings() -> frozenset[str]:
     for child in me.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             command = " ".join(child.cmdline())
-            if command and "multiprocessing.resource_tracker" not in command:  # without one it has ended
+            if command and not _ends_with_its_parent(child):  # without one it has ended
                 found.add(f"process {child.pid}: {command}")
     return frozenset(found)
+
+
+def _ends_with_its_parent(process: psutil.Process) -> bool:
+    """Say whether it is the process of multiprocessing that waits for the end of the one that it serves."""
+    with contextlib.suppress(psutil.Error):
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    return False
 
 
 def _wait_until_gone(before: frozenset[str]) -> list[str]:

@@ -1,21 +1,39 @@
-"""Conformance of engines: whole by ranks on this host; by default, the others show what differs most."""
+"""Conformance of engines: whole by ranks on this host; by default, the others show what differs most.
+
+Clusters of Dask are those of the session: their workers take seconds to start and to end.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.engines.dask_workers import start_cluster
+
 HERE = Path(__file__).parent
 ALWAYS = {
-    "test_values_come_in_the_order_of_ranks_each_from_a_process_of_its_own",
     "test_the_first_failure_comes_first_with_its_cause",
     "test_cancelling_ends_all_ranks_before_it_returns",
-    "test_nothing_is_left_of_a_job",
-    "test_an_elastic_job_goes_on_when_a_rank_is_killed",
     "test_an_elastic_job_outlives_the_loss_of_a_place_and_gets_another",
 }
 OTHERS = {"TestDask", "TestElasticDask", "TestGrowingDask", "TestMpi", "TestSlurm"}
+
+
+@pytest.fixture(scope="session")
+def three_workers() -> Iterator[Any]:
+    """Yield a cluster of Dask with three workers; what loses one waits until there are three again."""
+    with start_cluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def two_workers() -> Iterator[Any]:
+    """Yield a cluster of Dask with two workers; what loses one waits until there are two again."""
+    with start_cluster(2) as cluster:
+        yield cluster
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import asyncpar as ap
@@ -35,6 +36,12 @@ async def die_as_second(job: str, number: int, order: bytes, on_loop: bool, dask
 def return_a_lock() -> object:
     """Return what nothing carries."""
     return threading.Lock()
+
+
+def wait_for_file(path: str) -> None:
+    """Wait until there is a file at ``path``."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
 
 
 def count_places(dask_worker: Any = None) -> int:

@@ -22,7 +22,6 @@ from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
-from tests.engines.dask_workers import start_cluster
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -30,9 +29,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with start_cluster(3) as cluster:
-        yield cluster
+def cluster(three_workers: Any) -> Any:
+    return three_workers
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +94,16 @@ async def test_futures_of_an_asynchronous_client_are_awaited(cluster: Any) -> No
             assert list((await actors.get()).values()) == [[1]]
 
 
-async def test_futures_of_dask_that_have_no_value_say_why(client: Any) -> None:
+async def test_futures_of_dask_that_have_no_value_say_why(client: Any, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         await ap.dask.launch(client, programs.add, client.submit(divmod, 1, 0), 2, ranks=1)
     assert caught.value.__notes__ == ["(the value of arguments[0], which the ranks were to get)"]
-    waiting = client.submit(time.sleep, 60)
+    over = tmp_path / "over"
+    waiting = client.submit(dask_programs.wait_for_file, str(over))
     await asyncio.to_thread(waiting.cancel, force=True)
     with pytest.raises(ap.UsageError, match=r"arguments\[1\]: expected a value, Future was cancelled"):
         await ap.dask.launch(client, programs.add, 1, waiting, ranks=1)
+    over.touch()  # its thread would keep the worker from ending
 
 
 async def test_nodes_live_on_the_loops_of_workers(client: Any) -> None:

@@ -34,11 +34,8 @@ HERE = {
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
+def client(two_workers: Any) -> Iterator[Any]:
+    with distributed.Client(two_workers, set_as_default=False) as client:
         yield client
 
 

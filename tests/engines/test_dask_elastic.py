@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with start_cluster(3) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+def client(three_workers: Any) -> Iterator[Any]:
+    with distributed.Client(three_workers, set_as_default=False) as client:
         yield client
 
 

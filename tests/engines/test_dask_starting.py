@@ -20,7 +20,7 @@ from asyncpar.engines.interface import PlaceOrder, encode
 from asyncpar.testing import engine_programs as programs
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
-from tests.engines.dask_workers import start_cluster, start_scheduler, start_worker, write_other_asyncpar
+from tests.engines.dask_workers import start_scheduler, start_worker, write_other_asyncpar
 from tests.soak import first
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
@@ -29,11 +29,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with (
-        start_cluster(2) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
+def client(two_workers: Any) -> Iterator[Any]:
+    with distributed.Client(two_workers, set_as_default=False) as client:
         yield client
 
 

@@ -240,8 +240,10 @@ def test_an_interrupted_cell_leaves_nothing_and_can_be_run_again(tmp_path: Path,
     assert done.stdout.split("\n")[:3] == ["interrupted", "[False]", "[3]"], done
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_cell_of_a_kernel_is_interrupted_and_launches_again() -> None:
+    """As ``test_an_interrupted_cell_leaves_nothing_and_can_be_run_again``, in a kernel of Jupyter, three times."""
     with start_kernel() as kernel:
         for _ in range(3):
             interrupt_a_cell(kernel)

@@ -62,7 +62,12 @@ def test_a_blocking_run_fills_the_hosts_that_it_needs() -> None:
         return [one["GROUP_RANK"] for one in seen]
 
     assert places(ranks=3) == [0, 0, 1]
-    assert places(ranks=2, per_place=2) == [0, 0]
+
+
+@pytest.mark.soak
+def test_a_place_of_mpi_takes_as_many_ranks_as_it_is_told() -> None:
+    seen = ap.mpi.run(programs.describe, hosts=HOSTS, ranks=2, per_place=2, console=RecordingConsole())
+    assert [one["GROUP_RANK"] for one in seen] == [0, 0]
 
 
 def test_ranks_are_told_of_no_world_of_mpi() -> None:
