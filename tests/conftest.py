@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests import belongings, durations, leftovers, quick, soak
 from tests.belongings import nothing_is_left
+from tests.lasting import LastingObjects
 from tests.leftovers import pytest_unconfigure
 from tests.quick import pytest_terminal_summary, pytest_testnodedown
 
@@ -21,6 +22,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
     "pytest_testnodedown",
@@ -71,6 +73,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+_lasting = LastingObjects()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Keep what pytest has of the tests that were run out of what the garbage collector looks through, too."""
+    try:
+        return (yield)
+    finally:
+        _lasting.count(is_module_over=nextitem is None or nextitem.path != item.path)
 
 
 @pytest.hookimpl(wrapper=True)
