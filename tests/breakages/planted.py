@@ -87,9 +87,9 @@ PLANTED = (
     ),
     Planted(
         module="gradsync/plan.py",
-        right='self.name if self.placement.tied is not None else "")',
-        wrong='"")',
-        found_by="tests/gradsync/test_plan.py tests/hybrid",
+        right="limit = bucket_bytes if contents else first_bytes",
+        wrong="limit = bucket_bytes",
+        found_by="tests/gradsync/test_plan.py",
     ),
     Planted(
         module="hybrid/loss_scaling.py",
@@ -107,7 +107,7 @@ PLANTED = (
         module="net/membership/restart_budget.py",
         right="while known[0] <= now - self.window:",
         wrong="while known[0] < now - 2 * self.window:",
-        found_by="tests/net/membership",
+        found_by="tests/launch/agents/test_slot_machines.py",
     ),
     Planted(
         module="net/transport/flow_control.py",
