@@ -153,8 +153,8 @@ PLANTED = (
     ),
     Planted(
         module="testing/loop.py",
-        right="if ready or timeout == 0:",
-        wrong="if timeout == 0:",
+        right="if timeout is None:\n            raise VirtualDeadlock(",
+        wrong="if timeout == -1:\n            raise VirtualDeadlock(",
         found_by="tests/testing/test_loop.py",
     ),
     Planted(

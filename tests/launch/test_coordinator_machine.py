@@ -120,6 +120,7 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
         (1, hello(1, nnodes=3), "--nnodes: the coordinator expects 2"),
         (2, hello(1, job="other"), "--rdzv-id"),
         (3, hello(0), "--node-rank: 0 is taken"),
+        (5, replace(hello(1), version="9.9"), "this agent 9.9; install the same"),
     ):
         finish, *told = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
         assert [each.agent for each in told if isinstance(each, SendOrder)] == [0]  # those that are there hear of it
