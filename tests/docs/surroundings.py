@@ -326,6 +326,53 @@ async def main():
 
 ap.testing.run_virtual(main())
 """),
+    ("docs/index.md", "ref = node.ref("): Surroundings(
+        """
+import asyncio
+
+import asyncpar as ap
+from tests.docs.actors import Counter
+
+
+async def main():
+    async with ap.testing.local_world(2) as nodes:
+        node = nodes[0]
+        await nodes[1].spawn(Counter, name="counter")
+        BLOCK
+        assert total == 3
+
+
+asyncio.run(main())
+""",
+        {"\n": "\n        "},
+    ),
+    ("docs/index.md", "async with ap.testing.local_world(4) as nodes:"): Surroundings(
+        """
+import asyncio
+
+import asyncpar as ap
+
+
+async def main():
+    BLOCK
+    assert len(nodes) == 4
+
+
+asyncio.run(main())
+""",
+        {"\n": "\n    "},
+    ),
+    ("docs/index.md", 'dist.init_process_group("asyncpar")'): Surroundings(
+        _TORCH_WORLD
+        + """
+import torch.distributed as dist
+
+BLOCK
+assert dist.get_backend() == "asyncpar"
+dist.destroy_process_group()
+""",
+        needs="torch",
+    ),
     ("README.md", "import torch\nimport torch.distributed as dist"): Surroundings(
         _TORCH_WORLD + "BLOCK", needs="torch"
     ),
