@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Generator
 
@@ -31,6 +32,9 @@ __all__ = [
 
 settings.register_profile("asyncpar", deadline=None)  # speed is measured in scripts/bench, never in a timed test
 settings.load_profile("asyncpar")
+
+# Tests start Python processes by the hundred: where no bytecode may be kept, each compiles all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -174,10 +174,9 @@ def test_a_launcher_that_is_killed_is_explained_too(launcher: Launcher) -> None:
     remains = launcher.directory / "remains"
     job = launcher.start("--nproc-per-node", "2", "--post-mortem", str(remains), launcher.script(WORK), "wait")
     limit = time.monotonic() + LIMIT
-    while len(launcher.registered()) < 2:
+    while len(launcher.registered()) < 2 or not (launcher.directory / "waits").exists():
         assert time.monotonic() < limit
         time.sleep(0.05)
-    time.sleep(0.2)
     os.kill(job.pid, signal.SIGKILL)
     job.communicate(timeout=LIMIT)
     while not (found := list(remains.glob("*/summary.txt"))):
