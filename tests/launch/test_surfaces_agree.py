@@ -34,7 +34,7 @@ Launcher = Any  # the class lives in conftest.py
 
 CULPRIT = 1
 PATIENCE = 90.0
-WARNING = 1.5
+WARNING = 2.0
 """Seconds after which the launcher prints a wait."""
 
 CAUSES = {
@@ -183,6 +183,12 @@ def waits_in(printed: str, place: str) -> list[str]:
     return [line for line in printed.splitlines() if re.search(words, line.partition(";")[0])]
 
 
+def causes_printed(printed: str, place: str) -> set[str]:
+    """Return the causes in lines of the launcher about the culprit at ``place``; one that is seen late has another."""
+    about = (line for line in printed.splitlines() if re.search(rf"{re.escape(place)}\b", line))
+    return {cause for line in about if f"rank {CULPRIT}" in line for cause in causes_in(line)}
+
+
 def line_of(script: str, name: str) -> str:
     lines = Path(script).read_text().splitlines()
     return f"job.py:{next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {name}'))}"
@@ -221,7 +227,8 @@ def watch_hangs(launcher: Launcher) -> dict[str, Any]:
             texts = (surfaces["status"], surfaces["explain"])
             last.append(surfaces)
             is_there = all(causes_in(text) == {cause} and place in text for text in texts)
-            is_there &= bool(waits_in(printed.read_text(), place))
+            terminal = printed.read_text()
+            is_there &= bool(waits_in(terminal, place)) and cause in causes_printed(terminal, place)
             return (summary, surfaces) if is_there else None
 
         summary, surfaces = until(look, last)
@@ -238,7 +245,8 @@ def watch_hangs(launcher: Launcher) -> dict[str, Any]:
     def is_deadlock() -> dict[str, str] | None:
         _, surfaces = job.look()
         last.append(surfaces)
-        return surfaces if all(causes_in(text) == {"deadlock"} for text in surfaces.values()) else None
+        is_there = all(causes_in(text) == {"deadlock"} for text in surfaces.values())
+        return surfaces if is_there and "deadlock" in printed.read_text() else None
 
     found["cycle"] = until(is_deadlock, last)
     process.send_signal(signal.SIGTERM)
@@ -272,10 +280,8 @@ def test_the_stack_and_the_row_of_the_culprit_have_the_same_place(seen: Mapping[
 def test_the_terminal_names_them_in_the_same_words(seen: Mapping[str, Any]) -> None:
     terminal = seen["terminal"]
     for name, hang in HANGS.items():
-        place = rf"{re.escape(seen['places'][name])}\b"
-        lines = [line for line in terminal.splitlines() if re.search(place, line) and f"rank {CULPRIT}" in line]
         assert waits_in(terminal, seen["places"][name]), terminal
-        causes = {cause for line in lines for cause in causes_in(line)}
+        causes = causes_printed(terminal, seen["places"][name])
         if hang.cause == "held":
             causes.discard("blocked")  # it is, too, and that is seen before it is known why
         assert causes == {hang.cause}, terminal
