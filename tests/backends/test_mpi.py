@@ -55,7 +55,6 @@ def test_a_rank_that_leaves_early_is_named(mpiexec: str, tmp_path: Path) -> None
     found = exercise(mpiexec, tmp_path, "leave")
     assert found["lost"] == 1
     assert found["cause"] == "it left the world"
-    assert found["seconds"] < 5
 
 
 def test_a_rank_that_dies_ends_the_job(mpiexec: str, tmp_path: Path) -> None:
