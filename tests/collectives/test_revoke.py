@@ -168,7 +168,7 @@ def test_the_rank_that_the_reason_names_is_blamed(open_ranks: OpenRanks) -> None
     run_virtual(main())
 
 
-@pytest.mark.parametrize("size", [4, 48])
+@pytest.mark.parametrize("size", [4, 36])
 @pytest.mark.parametrize("told", [1, 2])
 def test_the_news_reaches_all_although_the_rank_that_revokes_dies_amid_it(
     open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch, size: int, told: int
