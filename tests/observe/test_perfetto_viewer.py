@@ -15,6 +15,7 @@ from asyncpar.observe.timeline import Timeline, make_timeline
 from asyncpar.testing.loop import run_virtual
 from tests.observe.perfetto_viewer import ViewedTrace, find_browser, find_viewer, open_trace
 from tests.observe.test_timeline import SKEWS, images_of_a_run, skewed
+from tests.soak import first
 
 REQUIRED = "ASYNCPAR_TEST_BACKENDS"
 pytestmark = [
@@ -76,6 +77,7 @@ def test_the_native_trace_opens_with_all_tracks_slices_and_arrows(timeline: Time
         assert sorted(found) == expected(timeline)
 
 
+@pytest.mark.parametrize("timeline", first(1, ["clocks apart", "at equal times"]), indirect=True)
 def test_chromes_json_opens_with_all_tracks_slices_and_arrows(timeline: Timeline, tmp_path: Path) -> None:
     with opened(tmp_path, encode_chrome(timeline)) as viewed:
         assert viewed.complaints() == []
