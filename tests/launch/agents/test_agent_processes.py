@@ -579,11 +579,12 @@ def test_what_cannot_be_is_said_in_one_line(group: AgentGroup) -> None:
     secret = ("--secret-file", str(group.secret))
     (group.folder / "other").write_bytes(os.urandom(32))
     (group.folder / "other").chmod(0o600)
-    twice = group.command("agent", "--name", "one", "--join", group.addresses["one"], *secret, log="twice.log")
-    rotated = group.start("two", secret=group.folder / "other")
-    nobody = group.command(
-        *("agent", "--join", "127.0.0.1:1", *secret), log="nobody.log", program=("-c", textwrap.dedent(HURRIED))
+    hurried = ("-c", textwrap.dedent(HURRIED))
+    twice = group.command(
+        *("agent", "--name", "one", "--join", group.addresses["one"], *secret), log="twice.log", program=hurried
     )
+    rotated = group.start("two", secret=group.folder / "other")
+    nobody = group.command(*("agent", "--join", "127.0.0.1:1", *secret), log="nobody.log", program=hurried)
     unknown = group.command("drain", "three", "--agent", group.addresses["one"], *secret, log="unknown.log")
     absent = group.command("status", "--agent", "127.0.0.1:1", *secret, log="absent.log")
     kept, damaged = (group.folder / name for name in ("kept", "damaged"))
