@@ -134,7 +134,7 @@ GOALS = (
         Goal(f"B6, {engine}", "the suite of twelve behaviours", command, PASSED, "-")
         for engine, command in (
             ("local", "python -m pytest -q tests/engines/test_local.py -k TestLocal"),
-            ("Dask", "python -m pytest -q tests/engines/test_dask.py -k TestDask"),
+            ("Dask", "python -m pytest -q --soak tests/engines/test_dask.py -k TestDask"),
             ("Ray", "scripts/test-ray -q -k TestRay"),
             ("Slurm", "scripts/test-slurm -q -k TestSlurm"),
             ("MPI", "scripts/test-backends -q -k TestMpi"),
