@@ -14,7 +14,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Protocol, Self
 
 import msgspec
 import numpy as np
@@ -38,20 +39,48 @@ def world_number(generation: int) -> int:
 
 
 _REMEMBERED_KEYED = 4096
+_REMEMBERED_OF_CLOSED = 256
 _COUNTED_APART = 4096
 _MASK = (1 << 64) - 1
 
 
-class Ledger(Protocol):
-    """Knows the sequence numbers of one group of operations."""
+class KnowsPast(Protocol):
+    """Knows which numbers of one group of operations are past."""
 
     def is_past(self, sequence: int) -> bool:
         """Has this number been allotted here?"""
         ...
 
+
+class Ledger(KnowsPast, Protocol):
+    """Knows the sequence numbers of one group of operations."""
+
     def next_numbers(self) -> list[int]:
         """Return the numbers that are allotted next, as far as they can be foreseen."""
         ...
+
+    def closed(self, failed: frozenset[int]) -> KnowsPast | None:
+        """Return what to remember of a group that is closed while the operations ``failed`` are under way."""
+        ...
+
+
+class PastNumbers(msgspec.Struct, frozen=True):
+    """The numbers that a closed group has allotted to operations that were over before it was closed."""
+
+    last: int
+    keyed: frozenset[int]
+    failed: frozenset[int]
+
+    def is_past(self, sequence: int) -> bool:
+        if sequence in self.failed:
+            return False
+        return sequence in self.keyed if sequence & KEYED else sequence <= self.last
+
+
+@lru_cache(1024)
+def _past_numbers(last: int, keyed: frozenset[int], failed: frozenset[int]) -> PastNumbers:
+    """Return the same object for the same numbers: most groups that are closed have few."""
+    return PastNumbers(last, keyed, failed)
 
 
 class UseCounts:
@@ -140,6 +169,9 @@ class GroupLedger:
         """Return the number that the next call without a key will have."""
         return [self.last + 1]
 
+    def closed(self, failed: frozenset[int]) -> PastNumbers:
+        return _past_numbers(self.last, frozenset([*self._keyed][-_REMEMBERED_OF_CLOSED:]), failed)
+
 
 def channel_number(group: int, source: int, dest: int) -> int:
     """Return the number under which messages of ``group`` from rank ``source`` of the world to ``dest`` go."""
@@ -171,6 +203,9 @@ class ChannelLedger:
     def next_numbers(self) -> list[int]:
         """Return the numbers of the next messages with the tags that were used, and with 0, which is the usual one."""
         return [tag << TAG_SHIFT | count for tag, count in ({0: 0} | self._next).items()]
+
+    def closed(self, failed: frozenset[int]) -> Self | None:
+        return self if self._next and not failed else None
 
 
 class NameClaims:

@@ -9,7 +9,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
-from asyncpar.collectives.ledger import KEYED, ChannelLedger, GroupLedger, NameClaims, channel_number, world_number
+from asyncpar.collectives.ledger import (
+    KEYED,
+    ChannelLedger,
+    GroupLedger,
+    KnowsPast,
+    NameClaims,
+    channel_number,
+    world_number,
+)
 from asyncpar.collectives.operation import Closes, Group, Operation, OperationContext, show
 from asyncpar.collectives.protocol import (
     MOST_WAITS,
@@ -79,8 +87,9 @@ class OperationTable:
         self._groups: dict[int, Group] = {}
         self.aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
         """What peers have told of operations that were not called here yet: the rank, and its message."""
-        self._closed: OrderedDict[int, Revocation | None] = OrderedDict()
-        """The numbers of groups that are not used any more here, with the reason if they were revoked."""
+        self._closed: OrderedDict[int, Revocation | KnowsPast | None] = OrderedDict()
+        """The numbers of groups that are not used any more here, with the reason if they were revoked, or else with the
+        numbers of their operations, if any: others may be behind in these."""
         self._revoked: OrderedDict[int, Revocation] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """By asking rank and operation: when it asked, and the answer that it got."""
@@ -126,14 +135,15 @@ class OperationTable:
         """Drop ``group``, which this rank has closed, and all that belongs to it; its number must not be used again."""
         for number in (group.number, *group.channels):
             known = self._groups.pop(number, None)
+            past = None if known is None else known.ledger.closed(frozenset(known.active))
             for operation in [] if known is None else [*known.active.values(), *known.loose]:
                 operation.discard()
-            self._close_number(number)
+            self._close_number(number, past)
             self._forget_frames(number)
 
-    def _close_number(self, number: int, revocation: Revocation | None = None) -> None:
+    def _close_number(self, number: int, ending: Revocation | KnowsPast | None) -> None:
         """Drop all frames of a group from now on."""
-        self._closed[number] = revocation
+        self._closed[number] = ending
         if len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
 
@@ -231,7 +241,7 @@ class OperationTable:
                 self._tell_leaving(rank, number, ledger.next_numbers())
         for rank, key in list(self._askers):
             known = self._groups.get(key.group)
-            if known is None or not (known.is_stale(key.sequence) or known.find(key.sequence)):
+            if not (self._is_through(key) or (known is not None and known.find(key.sequence))):
                 self._tell_leaving(rank, key.group, [key.sequence])
 
     def _tell_leaving(self, rank: int, number: int, sequences: Iterable[int]) -> None:
@@ -529,8 +539,8 @@ class OperationTable:
     def _status(self, key: Key, asker: int) -> Status:
         """Return the answer to rank ``asker``, which waits in the operation ``key`` for this rank."""
         group, operation = self._groups.get(key.group), self._operation(key.group, key.sequence)
-        text = shortened(self._whereabouts(group, operation, key.sequence))
-        me, is_through = self.links.rank, group is not None and group.is_stale(key.sequence)
+        text = shortened(self._whereabouts(group, operation, key))
+        me, is_through = self.links.rank, self._is_through(key)
         if not is_through and (operation is None or not operation.has_started):
             operation = self._elsewhere(group)
         if operation is None or not operation.has_started:
@@ -563,14 +573,14 @@ class OperationTable:
                 abort = Abort("timeout", shortened(f"the group was given up there, because {why}"), rank=culprit)
                 self.links.control(rank, FrameKind.ABORT, key, encode_control(abort))
                 return
-        elif key.group in self._closed:
-            revocation = self._closed[key.group]
-            if revocation is not None:
-                self._tell_revoked(rank, revocation)
+        elif key.group in self._closed and not self._is_through(key):
+            ending = self._closed[key.group]
+            if isinstance(ending, Revocation):
+                self._tell_revoked(rank, ending)
                 return
             self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
             return
-        if self._is_leaving and operation is None and (group is None or not group.is_stale(key.sequence)):
+        if self._is_leaving and operation is None and not self._is_through(key):
             self._tell_leaving(rank, key.group, [key.sequence])
             return
         here = operation if operation is not None and operation.has_started else self._elsewhere(group)
@@ -580,13 +590,21 @@ class OperationTable:
         self._askers[rank, key] = (self.now(), status)
         self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
 
-    def _whereabouts(self, group: Group | None, operation: Operation | None, sequence: int) -> str:
+    def _is_through(self, key: Key) -> bool:
+        """Is the operation ``key`` over here, perhaps in a group that was closed since?"""
+        group = self._groups.get(key.group)
+        if group is not None:
+            return group.is_stale(key.sequence)
+        ending = self._closed.get(key.group)
+        return ending is not None and not isinstance(ending, Revocation) and ending.is_past(key.sequence)
+
+    def _whereabouts(self, group: Group | None, operation: Operation | None, key: Key) -> str:
         if operation is not None:
             if not operation.has_started:
                 return "it has called that operation, but does not await it yet"
             ranks = operation.waits_for()
             return _IN_IT_TOO + (f", waiting for rank {ranks[0]}{_answer_of(operation, ranks[0])}" if ranks else "")
-        if group is not None and group.is_stale(sequence):
+        if self._is_through(key):
             return "it is through with that operation"
         here = self._elsewhere(group)
         unknown = ", and has made no such group" if group is None else ""

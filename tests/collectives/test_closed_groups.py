@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.protocol import Abort, Probe, Status, decode_control, encode_control
 from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 from asyncpar.testing import local_world, run_virtual
 from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
@@ -48,6 +50,42 @@ def test_operations_of_a_closed_group_end_here_and_on_the_others(open_ranks: Ope
             groups[1].close()
             sums = await asyncio.gather(*(world.all_reduce(np.ones(1)) for world in ranks.communicators))
             assert [float(x[0]) for x in sums] == [2.0, 2.0]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_who_asks_a_rank_that_has_closed_a_group_hears_what_was_over_and_what_was_not(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may be behind in an operation that others have completed, and ask one of them that closed its group."""
+
+    async def main() -> None:
+        async with local_world(2) as nodes:
+            groups = [_made(node.world) for node in nodes]
+            await asyncio.gather(*(group.all_reduce(np.ones(3), key=key) for group in groups))
+            table, engine = engine_of(groups[1]).table, engine_of(groups[1])
+            answers: asyncio.Queue[tuple[FrameKind, bytes]] = asyncio.Queue()
+            told = table.control
+
+            def record(rank: int, header: FrameHeader, payload: bytes) -> None:
+                answers.put_nowait((header.kind, bytes(payload)))
+                told(rank, header, payload)
+
+            monkeypatch.setattr(table, "control", record)
+            past = next(iter(engine.group.history))
+            description = engine.group.history[past]
+            groups[0].close()
+            for sequence in (past, past + 1):
+                table.links.control(
+                    0, FrameKind.PROBE, Key(engine.group.number, sequence, 0), encode_control(Probe(description))
+                )
+            kind, status = await answers.get()
+            assert kind is FrameKind.STATUS
+            assert decode_control(status, Status).text == "it is through with that operation"
+            kind, abort = await answers.get()
+            assert kind is FrameKind.ABORT
+            assert decode_control(abort, Abort).text == "the group was closed there"
 
     run_virtual(main())
 
