@@ -52,7 +52,7 @@ REPORTED = {
 }
 """Fields of what asyncpar makes, and programs read."""
 
-OF_TESTS = {"blocking_world.transport", "local_world.transport", "encoded_ratio.codec", "expect.codec"}
+OF_TESTS = {"blocking_world.transport", "local_world.transport", "expect.codec"}
 """Arguments that tests make up, worlds in memory among them."""
 
 

@@ -109,6 +109,10 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
     assert len(crossed) == RANKS
     assert set(crossed.values()) == {40}
 
+    def is_found() -> bool:  # once rank 1 has reported that it sleeps
+        return run(group, "flight", "explain", "--job", one).stdout.startswith("rank 1: sleeping\n")
+
+    eventually(is_found, "the rank that sleeps")
     done = run(group, "flight", "dump", "--torch", "-o", "dump", two)
     assert done.returncode == 0, done.stderr
     files = {file.name for file in (group.folder / "dump").iterdir()}
