@@ -118,6 +118,14 @@ ap.mpi.run(programs.linger, sys.argv[1], ranks=2, mpiexec=sys.argv[2])
 """
 
 
+@pytest.mark.parametrize(
+    "mpiexec",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] if name == "Open MPI" else [])  # its places end with their lease
+        for name in PROGRAMS
+    ],
+    indirect=True,
+)
 def test_nothing_is_left_of_a_caller_that_is_killed(mpiexec: str, tmp_path: Path) -> None:
     folder = tmp_path / "ranks"
     folder.mkdir()
