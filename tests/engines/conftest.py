@@ -22,14 +22,17 @@ ALWAYS = {
 OTHERS = {"TestDask", "TestElasticDask", "TestGrowingDask", "TestMpi", "TestSlurm"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three_workers() -> Iterator[Any]:
-    """Yield a cluster of Dask with three workers; what loses one waits until there are three again."""
+    """Yield a cluster of Dask with three workers; what loses one waits until there are three again.
+
+    It ends with the module: it has threads that open files, which tests of other packages may count.
+    """
     with start_cluster(3) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_workers() -> Iterator[Any]:
     """Yield a cluster of Dask with two workers; what loses one waits until there are two again."""
     with start_cluster(2) as cluster:
