@@ -1,8 +1,7 @@
-"""Program of the rank processes of test_silent_rank: operations of some kinds at once until one rank is stopped."""
+"""Program of the rank processes of test_silent_rank: operations until one rank is stopped."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 
@@ -10,15 +9,12 @@ import numpy as np
 
 import asyncpar as ap
 
-STEPS = 5
-"""Operations of each kind that have been done when a rank is ready to be stopped."""
-
 
 def say(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
-async def work(comm: ap.Communicator, what: str, has_begun: asyncio.Event) -> None:
+async def work(comm: ap.Communicator, what: str) -> None:
     small, large = np.ones(8, np.float32), np.ones(400_000, np.float32)
     for step in range(1_000_000_000):
         match what:
@@ -33,33 +29,17 @@ async def work(comm: ap.Communicator, what: str, has_begun: asyncio.Event) -> No
                 await comm.broadcast(large, root=step % comm.size)
                 await comm.reduce(small.copy(), root=step % comm.size, op="max")
                 await comm.barrier()
-        if step == STEPS:
-            has_begun.set()
-
-
-async def blamed(comm: ap.Communicator, what: str, has_begun: asyncio.Event) -> int | None:
-    """Work until it fails, and return the rank of the world that the error names."""
-    try:
-        await work(comm, what, has_begun)
-    except ap.PeerError as error:
-        return error.rank
-    return None
+        if step == 5:
+            say(ready=True)
 
 
 async def main() -> None:
     async with ap.init() as node:
-        kinds = sys.argv[2:]
-        begun = [asyncio.Event() for _ in kinds]
-        tasks = []
-        for what, has_begun in zip(kinds, begun, strict=True):
-            group = node.world.subgroup(node.world.ranks, key=what)
-            assert group is not None
-            group.timeout = float(sys.argv[1])
-            tasks.append(asyncio.create_task(blamed(group, what, has_begun)))
-        for has_begun in begun:
-            await has_begun.wait()
-        say(ready=True)
-        say(blamed=dict(zip(kinds, await asyncio.gather(*tasks), strict=True)))
+        node.world.timeout = float(sys.argv[2])
+        try:
+            await work(node.world, sys.argv[1])
+        except ap.PeerError as error:
+            say(blamed=error.rank, kind=type(error).__name__, message=str(error))
 
 
 ap.run(main)
