@@ -37,12 +37,13 @@ assert _COLUMNS.itemsize == RECORD_BYTES
 
 
 class OperationTimes:
-    """Histograms of the operations of one ring that end after ``image`` was taken of it."""
+    """Histograms of the operations of one ring of ``capacity`` places, from the event with the ticket ``first`` on."""
 
-    def __init__(self, image: bytes, capacity: int) -> None:
+    def __init__(self, capacity: int, first: int) -> None:
         self._capacity = capacity
-        self._counted: NDArray[np.uint32] = np.where(_is_over(self._read(image)), self._read(image)["lap"], 0)
-        """By place: the lap of the last event there that is in the histograms."""
+        places = np.arange(capacity, dtype=np.int64)
+        self._counted: NDArray[np.uint32] = np.maximum(-(-(first - places) // capacity), 0).astype(np.uint32)
+        """By place: the lap of the last event there that is in the histograms, or is of a node before."""
         self._names: Mapping[int, str] = {}
         self._found: dict[str, tuple[NDArray[np.int64], float]] = {}
 

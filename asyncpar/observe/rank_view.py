@@ -130,7 +130,7 @@ class NodeView(NodeParts):
         self.pulse = _LoopPulse(self.loop, threading.get_ident())
         recorder = self.links.recorder
         self.pauses = PauseRecorder(recorder)
-        self.times = OperationTimes(recorder.snapshot(), recorder.mask + 1)
+        self.times = OperationTimes(recorder.mask + 1, recorder.first)
 
 
 _nodes: list[NodeView] = []
@@ -220,7 +220,7 @@ def make_summary() -> RankSummary:
 def summarize_node(node: NodeParts) -> RankSummary:
     """Return the summary of one of the nodes of this process, asked for on its loop."""
     is_virtual = getattr(node.loop, "clock_domain", None) is not None
-    fields = _of_program() | ({} if is_virtual else _of_process()) | _of_node(node)
+    fields = _of_program() | ({} if is_virtual else _of_process()) | _of_node(node, node.links.recorder.snapshot())
     site = next((one.site for one in (*fields["operations"], *fields["asks"]) if one.site), "")
     return RankSummary(user_site=site, **fields)
 
@@ -251,15 +251,16 @@ def _of_view(view: NodeView) -> dict[str, Any]:
     """Return what the observer's thread sees of a node."""
     view.pauses.sample()
     lag = view.pulse.look()
-    fields = _of_node(view) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
-    fields["durations"] = view.times.look(view.links.recorder.snapshot())
+    ring = view.links.recorder.snapshot()
+    fields = _of_node(view, ring) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
+    fields["durations"] = view.times.look(ring)
     del fields["time"]  # that of the process
     return fields
 
 
-def _of_node(view: NodeParts) -> dict[str, Any]:
+def _of_node(view: NodeParts, ring: bytes) -> dict[str, Any]:
     links, world = view.links, view.links.world
-    image = read_image(links.recorder.snapshot(), latest=_LATEST)
+    image = read_image(ring, latest=_LATEST)
     events = image.events
     operations, more = _operations(view, events)
     lanes = {"messages": links.bytes_sent}

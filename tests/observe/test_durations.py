@@ -25,8 +25,12 @@ class Ring:
 
     def __init__(self) -> None:
         self._now = 100.0
-        memory = mmap.mmap(-1, image_bytes(CAPACITY))
-        self.recorder = Recorder(memory, RankIdentity(rank=0, size=1), capacity=CAPACITY, clock=lambda: self._now)
+        self._memory = mmap.mmap(-1, image_bytes(CAPACITY))
+        self.start_node()
+
+    def start_node(self) -> None:
+        identity = RankIdentity(rank=0, size=1)
+        self.recorder = Recorder(self._memory, identity, capacity=CAPACITY, clock=lambda: self._now)
 
     def begin(self, name: str, kind: EventKind = EventKind.COLLECTIVE) -> int:
         return self.recorder.begin(
@@ -42,7 +46,7 @@ class Ring:
             self.end(self.begin(name, kind), each)
 
     def watch(self) -> OperationTimes:
-        return OperationTimes(self.recorder.snapshot(), CAPACITY)
+        return OperationTimes(CAPACITY, self.recorder.first)
 
 
 def found(summaries: Iterable[DurationSummary]) -> dict[str, tuple[dict[float, int], float]]:
@@ -91,13 +95,19 @@ def test_an_operation_counts_when_it_is_over_and_only_if_it_has_completed() -> N
     assert found(times.look(ring.recorder.snapshot()))["all_gather"][0][5.0] == 1
 
 
-def test_other_events_and_those_of_the_node_before_count_for_nothing() -> None:
+@pytest.mark.parametrize("before", [5, CAPACITY, 2 * CAPACITY + 7])
+def test_other_events_and_those_of_the_node_before_count_for_nothing(before: int) -> None:
     ring = Ring()
-    ring.run("all_reduce", [0.1] * 5)
+    ring.run("all_reduce", [0.1] * before)
+    ring.recorder.close()
+    ring.start_node()
     times = ring.watch()
     ring.run("load", [0.1], EventKind.SPAN)
     ring.run("recv", [0.1], EventKind.RECEIVE)
     assert times.look(ring.recorder.snapshot()) == ()
+    ring.run("all_reduce", [0.1] * 3)
+    (one,) = times.look(ring.recorder.snapshot())
+    assert sum(one.counts) == 3
 
 
 def test_buckets_are_cumulative_for_prometheus() -> None:
@@ -119,3 +129,14 @@ async def test_the_summary_of_a_rank_has_its_operations() -> None:
             forget()
     assert {one.name: sum(one.counts) for one in durations} == {"all_reduce": 3, "barrier": 1}
     assert all(one.seconds > 0.0 for one in durations)
+
+
+async def test_a_node_starts_without_a_copy_of_its_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would take all pages of a ring in which nothing has been written."""
+
+    def refuse(_: Recorder) -> bytes:
+        raise AssertionError("the ring was copied")
+
+    monkeypatch.setattr(Recorder, "snapshot", refuse)
+    async with local_world(2) as nodes:
+        await asyncio.gather(*(node.world.all_reduce(np.ones(3)) for node in nodes))

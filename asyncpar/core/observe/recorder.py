@@ -99,6 +99,8 @@ class Recorder:
         """Codes whose identities are in ``sites``: they must live, so that no other code gets the same identity."""
         self.clock = clock
         self.mask = capacity - 1
+        self.first: int
+        """The ticket of this node's first event: the ring may have those of nodes before it."""
         self.lap_bits = self.mask.bit_length()
         self.write = partial(BEGINNING.pack_into, memory)
         self.write_end = partial(ENDING.pack_into, memory)
@@ -119,8 +121,8 @@ class Recorder:
         """Who records the training step that is under way."""
         self.stepped_at: float | None = None
         """The time of the end of the last training step."""
-        self._used, self._entries, begun = self._take_over()
-        self.tickets = count(begun)
+        self._used, self._entries, self.first = self._take_over()
+        self.tickets = count(self.first)
         write_header(memory, capacity, identity)
 
     def _take_over(self) -> tuple[int, int, int]:
