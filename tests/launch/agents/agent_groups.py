@@ -170,6 +170,7 @@ class AgentGroup:
         """The address of an agent that runs."""
         running = [name for name, process in self.agents.items() if process.poll() is None]
         running = [name for name in running if psutil.Process(self.agents[name].pid).status() != psutil.STATUS_STOPPED]
+        assert running, "every agent has ended:\n" + "\n".join(self.said(name) for name in self.agents)
         return self.addresses[running[-1]]
 
     def view(self) -> GroupView | None:
@@ -208,6 +209,11 @@ class AgentGroup:
             return False
         found = [step.read_text().split() for step in steps]
         return all(int(number) > beyond and int(seen) == size for number, seen in found)
+
+    def train_on(self, size: int, what: str) -> None:
+        """Return when ``size`` ranks of one world have trained beyond the last step that any rank has noted by now."""
+        reached = self.step()
+        eventually(lambda: self.trains(size, beyond=reached), what)
 
     def step(self) -> int:
         """The last step that any rank has noted."""

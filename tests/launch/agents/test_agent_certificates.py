@@ -91,7 +91,7 @@ def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(gr
     launcher = group.launch(TRAINING, str(UNTIL), options=(*options, "--last-call", "0.1"))
     eventually(lambda: group.trains(1), "training on one host")
     group.start("two")
-    eventually(lambda: group.trains(2, beyond=group.step()), "training with the joiner")
+    group.train_on(2, "training with the joiner")
 
     ports = ports_between(group)
     agents = {name: int(address.rpartition(":")[2]) for name, address in group.addresses.items()}
@@ -117,7 +117,7 @@ def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(gr
         [pid] = group.pids("two")
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: group.pids("two") not in ([], [pid]), "another start of the rank")
-        eventually(lambda: group.trains(2, beyond=group.step()), "training with it again")
+        group.train_on(2, "training with it again")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
     numbers = {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]}

@@ -136,7 +136,7 @@ def test_a_minority_parks_and_commits_nothing_and_comes_back(group: Bridged) -> 
         if kind != "one-way":
             eventually(partial(group.has_parked, victim), "the parking")
         group.heal()
-        eventually(lambda: group.trains(3, beyond=group.step()), f"training with {victim} again")
+        group.train_on(3, f"training with {victim} again")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=90) == 0, group.said("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {

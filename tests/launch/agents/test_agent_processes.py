@@ -94,13 +94,13 @@ def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: Age
     assert group.leader() != leader
 
     group.start(leader)  # a replacement of the same name
-    eventually(lambda: group.trains(4, beyond=group.step()), "training with the replacement")
+    group.train_on(4, "training with the replacement")
 
     stopped = next(name for name in ("one", "two", "three", "four") if name not in (leader, group.leader()))
     group.agents[stopped].send_signal(signal.SIGSTOP)
-    eventually(lambda: group.trains(3, beyond=group.step()), "training without the stopped host")
+    group.train_on(3, "training without the stopped host")
     group.agents[stopped].send_signal(signal.SIGCONT)
-    eventually(lambda: group.trains(4, beyond=group.step()), "training with it again")
+    group.train_on(4, "training with it again")
     assert "the others have gone on without this host" in group.said(stopped)
 
     drained = group.leader()
@@ -131,7 +131,7 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_its_step_and_starts_again
     result = group.folder / f"result-{pid}"
     eventually(lambda: result.exists() and bool(result.read_text()), "the end of the rank")
     assert json.loads(result.read_text())[-1] is True, "it was drained"
-    eventually(lambda: group.trains(2, beyond=group.step()), "training with the rank that has started again")
+    group.train_on(2, "training with the rank that has started again")
     assert "two/0 starts again: it was drained" in group.said("two")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
@@ -270,9 +270,9 @@ def test_a_crash_is_healed_where_all_hosts_are_needed(group: AgentGroup) -> None
     options = ("--nnodes", "2:2", "--elastic", "ranks", "--max-restarts", "10")
     launcher = group.launch(TRAINING, str(UNTIL), options=options)
     for name in ("one", "two"):
-        eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts")
+        group.train_on(2, "training on both hosts")
         os.kill(group.pids(name)[0], signal.SIGKILL)
-    eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts again")
+    group.train_on(2, "training on both hosts again")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
@@ -367,7 +367,7 @@ def test_spares_that_have_waited_for_long_step_in_for_ranks_that_are_killed_or_s
         for pid in pids(name, are_spares=False):
             os.kill(pid, fault)
         eventually(lambda name=name, spares=spares: pids(name, are_spares=False) == spares, "the spare's place")  # type: ignore[misc]
-        eventually(lambda: group.trains(2, beyond=group.step()), "training on both hosts again")
+        group.train_on(2, "training on both hosts again")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
     assert {result for result in group.results() if not json.loads(result)[-1]} == {wanted}
@@ -394,7 +394,7 @@ def test_a_rank_that_is_busy_when_a_world_ends_is_waited_for(group: AgentGroup) 
     mark.touch()
     eventually(lambda: not mark.exists(), "a busy rank")
     os.kill(victim, signal.SIGKILL)
-    eventually(lambda: group.trains(3, beyond=group.step()), "training on all hosts again")
+    group.train_on(3, "training on all hosts again")
     assert busy in group.pids("two")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
@@ -417,7 +417,7 @@ def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> Non
     lost = group.leader() if group.leader() != "witness" else "one"
     group.agents[lost].kill()
     group.agents[lost].wait()
-    eventually(lambda: group.trains(1, beyond=group.step()), f"training without {lost}")
+    group.train_on(1, f"training without {lost}")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
@@ -507,7 +507,7 @@ def test_a_full_disk_and_a_rotated_secret_end_what_has_them_and_the_others_go_on
         )
         assert "AuthenticationError: healing: one/0/" in group.said("two")
         assert "did not accept our secret" in group.said("two")
-        eventually(lambda: group.trains(1, beyond=group.step()), "training on one host")
+        group.train_on(1, "training on one host")
         again = group.command(
             "agent", "--name", "three", "--state-dir", str(disk), "--join", group.addresses["one"],
             "--secret-file", str(group.secret), log="again.log",

@@ -51,7 +51,7 @@ def test_ranks_that_are_killed_stopped_and_drained_come_again_and_no_bit_is_diff
     eventually(lambda: group.step() > reached, "training without them")
     os.kill(drained, signal.SIGTERM)
     eventually(lambda: is_drained(group, drained), "the end of the drained rank")
-    eventually(lambda: group.trains(4, beyond=group.step()), "training on four ranks again")
+    group.train_on(4, "training on four ranks again")
     assert {killed, stopped, drained}.isdisjoint(group.pids("one"))
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=LIMIT) == 0, group.said("one")
