@@ -93,6 +93,8 @@ class PipeWorlds:
         """How far this process has come while it waits for its first world."""
         self._lease = CommitLease(lambda: self._write({"kind": "lease", "steps": self._count_steps()}))
         self._end: Exception | None = None
+        self._is_drained = False
+        """No world comes any more, whatever is asked for: the job is complete, or this process leaves it."""
         self._refused: Callable[[], None] = lambda: None
         self._is_opened = False
         self._snapshots_at: str | None = None
@@ -190,6 +192,8 @@ class PipeWorlds:
             await self._pipe.open(self._take, self._fail)
         if self._end is not None:
             raise self._end
+        if self._is_drained and answer in ("world", "donors"):
+            return None
         future = self._answers[answer] = asyncio.get_running_loop().create_future()
         self._write(message)
         return await future
@@ -217,6 +221,7 @@ class PipeWorlds:
             case "lease":
                 self._lease.grant(float(message["seconds"]))
             case "drained":
+                self._is_drained = True
                 self._settle("world", None)
                 self._settle("donors", None)
             case "members":

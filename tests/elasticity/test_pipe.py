@@ -17,6 +17,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.core.config.environment import ELASTIC_PIPE
+from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
 from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
@@ -279,3 +280,32 @@ async def test_a_job_that_is_over_ends_whatever_a_rank_waits_for() -> None:
     pipe.take({"kind": "over", "why": "step 3: it failed in every place"})
     with pytest.raises(LaunchError, match="step 3: it failed in every place"):
         await waiting
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before it asks", "while it waits"])
+@pytest.mark.parametrize("asked", ["donors", "join", "next world"])
+async def test_a_rank_that_is_dismissed_at_any_moment_is_answered(asked: str, is_before: bool) -> None:
+    pipe = StrawPipe()
+    worlds = PipeWorlds(pipe)
+    opening = asyncio.ensure_future(worlds.withdraw())
+    await asyncio.sleep(0)
+    if is_before:  # as a job that is complete while a rank withdraws to have the state anew
+        pipe.take({"kind": "drained"})
+    pipe.take({"kind": "withdrawn"})
+    await opening
+    asking: asyncio.Future[Any] = asyncio.ensure_future(
+        {
+            "donors": worlds.donors,
+            "join": lambda: worlds.join(START, SnapshotShelf(), is_healed=True),
+            "next world": lambda: worlds.next_world(MemberReport(generation=0, lineage=START)),
+        }[asked]()
+    )
+    await asyncio.sleep(0)
+    if not is_before:
+        pipe.take({"kind": "drained"})
+    async with asyncio.timeout(60):
+        if asked == "join":
+            with pytest.raises(PeerLost, match="the job is complete"):
+                await asking
+        else:
+            assert await asking is None

@@ -147,27 +147,39 @@ def check_goes_on(result: SimulationResult, until: int = UNTIL) -> None:
 
 
 def check_changes(result: SimulationResult, until: int = UNTIL) -> None:
-    """Who is lost had to do with a fault, or was done; and there are not more worlds than faults can explain."""
+    """Who is lost had to do with a fault, or was done; and there are not more worlds than that explains."""
     faulty = {node for fault in result.faults for node in (fault.node, fault.peer)}
     if any(fault.kind == "isolate" for fault in result.faults):  # either side of a cut may go on
         faulty |= set(range(result.size))
     ends = [entry for entry in result.notes if entry.content[:2] == ("committed", until - 1)]
     done = {entry.node for entry in ends}
-    newest = 0
+    newest, ended = 0, set()
     for entry in result.notes:
         if entry.content[0] == "changed":
             _, generation, left = entry.content
             newest = max(newest, generation)
-            for name in left:
-                assert int(name.partition("/")[0][1:]) in done | faulty, f"{name} left, and had no fault"
-    assert newest <= 1 + WORLDS_OF_A_FAULT * len(result.faults), f"{newest} worlds came of {len(result.faults)} faults"
+            nodes = {int(name.partition("/")[0][1:]) for name in left}
+            assert nodes <= done | faulty, f"{left} left, and not all of them had a fault"
+            if nodes and nodes <= done:
+                ended.add(generation)
+    most = 1 + WORLDS_OF_A_FAULT * len(result.faults) + len(ended)
+    assert newest <= most, f"{newest} worlds came of {len(result.faults)} faults"
+
+
+FATAL = ("kill", "kill_agent", "crash", "restart")
+
+
+def is_total_loss(result: SimulationResult, at: float) -> bool:
+    """Every node has lost its process by then: what was committed may be lost, and a job begins anew."""
+    lost = {fault.node for fault in result.faults if fault.kind in FATAL and fault.at < at}
+    return len(lost) == result.size
 
 
 def check_bits(result: SimulationResult, until: int = UNTIL) -> None:
     """One lineage per committed step; what is committed is kept; each sum holds each portion once; equal ends.
 
     Each process commits step after step, and each portion once; who is lost had to do with a fault; so many worlds come
-    of so many faults; after the last one it goes on soon.
+    of so many faults; after the last one it goes on soon.  Where all processes are lost, steps may be done again.
     """
     known: dict[int, tuple[bytes, float]] = {}
     worlds: dict[int, int] = {}
@@ -181,6 +193,8 @@ def check_bits(result: SimulationResult, until: int = UNTIL) -> None:
         _, step, digest, total, is_replay, world, computed = entry.content
         process = entry.node, entry.incarnation
         assert step > last.get(process, -1), f"{process} committed step {step} after {last[process]}"
+        if not is_replay and world != worlds.get(step, world) and is_total_loss(result, entry.at):
+            del worlds[step], portions[step]
         if not is_replay:
             assert step == last.get(process, step - 1) + 1, f"{process} committed step {step} after {last[process]}"
             last[process] = step
@@ -190,7 +204,7 @@ def check_bits(result: SimulationResult, until: int = UNTIL) -> None:
         assert known.setdefault(step, (digest, total)) == (digest, total), f"step {step} was committed twice: {entry}"
         assert total == WHOLE * (step + 1) * (step + 2) / 2, f"step {step} came to {total}"
     ends = [value for value in result.results.values() if value is not None]
-    dead = {fault.node for fault in result.faults if fault.kind in ("kill", "kill_agent", "crash", "restart")}
+    dead = {fault.node for fault in result.faults if fault.kind in FATAL}
     assert ends or len(dead) == result.size, "no rank has come to the end"
     for value in ends:
         assert value[0] == WHOLE * until * (until + 1) / 2, f"the end is {value[0]}"

@@ -6,10 +6,11 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.testing import run_virtual, simulate
-from asyncpar.testing.simulation import Fault, SimulationResult, explore
+from asyncpar.testing.simulation import Conditions, Fault, SimulationResult, explore
 from tests.elasticity.training import Result, check_equal, train
 from tests.soak import chosen
 from tests.testing.simulation.programs import UNTIL, bits, check_bits
+from tests.testing.simulation.scenarios import check_prompt_bits
 
 SEEDS = chosen(12, soak=1000)
 
@@ -170,3 +171,25 @@ def test_a_fault_of_the_program_is_raised() -> None:
 )
 def test_what_once_hung_or_ended_the_job(seed: int, faults: list[Fault]) -> None:
     simulate(bits, size=3, seed=seed, elastic=True, faults=faults, check=check_bits)
+
+
+def test_a_rank_is_dismissed_whose_wait_for_a_world_is_taken_back_as_the_job_completes() -> None:
+    faults = [
+        Fault(at=0.024354, kind="restart", node=2),
+        Fault(at=0.16463, kind="restart", node=0),
+        Fault(at=0.288205, kind="restart", node=2),
+        Fault(at=0.370211, kind="restart", node=2),
+        Fault(at=0.403078, kind="kill", node=0),
+        Fault(at=0.418233, kind="kill", node=2),
+    ]
+    conditions = Conditions(spread=0.01)
+    simulate(
+        bits,
+        size=4,
+        seed=109,
+        elastic=True,
+        faults=faults,
+        conditions=conditions,
+        check=check_prompt_bits,
+        shrinks=False,
+    )
