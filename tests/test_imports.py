@@ -35,6 +35,7 @@ NOT_LOADED = {
     },
     "asyncpar.engines.local": {"asyncpar.actors", "dask", "numpy", "ray", "rich", *_NEVER, *_TRAINING},
     "asyncpar.engines.rank_program": {"dask", "grpc", "ray", *_COMMANDS, *_NEVER, *_TRAINING},
+    "asyncpar.testing.engine_programs": {"asyncpar.node", "grpc", "numpy", *_COMMANDS, *_NEVER, *_TRAINING},
 }
 """What each entry must not load.  torch imports the package in every program where it is installed, also in those that
 will fork; ranks start no sooner than the command line has been read; every process of a job pays for what is here."""

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from asyncpar.errors import PeerLost, RemoteError, UsageError
 from asyncpar.testing import engine_programs as programs
@@ -43,8 +43,22 @@ class EngineOutput:
     progress: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What three ranks have seen, and what was left of them and of their files when the launch returned."""
+
+    ranks: list[dict[str, Any]]
+    left: list[object]
+
+
 class EngineConformance(ABC):
-    """The suite.  Each test is one behaviour of a ``PlacementEngine``, as its callers see it."""
+    """The suite.  Each test is one behaviour of a ``PlacementEngine``, as its callers see it.
+
+    Tests that only look at what ranks have seen, or said, share a launch.
+    """
+
+    _described: ClassVar[_Described | None] = None
+    _spoken: ClassVar[EngineOutput | None] = None
 
     @abstractmethod
     async def launch(
@@ -60,14 +74,14 @@ class EngineConformance(ABC):
     # -- 1 to 3: where ranks are, and what they know of it
 
     async def test_values_come_in_the_order_of_ranks_each_from_a_process_of_its_own(self) -> None:
-        seen = await self.launch(programs.describe, ranks=2)
-        assert [one["rank"] for one in seen] == [0, 1]
-        assert [one["sum"] for one in seen] == [1, 1]
-        assert len({one["pid"] for one in seen}) == 2
+        seen = (await self._describe()).ranks
+        assert [one["rank"] for one in seen] == [0, 1, 2]
+        assert [one["sum"] for one in seen] == [3, 3, 3]
+        assert len({one["pid"] for one in seen}) == 3
         assert os.getpid() not in {one["pid"] for one in seen}
 
     async def test_places_that_are_not_full_number_their_ranks_without_gaps(self) -> None:
-        seen = await self.launch(programs.describe, ranks=3)
+        seen = (await self._describe()).ranks
         by_place: dict[int, list[dict[str, Any]]] = {}
         for one in seen:
             by_place.setdefault(one["GROUP_RANK"], []).append(one)
@@ -77,9 +91,9 @@ class EngineConformance(ABC):
             assert {one["LOCAL_WORLD_SIZE"] for one in ranks} == {len(ranks)}
 
     async def test_ranks_have_the_environment_of_their_place_and_of_the_caller(self) -> None:
-        seen = await self.launch(programs.describe, ranks=2, environment={"ENGINE_TEST": "given"})
-        assert [one["RANK"] for one in seen] == [0, 1]
-        assert {(one["WORLD_SIZE"], one["size"], one["given"]) for one in seen} == {(2, 2, "given")}
+        seen = (await self._describe()).ranks
+        assert [one["RANK"] for one in seen] == [0, 1, 2]
+        assert {(one["WORLD_SIZE"], one["size"], one["given"]) for one in seen} == {(3, 3, "given")}
 
     async def test_arguments_that_have_no_value_yet_are_awaited(self) -> None:
         async def two() -> int:
@@ -117,22 +131,21 @@ class EngineConformance(ABC):
     # -- 6 to 8: what comes back while ranks run, and what does not
 
     async def test_what_ranks_print_comes_to_the_caller(self) -> None:
-        output = EngineOutput()
-        await self.launch(programs.speak, ranks=2, output=output)
+        output = await self._speak()
         assert "rank 0 says hello\n" in output.text
         for line in ("0] rank 0 complains\n", "1] rank 1 says hello\n", "1] rank 1 complains\n"):
             assert line in output.errors
 
     async def test_progress_comes_to_the_caller(self) -> None:
-        output = EngineOutput()
-        await self.launch(programs.speak, ranks=1, output=output)
+        output = await self._speak()
         assert any("speaking 1/7" in line for line in output.progress), output.progress
 
     async def test_the_secret_is_in_a_private_file_and_nowhere_else(self) -> None:
-        (seen,) = await self.launch(programs.look_for_secret, ranks=1)
-        assert (seen["file_mode"], seen["directory_mode"]) == (0o600, 0o700)
-        assert seen["length"] >= 32
-        assert not seen["is_shown"]
+        for seen in (await self._describe()).ranks:
+            secret = seen["secret"]
+            assert (secret["file_mode"], secret["directory_mode"]) == (0o600, 0o700)
+            assert secret["length"] >= 32
+            assert not secret["is_shown"]
 
     # -- 9 to 11: more than one job, one job more than once, and nothing after it
 
@@ -148,10 +161,7 @@ class EngineConformance(ABC):
         assert await self.launch(programs.fail_once, ranks=2, max_restarts=1) == [1, 1]
 
     async def test_nothing_is_left_of_a_job(self) -> None:
-        (seen,) = await self.launch(programs.look_for_secret, ranks=1)
-        assert not Path(seen["path"]).parent.exists()
-        described = await self.launch(programs.describe, ranks=2)
-        assert not [one["pid"] for one in described if _is_running(one["pid"])]
+        assert (await self._describe()).left == []
 
     # -- 12
 
@@ -161,9 +171,28 @@ class EngineConformance(ABC):
         await self._refused("fn", "no function", ranks=1)
         await self._refused("max_restarts", programs.add, 1, 2, ranks=1, max_restarts=-1)
         await self._refused("transport", programs.add, 1, 2, ranks=1, transport="pigeon")
-        assert await self.launch(programs.add, 1, 2, ranks=2) == [3, 1003]
+        assert await self.launch(programs.add, 1, 2, ranks=1) == [3]
 
     # -- inside
+
+    async def _describe(self) -> _Described:
+        """Launch three ranks that describe what they see, once for all tests of a suite."""
+        suite = type(self)
+        if suite._described is None:
+            ranks = await self.launch(programs.describe, ranks=3, environment={"ENGINE_TEST": "given"})
+            processes = [one["pid"] for one in ranks if _is_running(one["pid"])]
+            folders = {Path(one["secret"]["path"]).parent for one in ranks}
+            suite._described = _Described(ranks, [*processes, *(folder for folder in folders if folder.exists())])
+        return suite._described
+
+    async def _speak(self) -> EngineOutput:
+        """Launch two ranks that print and report progress, once for all tests of a suite."""
+        suite = type(self)
+        if suite._spoken is None:
+            output = EngineOutput()
+            await self.launch(programs.speak, ranks=2, output=output)
+            suite._spoken = output
+        return suite._spoken
 
     async def _failure(self, function: Callable[..., Any], *arguments: Any, ranks: int) -> ExceptionGroup[Exception]:
         try:

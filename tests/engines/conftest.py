@@ -14,12 +14,16 @@ import pytest
 from tests.engines.dask_workers import start_cluster
 
 HERE = Path(__file__).parent
+FAILURE = "test_the_first_failure_comes_first_with_its_cause"
+CANCELLING = "test_cancelling_ends_all_ranks_before_it_returns"
 ALWAYS = {
-    "test_the_first_failure_comes_first_with_its_cause",
-    "test_cancelling_ends_all_ranks_before_it_returns",
-    "test_an_elastic_job_outlives_the_loss_of_a_place_and_gets_another",
+    "TestDask": {FAILURE, CANCELLING},
+    "TestElasticDask": set[str](),
+    "TestGrowingDask": {"test_an_elastic_job_outlives_the_loss_of_a_place_and_gets_another"},
+    "TestMpi": {FAILURE},
+    "TestSlurm": {CANCELLING},
 }
-OTHERS = {"TestDask", "TestElasticDask", "TestGrowingDask", "TestMpi", "TestSlurm"}
+"""What each suite shows by default; places of MPI and of Slurm are programs of the same kind, which share this out."""
 
 
 @pytest.fixture(scope="module")
@@ -44,5 +48,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         _, _, name = item.nodeid.partition("::")
         suite, _, case = name.partition("::")
-        if item.path.parent == HERE and suite in OTHERS and case not in ALWAYS:
+        if item.path.parent == HERE and case not in ALWAYS.get(suite, {case}):
             item.add_marker(pytest.mark.soak)

@@ -126,6 +126,17 @@ async def test_too_few_workers_are_told_at_once_or_waited_for(client: Any) -> No
         await ap.dask.launch(client, programs.add, 1, 2, ranks=1, workers=["tcp://127.0.0.1:1"])
 
 
+async def test_a_world_of_nodes_on_workers_has_a_fixed_size(client: Any) -> None:
+    with pytest.raises(ap.UsageError, match=r"ranks: expected a number"):
+        async with ap.dask.world(client, ranks=(1, 2)):  # type: ignore[arg-type]
+            pass
+
+
+async def test_several_ranks_of_a_worker_go_and_come_together(client: Any) -> None:
+    with pytest.raises(ap.UsageError, match=r"multiples of the 2 ranks of a place, got \(1, 4\)"):
+        await ap.dask.launch(client, programs.raise_elastically, ranks=(1, 4), per_worker=2)
+
+
 @pytest.mark.soak
 async def test_jobs_that_share_workers_take_turns(client: Any) -> None:
     """Eight gangs of two on three workers: none waits for another that waits for it."""

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 import asyncpar as ap
-from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import ElasticConformance, GrowingConformance
 from tests.engines.consoles import RecordingConsole
 from tests.engines.dask_workers import start_cluster
@@ -62,14 +61,3 @@ class TestGrowingDask(GrowingConformance):
         parents = {parent.pid for parent in psutil.Process(pid).parents()}
         (worker,) = parents & set(workers.values())
         os.kill(worker, signal.SIGKILL)  # its nanny starts another one
-
-
-async def test_a_world_of_nodes_on_workers_has_a_fixed_size(client: Any) -> None:
-    with pytest.raises(ap.UsageError, match=r"ranks: expected a number"):
-        async with ap.dask.world(client, ranks=(1, 2)):  # type: ignore[arg-type]
-            pass
-
-
-async def test_several_ranks_of_a_worker_go_and_come_together(client: Any) -> None:
-    with pytest.raises(ap.UsageError, match=r"multiples of the 2 ranks of a place, got \(1, 4\)"):
-        await ap.dask.launch(client, programs.raise_elastically, ranks=(1, 4), per_worker=2)

@@ -104,23 +104,20 @@ class Counter(ap.Actor):
         return [self._count, self.group("rank").size]
 
 
-async def test_actors_run_on_a_cluster_and_the_caller_is_one_more_node() -> None:
-    async with ap.cluster(2, console=RecordingConsole()) as mesh:
-        counters = await mesh.reshape(rank=2).spawn(Counter, 40)
-        assert list((await counters.add(2)).values()) == [[42, 2], [42, 2]]
-        assert (mesh.ranks, mesh.node.rank) == ((0, 1), 2)
-
-
-async def test_a_cluster_whose_rank_dies_says_so() -> None:
+async def test_actors_run_on_a_cluster_until_one_of_its_ranks_dies() -> None:
+    """The caller is one more node, and the failure says which rank it was."""
     async with asyncio.timeout(90):
         with pytest.raises(ap.PeerLost) as failed:
-            await _fall()
+            await _count_and_fall()
     assert "rank 0 on" in failed.value.__notes__[0]
     assert "SIGKILL" in failed.value.__notes__[0]
 
 
-async def _fall() -> None:
+async def _count_and_fall() -> None:
     async with ap.cluster(2, console=RecordingConsole()) as mesh:
+        assert (mesh.ranks, mesh.node.rank) == ((0, 1), 2)
+        counters = await mesh.reshape(rank=2).spawn(Counter, 40)
+        assert list((await counters.add(2)).values()) == [[42, 2], [42, 2]]
         victims = await mesh.spawn(Victim)
         await victims.at(member=0).fall()
 

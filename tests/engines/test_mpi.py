@@ -56,25 +56,18 @@ class TestMpi(EngineConformance):
         )
 
 
-def test_a_blocking_run_fills_the_hosts_that_it_needs() -> None:
-    def places(**options: Any) -> list[int]:
-        seen = ap.mpi.run(programs.describe, hosts=HOSTS, console=RecordingConsole(), **options)
-        return [one["GROUP_RANK"] for one in seen]
+def test_a_blocking_run_fills_the_hosts_that_it_needs_and_tells_ranks_of_no_world_of_mpi() -> None:
+    def look() -> tuple[str, list[str]]:
+        return os.environ["GROUP_RANK"], [name for name in os.environ if name.startswith(("PMI_", "MPI_LOCAL"))]
 
-    assert places(ranks=3) == [0, 0, 1]
+    seen = ap.mpi.run(look, hosts=HOSTS, ranks=3, pickle=True, console=RecordingConsole())
+    assert seen == [("0", []), ("0", []), ("1", [])]
 
 
 @pytest.mark.soak
 def test_a_place_of_mpi_takes_as_many_ranks_as_it_is_told() -> None:
     seen = ap.mpi.run(programs.describe, hosts=HOSTS, ranks=2, per_place=2, console=RecordingConsole())
     assert [one["GROUP_RANK"] for one in seen] == [0, 0]
-
-
-def test_ranks_are_told_of_no_world_of_mpi() -> None:
-    def names() -> list[str]:
-        return [name for name in os.environ if name.startswith(("PMI_", "MPI_LOCAL"))]
-
-    assert ap.mpi.run(names, ranks=2, pickle=True, console=RecordingConsole()) == [[], []]
 
 
 async def test_a_host_that_starts_nothing_says_so_in_the_words_of_mpiexec() -> None:

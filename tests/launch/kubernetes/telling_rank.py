@@ -18,7 +18,7 @@ def main(what: str) -> None:
         attempt = programs.fail_once()
         seen: dict[str, Any] = {"attempt": attempt}
     else:
-        seen = {**ap.run(programs.describe()), "secret": programs.look_for_secret()}
+        seen = ap.run(programs.describe())
         programs.speak()
     print(json.dumps(seen), flush=True)
 
