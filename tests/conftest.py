@@ -15,6 +15,7 @@ from tests.belongings import nothing_is_left
 from tests.lasting import LastingObjects
 from tests.leftovers import pytest_unconfigure
 from tests.quick import pytest_terminal_summary, pytest_testnodedown
+from tests.world.forked import close_server
 
 __all__ = [
     "nothing_is_left",
@@ -38,6 +39,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_server_is_left(nothing_is_left: None) -> Generator[None]:
+    """End the process from which programs are forked."""
+    yield
+    close_server()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.extras import REQUIRED
 from tests.program_host import ProgramHost
-from tests.torch.fork_server import close_fork_servers
+from tests.torch.fork_servers import close_fork_servers
 from tests.torch.worlds import Worlds
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -23,7 +23,7 @@ from asyncpar.torch import group_base
 from asyncpar.torch.group_base import GroupBase
 from tests.collective_engines import engine_of
 from tests.shared_files import left_behind, shared_files
-from tests.torch.fork_server import fork_servers
+from tests.torch.fork_servers import fork_servers
 from tests.torch.pendings import Pendings
 from tests.torch.ranks import initialize, place
 from tests.torch.worlds import World, on_ranks, open_world

@@ -48,7 +48,8 @@ from typing import Any
 
 import pytest
 
-from tests.torch.fork_server import ForkedProcess, fork_servers
+from tests.fork_server import ForkedProcess
+from tests.torch.fork_servers import fork_servers
 
 BACKEND = os.environ.get("ASYNCPAR_TORCH_REFERENCE") or "asyncpar"
 LIMIT = 60.0

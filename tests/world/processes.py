@@ -7,8 +7,9 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.net.membership.credentials import create_secret
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.transport.rpc import Credentials, RpcServer
+from tests.fork_server import ROOT
+from tests.soak import is_soak
+from tests.world.forked import ForkedProgram, fork_program
 
 
 class Rank:
     """One rank process; what it prints is one JSON value a line."""
 
     def __init__(
-        self, rank: int, process: asyncio.subprocess.Process, rendezvous: RendezvousService | None = None
+        self,
+        rank: int,
+        process: asyncio.subprocess.Process | ForkedProgram,
+        rendezvous: RendezvousService | None = None,
     ) -> None:
         self.rank = rank
         self.process = process
@@ -40,6 +47,28 @@ class Rank:
     def kill(self) -> None:
         """SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
+
+
+async def start_program(
+    command: Sequence[str], environment: Mapping[str, str], *, prefix: Sequence[str] = ()
+) -> asyncio.subprocess.Process | ForkedProgram:
+    """Run ``python -W error *command``, forked from a process that has asyncpar imported where nothing forbids it.
+
+    ``prefix`` comes before the interpreter.
+    """
+    if not (prefix or is_soak()):
+        return await fork_program(command, environment=environment)
+    return await asyncio.create_subprocess_exec(
+        *prefix,
+        sys.executable,
+        "-W",
+        "error",
+        *command,
+        env=dict(environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
 
 
 @asynccontextmanager
@@ -84,21 +113,14 @@ async def process_world(
                 timeout=30.0,
                 transport=transport,
             )
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-W",
-                "error",
-                str(script),
-                *arguments,
-                env={**os.environ, **environment.to_mapping(), "OMP_NUM_THREADS": "1"},
-                stdout=asyncio.subprocess.PIPE,
-            )
+            command = [str(script), *arguments]
+            process = await start_program(command, {**os.environ, **environment.to_mapping(), "OMP_NUM_THREADS": "1"})
             ranks.append(Rank(rank, process, service))
-        yield ranks
+        yield list(ranks)
     finally:
         for left in ranks:
             if left.process.returncode is None:
                 left.process.kill()
-            await left.process.wait()
+            await left.process.communicate()
         service.close("the test is over")
         await server.stop(grace=0)

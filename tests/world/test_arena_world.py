@@ -50,7 +50,7 @@ async def test_killed_ranks_leave_nothing_in_shared_memory(tmp_path: Path, seed:
     for world in range(chosen(2, soak=3 + (seed == 0))):
         async with process_world(4, RANKS, tmp_path, "all sorts") as ranks:
             if world % 3 == STARTS:  # while it starts and forms
-                await asyncio.sleep(chance.uniform(0.3, 1.0))
+                await asyncio.sleep(chance.uniform(*chosen((0.0, 0.1), soak=(0.3, 1.0))))
             else:
                 first = [await rank.next() for rank in ranks]
                 assert first == [{"ready": True, "has_arena": True}] * 4

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from asyncpar.net.arena.limits import core_quota, usable_cores
 from tests.shared_files import left_behind, shared_files
 from tests.soak import first
-from tests.world.processes import Rank
+from tests.world.processes import Rank, start_program
 
 RANKS = Path(__file__).with_name("ranks.py")
 pytestmark = pytest.mark.process
@@ -31,13 +30,10 @@ async def processes(
     ranks: list[Rank] = []
     try:
         for rank in range(size):
-            command = [*(prefixes or {}).get(rank, ()), sys.executable, "-W", "error", str(RANKS)]
-            arguments = [str(rank), str(size), str(seconds), job, what]
-            process = await asyncio.create_subprocess_exec(
-                *command, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=RANKS.parents[3]
-            )
+            command = [str(RANKS), str(rank), str(size), str(seconds), job, what]
+            process = await start_program(command, os.environ, prefix=(prefixes or {}).get(rank, ()))
             ranks.append(Rank(rank, process))
-        yield ranks
+        yield list(ranks)
     finally:
         for left in ranks:
             if left.process.returncode is None:

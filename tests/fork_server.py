@@ -1,12 +1,13 @@
-"""Processes with torch imported, from which ranks are forked: importing it takes seconds, and tests need many ranks.
+"""Processes that have imported what takes long, from which others are forked: tests need many of them.
 
-A server imports torch and waits; it never has a second thread, so that its children start as whole as a new interpreter
-does.  Nothing of asyncpar is imported in it but what torch itself imports.  Children of one server have one seed of
-hashes, so ranks that must not depend on the order of sets are to come from different servers.
+A server imports and waits; it never has a second thread, so that its children start as whole as a new interpreter
+does.  Children of one server have one seed of hashes, so those that must not depend on the order of sets are to come
+from different servers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import json
@@ -20,22 +21,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
-PRELOADED = (
-    "tests.torch.ranks",
-    "torch._dynamo",
-    "torch._functorch.aot_autograd",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.optim",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "torch.nn.parallel",
-)
+ROOT = Path(__file__).parents[1]
 
 _LARGEST_REQUEST = 1 << 17
 
@@ -51,7 +40,7 @@ class ForkedProcess:
     def _read(self) -> str:
         told = self._news.recv(64).decode()
         if not told:
-            raise RuntimeError("the server that ranks are forked from has ended")
+            raise RuntimeError("the server that it is forked from has ended")
         return told
 
     def wait(self, timeout: float | None = None) -> int:
@@ -65,27 +54,43 @@ class ForkedProcess:
             self._news.close()
         return self._status
 
+    async def until_ended(self) -> int:
+        """Return its exit status, as ``wait`` does; the event loop goes on meanwhile."""
+        loop = asyncio.get_running_loop()
+        while not self.has_ended():
+            has_news = asyncio.Event()
+            loop.add_reader(self._news, has_news.set)
+            try:
+                await has_news.wait()
+            finally:
+                loop.remove_reader(self._news)
+        return self.wait()
+
     def has_ended(self) -> bool:
         with suppress(TimeoutError):
             self.wait(0)
         return self._status is not None
 
     def send_signal(self, number: int) -> None:
-        if not self.has_ended():
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it has ended, and the news of it is under way
+            if not self.has_ended():
+                os.kill(self.pid, number)
 
 
 class ForkServer:
     """A process from which others are forked; it ends when it is closed, or this process ends."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, preloaded: Sequence[str], *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it with ``options`` of the interpreter; it imports the modules ``preloaded``."""
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = f"from tests.torch.fork_server import main; main({theirs.fileno()})"
+        program = f"from tests.fork_server import main; main({theirs.fileno()}, {list(preloaded)})"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", program],
+                [sys.executable, *options, "-c", program],
                 cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -109,20 +114,6 @@ class ForkServer:
         self._process.wait(timeout=30)
 
 
-@cache
-def fork_servers() -> tuple[ForkServer, ...]:
-    """Return what ranks are forked from, in turns, so that those next to each other order sets differently."""
-    return ForkServer(), ForkServer()
-
-
-def close_fork_servers() -> None:
-    """End what ``fork_servers`` has started, if it has."""
-    if fork_servers.cache_info().currsize:
-        for server in fork_servers():
-            server.close()
-        fork_servers.cache_clear()
-
-
 # -- in the server -----------------------------------------------------------------------------------------------------
 
 
@@ -132,9 +123,9 @@ class _Child:
     news: socket.socket
 
 
-def main(number: int) -> None:
+def main(number: int, preloaded: Sequence[str]) -> None:
     """Serve until the other side hangs up; in a child, be what was asked for."""
-    for name in PRELOADED:
+    for name in preloaded:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing of it is garbage, in children either
@@ -142,7 +133,7 @@ def main(number: int) -> None:
         selector.register(requests, selectors.EVENT_READ)
         call = _serve(requests, selector)
     if call is None:
-        os._exit(0)  # taking down all of torch would take seconds
+        os._exit(0)  # taking down what was imported may take seconds
     call()
 
 
