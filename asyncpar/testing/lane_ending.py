@@ -7,7 +7,6 @@ import asyncio
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.wire.frame import FrameHeader, FrameKind
 from asyncpar.testing.lane_pairs import (
-    LARGE,
     PATIENCE_SECONDS,
     LaneSuite,
     RecordingEvents,
@@ -42,7 +41,7 @@ class LaneEnding(LaneSuite):
         async with self.connect() as pair:
             here = RecordingEvents()
             pair.one.start(here)
-            sending = pair.one.send(*frame(0, pattern(4 * LARGE)))
+            sending = pair.one.send(*frame(0, pattern(2 * self.large)))
             await pair.sever()
             await here.until_lost()
             if sending is not None:
@@ -67,7 +66,7 @@ class LaneEnding(LaneSuite):
             here, there = RecordingEvents(), RecordingEvents()
             pair.one.start(here)
             pair.other.start(there)
-            sending = pair.one.send(*frame(0, pattern(LARGE)))
+            sending = pair.one.send(*frame(0, pattern(self.large)))
             pair.one.send(*frame(1, b"last", kind=FrameKind.EAGER))
             await pair.one.close()
             await there.until_lost()
@@ -103,7 +102,7 @@ class LaneEnding(LaneSuite):
             here, there = RecordingEvents(), RecordingEvents(lend_for=lambda _: None)
             pair.one.start(here)
             pair.other.start(there)
-            sending = pair.one.send(*frame(0, pattern(4 * LARGE)))
+            sending = pair.one.send(*frame(0, pattern(2 * self.large)))
             error = PeerLost("enough", cause="enough")
             pair.one.abort(error)
             pair.one.abort(error)

@@ -21,9 +21,6 @@ S = TypeVar("S", bound="LaneSuite")
 PATIENCE_SECONDS = 20.0
 """How long a suite waits for what must happen."""
 
-LARGE = 16 * 1024 * 1024
-"""More bytes than a channel holds by itself."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePair:
@@ -114,6 +111,9 @@ def on_loop(scenario: Callable[[S], Coroutine[Any, Any, None]]) -> Callable[[S],
 
 class LaneSuite(ABC):
     """Tests of a lane: where the lanes come from, and on which loop they run."""
+
+    large: ClassVar[int] = 16 * 1024 * 1024
+    """More bytes than a channel holds by itself; a lane whose channels hold less is tried faster with less."""
 
     has_back_pressure: ClassVar[bool] = True
     """Is a sender held back while its receiver does not read?  (Inside a process, delivery is immediate instead.)"""

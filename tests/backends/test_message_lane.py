@@ -13,6 +13,8 @@ from tests.backends.channels import MESSAGE_BYTES, WINDOW, MemoryChannel
 
 
 class TestMessageLane(LaneConformance):
+    large = 6 * 1024 * 1024
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         here, there = MemoryChannel.pair()

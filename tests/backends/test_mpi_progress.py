@@ -66,6 +66,8 @@ class TestCommunicators(CommunicatorConformance):
 
 @pytest.mark.usefixtures("engines_close_in_vain")
 class TestLanes(LaneConformance):
+    large = 6 * 1024 * 1024
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         mpi = FakeMpi()

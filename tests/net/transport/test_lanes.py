@@ -16,8 +16,11 @@ from asyncpar.net.transport.striped import StripedLane
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from tests.net.transport.pairs import open_grpc_pair, open_striped_pair, open_tcp_pair, open_unix_pair
 
+MIB = 1024 * 1024
+
 
 class TestInprocLane(LaneConformance):
+    large = 1 * MIB
     has_back_pressure = False
 
     @asynccontextmanager
@@ -31,6 +34,7 @@ class TestInprocLane(LaneConformance):
 
 
 class TestThreadLane(LaneConformance):
+    large = 1 * MIB
     has_back_pressure = False
 
     @asynccontextmanager
@@ -45,6 +49,8 @@ class TestThreadLane(LaneConformance):
 
 
 class TestUnixLane(LaneConformance):
+    large = 10 * MIB
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         async with open_unix_pair() as (one, other):
@@ -61,6 +67,8 @@ class TestUnixLaneOnUvloop(TestUnixLane):
 
 
 class TestTcpLane(LaneConformance):
+    large = 6 * MIB
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         async with open_tcp_pair() as (one, other):
@@ -77,6 +85,8 @@ class TestTcpLaneOnUvloop(TestTcpLane):
 
 
 class TestStripedLane(LaneConformance):
+    large = 10 * MIB
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         async with open_striped_pair() as (one, other):
@@ -95,6 +105,8 @@ class TestStripedLaneOnUvloop(TestStripedLane):
 
 
 class TestGrpcLane(LaneConformance):
+    large = 10 * MIB
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         async with open_grpc_pair() as (one, other, server):
