@@ -143,6 +143,8 @@ def _schedule(layout: Layout) -> str:
 
 
 def _digits(number: float) -> str:
-    """Return three digits at least, and no more behind the point than it takes."""
+    """Return three digits at least, or two of a number below 0.001: a gap is left in columns of eight characters."""
+    if number < 0.001:
+        return f"{number:.2g}"
     places = 2 if number < 10 else 1 if number < 100 else 0
     return f"{number:.3g}" if number < 0.1 else f"{number:.{places}f}"

@@ -228,7 +228,7 @@ def _unstyled(text: str) -> str:
     ),
 )
 def test_a_narrow_terminal_gets_whole_columns(width: int, titles: str) -> None:
-    lines = _unstyled(in_terminal(*GPT2, columns=width)).splitlines()
+    lines = _unstyled(in_terminal(*SMALL, columns=width)).splitlines()
     assert max(map(len, lines)) <= width
     (place,) = [place for place, line in enumerate(lines) if line.split()[:1] == ["dp"]]
     assert lines[place].split() == titles.split()
@@ -241,7 +241,7 @@ def test_a_narrow_terminal_gets_whole_columns(width: int, titles: str) -> None:
 
 @pytest.mark.process
 def test_a_wide_terminal_gets_more_columns_and_colour() -> None:
-    text = in_terminal(*GPT2, columns=120)
+    text = in_terminal(*SMALL, columns=120)
     assert "\x1b[1;32m" in text
     assert "micro-batches" in _unstyled(text)
 
