@@ -133,9 +133,11 @@ def _place(request: Request) -> Iterator[None]:
     beside = os.path.dirname(os.path.join(request.home, request.command[0]))
     sys.path.insert(0, beside)
     os.chdir(request.home)
+    tempfile.tempdir = None  # the environment may name another folder than that of the last program
     try:
         yield
     finally:
+        tempfile.tempdir = None
         os.chdir(folder)
         sys.argv, sys.path[:] = arguments, path
         os.environ.clear()

@@ -16,7 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.program_host import ProgramHost
+from tests.soak import is_soak
+
 _MISSING = re.compile(r"cannot be|does not exist|no such|is not a")
+
+_PROGRAM = Path(__file__).with_name("launch_program.py")
 
 _GROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -27,8 +32,10 @@ LIMIT = 50.0
 class Launcher:
     """Runs ``asyncpar launch`` in ``directory``; ranks that want to be found write their pid into ``pids/``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: ProgramHost | None = None) -> None:
+        """``host`` runs what ``run`` starts; None: each launcher has a process of its own."""
         self.directory = directory
+        self._host = host
         self.pids_directory = directory / "pids"
         self.pids_directory.mkdir()
         self.temporary = directory / "tmp"
@@ -63,11 +70,10 @@ class Launcher:
 
         ``program`` are the arguments of Python that run the command.
         """
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
         process = subprocess.Popen(
             [*prefix, sys.executable, *program, "launch", *arguments],
             cwd=self.directory,
-            env=clean | {"TMPDIR": str(self.temporary)} | dict(env or {}),
+            env=self._environment(env),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -78,8 +84,32 @@ class Launcher:
         return process
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run ``asyncpar launch`` to its end."""
-        return self.finish(self.start(*arguments, env=env))
+        """Run ``asyncpar launch`` to its end; its own process is one that has imported what it needs."""
+        return self.command("launch", *arguments, env=env)
+
+    def command(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command ``asyncpar`` to its end, as ``run`` does."""
+        environment = self._environment(env)
+        if self._host is None or is_soak():
+            done = subprocess.run(
+                [sys.executable, "-m", "asyncpar", *words],
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=LIMIT,
+                check=False,
+            )
+        else:
+            done = self._host.run(_PROGRAM, *words, home=self.directory, environment=environment)
+        self._check_paths(done.stderr)
+        return done
+
+    def _environment(self, more: Mapping[str, str] | None) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
+        return clean | {"TMPDIR": str(self.temporary)} | dict(more or {})
 
     def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
         """Wait for a started launcher."""
@@ -146,10 +176,18 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
     return _eventually
 
 
+@pytest.fixture(scope="session")
+def launch_host() -> Iterator[ProgramHost]:
+    """A process that has imported the launcher and runs one command after another."""
+    host = ProgramHost()
+    yield host
+    host.close()
+
+
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
+def launcher(tmp_path: Path, launch_host: ProgramHost) -> Iterator[Launcher]:
     """A launcher with a directory of its own; whatever it started is gone afterwards."""
-    instance = Launcher(tmp_path)
+    instance = Launcher(tmp_path, launch_host)
     yield instance
     instance.close()
 

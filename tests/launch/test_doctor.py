@@ -22,6 +22,7 @@ from asyncpar.core.concurrency import streams
 from asyncpar.launch.doctor import host_checks, peer_checks, peer_service
 from asyncpar.launch.doctor.findings import Examination, Finding, Verdict, fail, show_findings, warn, well
 from asyncpar.launch.doctor.peer_service import PeerReport, PortWays, meet, serve_doctor
+from tests.launch.conftest import LIMIT, Launcher
 
 
 def test_findings_are_shown_with_what_to_do() -> None:
@@ -372,22 +373,22 @@ async def test_nonsense_ends_one_conversation(port: int, caplog: pytest.LogCaptu
 
 
 @pytest.mark.process
-def test_the_command(tmp_path: Path) -> None:
-    def run(*arguments: str, shell: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", "-c", f'{shell} exec "$@"', "sh", sys.executable, "-m", "asyncpar", "doctor", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            env=os.environ | {"XDG_RUNTIME_DIR": ""},
-        )
+def test_the_command(launcher: Launcher, tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return launcher.command("doctor", *arguments, env={"XDG_RUNTIME_DIR": ""})
 
     done = run("--json", "--secret-file", str(tmp_path / "absent"))
     assert done.returncode == 1
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert findings["secret"]["verdict"] == "fail"
-    limited = run(shell="ulimit -n 256;")
+    limited = subprocess.run(
+        ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable, "-m", "asyncpar", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        env=os.environ | {"XDG_RUNTIME_DIR": ""},
+    )
     assert limited.returncode == 1
     assert "fail  open files" in limited.stdout
     assert "-> ulimit -n" in limited.stdout

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from asyncpar.launch.cli import main
 from tests.net.security.parties import make_directory
 from tests.soak import first
 
@@ -58,7 +60,8 @@ print(count, hits)
 def make_certificates(directory: Path, *, ranks: int, hosts: str) -> str:
     """Run `asyncpar certs init`, as users do."""
     words = ["certs", "init", str(directory), "--ranks", str(ranks), "--hosts", hosts]
-    subprocess.run([sys.executable, "-m", "asyncpar", *words], check=True, capture_output=True)
+    made = CliRunner().invoke(main, words)
+    assert made.exit_code == 0, made.output
     return str(directory)
 
 
@@ -100,13 +103,13 @@ def test_the_environment_may_name_the_certificates(launcher: Launcher, tmp_path:
     assert done.stdout == f"{certs} {certs}/secret\n"
 
 
+@pytest.mark.soak
 def test_two_agents_with_certificates_need_no_node_rank_and_no_secret_file(launcher: Launcher, tmp_path: Path) -> None:
     certs = make_certificates(tmp_path / "certs", ranks=3, hosts="2,1")
     common = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     script = launcher.script(REDUCE)
-    follower = launcher.start(*common, "--certs", f"{certs}/host-1", script)
     leader = launcher.start(*common, "--nproc-per-node", "2", "--certs", f"{certs}/host-0", script)
-    one, other = launcher.finish(leader), launcher.finish(follower)
+    other, one = launcher.run(*common, "--certs", f"{certs}/host-1", script), launcher.finish(leader)
     assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
 
 
@@ -198,4 +201,5 @@ def test_keys_do_not_appear_in_arguments_or_in_the_environment(launcher: Launche
                 assert open(os.environ["ASYNCPAR_SECRET_FILE"], "rb").read() not in shown
         print("private")
     """)
-    assert launcher.run("--certs", os.fspath(certs), script).stdout == "private\n"
+    done = launcher.finish(launcher.start("--certs", os.fspath(certs), script))  # whose process is its own
+    assert done.stdout == "private\n"

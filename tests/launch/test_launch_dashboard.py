@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -102,13 +101,7 @@ def test_a_job_is_shown_while_it_runs_and_as_a_report_afterwards(launcher: Launc
     assert has_waited
     assert done.returncode == 0, done.stderr
     assert ended == "The job has ended with exit code 0."
-    made = subprocess.run(
-        [sys.executable, "-m", "asyncpar", "report", "logs", "-o", "page.html"],
-        cwd=launcher.directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    made = launcher.command("report", "logs", "-o", "page.html")
     assert made.returncode == 0, made.stderr
     inside = (launcher.directory / "page.html").read_text().partition('id="document">')[2].partition("</script>")[0]
     document = json.loads(inside)
@@ -213,11 +206,12 @@ class Broken(ToFile):
 def test_sinks_get_the_job_and_a_broken_one_does_not_disturb_it(launcher: Launcher) -> None:
     launcher.script(SINK, name="my_sinks.py")
     (launcher.directory / "my_sinks.py").write_text(SINK)
-    done = launcher.run(
+    process = launcher.start(
         *("--sink", "my_sinks:ToFile", "--sink", "my_sinks:Broken", "--rdzv-id", "mine"),
         launcher.script("while not os.path.exists('sink'): time.sleep(0.02)"),
         env={"PYTHONPATH": os.fspath(launcher.directory)},
     )
+    done = launcher.finish(process)
 
     assert done.returncode == 0
     assert "sink my_sinks:Broken has failed and gets nothing more: OSError: [Errno 28]" in done.stderr
@@ -251,12 +245,7 @@ def test_what_cannot_be_served_is_said_before_ranks_start(
 
 
 def test_a_report_of_nothing_says_where_runs_are(launcher: Launcher) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "asyncpar", "report", str(launcher.directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = launcher.command("report", str(launcher.directory))
 
     assert done.returncode == 2
     assert "there is no such file; `asyncpar launch --log-dir DIR` writes DIR/run.json" in done.stderr

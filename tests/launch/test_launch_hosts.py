@@ -59,10 +59,25 @@ def start_pair(
     return leader, follower
 
 
+def run_pair(
+    launcher: Launcher,
+    script: str,
+    *options: str,
+    first: tuple[str, ...] = (),
+    second: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
+) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
+    """Run two launchers to their ends."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    common = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "25", *options)
+    leader = launcher.start(*common, "--node-rank", "0", *first, script, *arguments)
+    follower = launcher.run(*common, "--node-rank", "1", *second, script, *arguments)
+    return launcher.finish(leader), follower
+
+
 def test_two_agents_make_one_world(launcher: Launcher) -> None:
     script = launcher.script(JOIN)
-    leader, follower = start_pair(launcher, script, first=("--nproc-per-node", "2"), second=("--nproc-per-node", "1"))
-    one, other = launcher.finish(leader), launcher.finish(follower)
+    one, other = run_pair(launcher, script, first=("--nproc-per-node", "2"), second=("--nproc-per-node", "1"))
     assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
     assert one.stdout == "[(0, 0, '127.0.0.1:1'), (1, 1, '127.0.0.1:1'), (2, 0, '127.0.0.1:1')] 1\n"
     assert other.stdout == ""
@@ -71,8 +86,9 @@ def test_two_agents_make_one_world(launcher: Launcher) -> None:
 def test_agents_without_a_node_rank_find_their_places(launcher: Launcher) -> None:
     script = launcher.script("print(rank, os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'], file=sys.stderr)")
     endpoint = f"127.0.0.1:{free_port()}"
-    both = [launcher.start("--nnodes", "2", "--rdzv-endpoint", endpoint, script) for _ in range(2)]
-    ends = [launcher.finish(process) for process in both]
+    options = ("--nnodes", "2", "--rdzv-endpoint", endpoint, script)
+    other = launcher.start(*options)
+    ends = [launcher.run(*options), launcher.finish(other)]
     assert [end.returncode for end in ends] == [0, 0], ends
     lines = [line for end in ends for line in end.stderr.splitlines() if line.startswith("[")]
     shown = sorted(line.split("] ")[1] for line in lines)
@@ -121,8 +137,7 @@ def test_all_hosts_restart_together(launcher: Launcher) -> None:
             sys.exit(1)
         park()
     """)
-    leader, follower = start_pair(launcher, script, "--max-restarts", "1")
-    one, other = launcher.finish(leader), launcher.finish(follower)
+    one, other = run_pair(launcher, script, "--max-restarts", "1")
     assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
     assert "again" in one.stderr
     assert "again" in other.stderr
@@ -244,6 +259,7 @@ REDUCE = """
 """
 
 
+@pytest.mark.soak
 def test_hosts_of_two_ranks_send_each_other_only_what_must_leave_a_host(
     launcher: Launcher, namespaces: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -79,16 +79,22 @@ HURRIED = """
 
 
 def launch(
-    launcher: Launcher, body: str, *arguments: object, options: tuple[str, ...] = (), is_hurried: bool = False
+    launcher: Launcher,
+    body: str,
+    *arguments: object,
+    options: tuple[str, ...] = (),
+    is_hurried: bool = False,
+    ranks: int = 3,
 ) -> tuple[Any, list[Any]]:
-    """Run a job of three ranks; return how it ended, and what the ranks said."""
+    """Run a job; return how it ended, and what the ranks said."""
     script = launcher.script(textwrap.dedent(HEAD) + textwrap.dedent(body))
-    program: tuple[str, ...] = ("-m", "asyncpar")
+    words = ("--nproc-per-node", str(ranks), *options, script, *map(str, arguments))
     if is_hurried:
-        program = (str(launcher.directory / "hurried.py"),)
-        (launcher.directory / "hurried.py").write_text(textwrap.dedent(HURRIED))
-    process = launcher.start("--nproc-per-node", "3", *options, script, *map(str, arguments), program=program)
-    done = launcher.finish(process)
+        hurried = launcher.directory / "hurried.py"
+        hurried.write_text(textwrap.dedent(HURRIED))
+        done = launcher.finish(launcher.start(*words, program=(str(hurried),)))
+    else:
+        done = launcher.run(*words)
     said = [line.split("] ", 1)[-1] for line in (done.stdout + done.stderr).splitlines()]
     records = [json.loads(line) for line in said if line.startswith("{")]
     return done, records
@@ -152,6 +158,25 @@ def test_a_stopped_rank_is_an_error_earlier_if_the_user_asks(launcher: Launcher)
     assert "rank 1 failed first: was stopped for 2." in done.stderr
 
 
+def test_a_rank_that_holds_its_interpreter_lock_is_an_error_after_the_limit(launcher: Launcher) -> None:
+    body = """
+        async def body(node):
+            await node.world.barrier()
+            if rank == victim:
+                ctypes.PyDLL(None).sleep(1000)
+            await node.world.barrier()
+
+        ap.run(main)
+    """
+    options = ("--silent-after", "3")
+    done, records = launch(launcher, body, 1, "-", 0, options=options, is_hurried=True, ranks=2)
+    assert [(record["rank"], record["kind"], record["blamed"]) for record in records] == [(0, "PeerLost", 1)], records
+    assert "rank 1 runs no Python code (something holds its interpreter lock); after 3 s of it" in done.stderr
+    assert "rank 1 failed first: ran no Python code" in done.stderr
+    assert "rank 0 runs no Python code" not in done.stderr
+
+
+@pytest.mark.soak
 def test_a_rank_that_computes_is_left_alone_and_one_that_holds_its_interpreter_lock_is_found(
     launcher: Launcher,
 ) -> None:
@@ -178,7 +203,8 @@ def test_a_rank_that_computes_is_left_alone_and_one_that_holds_its_interpreter_l
             if rank == 1:  # it computes without the loop, but is not silent
                 end = time.time() + 3.5
                 while time.time() < end:
-                    np.linalg.svd(np.ones((200, 200)))
+                    np.linalg.svd(np.ones((20, 20)))
+                    time.sleep(0.01)
             await node.world.barrier()
             if rank == victim:
                 ctypes.PyDLL(None).sleep(1000)
@@ -219,8 +245,9 @@ def test_formation_ends_with_the_name_of_the_rank_that_was_killed_or_stopped(
     launcher: Launcher, point: str, number: signal.Signals, victim: int
 ) -> None:
     body = f"\n{POINTS[point]}\n" + textwrap.dedent(STEPS)
-    done, records = launch(launcher, body, victim, point, int(number), options=("--silent-after", "30"))
+    ranks, options = chosen(2, soak=3), ("--silent-after", "30")
+    done, records = launch(launcher, body, victim, point, int(number), options=options, ranks=ranks)
     assert {record["blamed"] for record in records} <= {victim}, records
     assert f"rank {victim} failed first" in done.stderr
     if point != "start of the program":  # where the others may not have come to try stopping it
-        assert len(records) == 2, (records, done.stderr)
+        assert len(records) == ranks - 1, (records, done.stderr)

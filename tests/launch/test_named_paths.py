@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.conftest import LIMIT
-from tests.launch.test_launch_hosts import start_pair
+from tests.launch.test_launch_hosts import run_pair
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -33,8 +30,7 @@ def test_the_last_words_of_a_job_of_two_hosts_name_the_log_of_the_rank_that_fail
     """Each host has a folder of its own, or none."""
     first, second = ((("--log-dir", f"logs{host}", "--tee", "3") if host in keeps else ()) for host in (0, 1))
     script = launcher.script("import select\n" + FAILS.replace("park()", "select.select([], [], [], 30)"))
-    leader, follower = start_pair(launcher, script, first=first, second=second, arguments=(str(failing),))
-    for done in (launcher.finish(leader), launcher.finish(follower)):
+    for done in run_pair(launcher, script, first=first, second=second, arguments=(str(failing),)):
         assert done.returncode == 3
         assert f"rank {failing} failed first: exited with code 3" in done.stderr
         named = log_files_in(done.stderr)
@@ -110,15 +106,7 @@ def paths_in(text: str, launcher: Any) -> list[Path]:
 
 
 def ask(launcher: Any, arguments: tuple[str, ...], *, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "asyncpar", *arguments],
-        cwd=launcher.directory,
-        env={"TMPDIR": str(launcher.temporary), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = launcher.command(*arguments, env={"XDG_RUNTIME_DIR": ""})
     said = done.stdout + done.stderr
     assert done.returncode == code, said
     return said
@@ -127,9 +115,9 @@ def ask(launcher: Any, arguments: tuple[str, ...], *, code: int = 0) -> str:
 def test_paths_that_commands_name_are_there(launcher: Any, eventually: Callable[[Callable[[], bool]], None]) -> None:
     """Those of what they made, and of what they read; of a command that refuses, none that it might have made."""
     (launcher.directory / "made").mkdir()
-    options = ("--nproc-per-node", "2", "--log-dir", "logs", "--tee", "3", "--post-mortem", "remains")
+    options = ("--log-dir", "logs", "--tee", "3", "--post-mortem", "remains")
     job = launcher.start(*options, launcher.script(JOB), "fail", env={"XDG_RUNTIME_DIR": ""})
-    eventually(lambda: len(launcher.registered()) == 2)
+    eventually(lambda: len(launcher.registered()) == 1)
     said = {name: ask(launcher, command) for name, command in COMMANDS.items()}
     (launcher.directory / "end").touch()
     said["launch"] = launcher.finish(job).stderr

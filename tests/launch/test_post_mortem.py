@@ -149,23 +149,36 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+TALKATIVE = """
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            await node.world.barrier()
+            print("at work" * 20_000, flush=True)
+            if sys.argv[1] == "raise":
+                raise ValueError("bad thing")
+
+    ap.run(main)
+"""
+
+
 @pytest.mark.parametrize("how", first(1, ["raise", "go"]))
 def test_a_full_disk_leaves_the_job_undisturbed(launcher: Launcher, tiny: Path, how: str) -> None:
-    script = launcher.script(WORK.replace('"at work"', '"at work" * 20_000'))
-    done = launcher.run("--nproc-per-node", "2", "--post-mortem", str(tiny / "remains"), script, how)
+    done = launcher.run("--post-mortem", str(tiny / "remains"), launcher.script(TALKATIVE), how)
     if how == "go":
         assert done.returncode == 0, done.stderr
         assert not (tiny / "remains").exists()
         return
     assert done.returncode == 1
-    assert "rank 1 failed first: ValueError: bad thing" in done.stderr
+    assert "rank 0 failed first: ValueError: bad thing" in done.stderr
     assert f"post-mortem: {only_folder(tiny / 'remains')} has no summary: No space left on device" in done.stderr
     assert not list(tiny.rglob("*.new"))
 
 
 def test_a_job_that_ends_well_leaves_nothing(launcher: Launcher) -> None:
     remains = launcher.directory / "remains"
-    done = launcher.run("--nproc-per-node", "2", "--post-mortem", str(remains), launcher.script(WORK), "go")
+    done = launcher.run("--post-mortem", str(remains), launcher.script(TALKATIVE), "go")
     assert done.returncode == 0, done.stderr
     assert not remains.exists()
 
@@ -217,15 +230,15 @@ def test_secrets_are_redacted() -> None:
 def test_the_last_output_is_kept_in_bounded_files(tmp_path: Path) -> None:
     path = tmp_path / "out"
     tail = TailFile(path)
-    line = b"%07d\n"
-    for number in range(LOG_BYTES // 8 * 3):
+    line = b"%063d\n"
+    for number in range(LOG_BYTES // 64 * 3):
         tail.write(line % number)
     tail.close()
     tail.write(b"late")
     kept = path.with_name("out.1").read_bytes() + path.read_bytes()
-    assert kept.endswith(line % (LOG_BYTES // 8 * 3 - 1))
+    assert kept.endswith(line % (LOG_BYTES // 64 * 3 - 1))
     assert LOG_BYTES // 2 <= len(kept) <= LOG_BYTES
-    assert kept[:8] == line % int(kept[:7])
+    assert kept[:64] == line % int(kept[:63])
 
 
 def test_a_full_disk_stops_the_log_and_not_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

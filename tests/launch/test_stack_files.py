@@ -16,7 +16,7 @@ import pytest
 from asyncpar.core.observe.stack_dump import STACKS_FD, read_stack_dump
 from asyncpar.launch.stack_files import StackFile, state_of
 from asyncpar.observe.stack_views import ThreadView
-from tests.soak import first
+from tests.soak import chosen, first
 
 pytestmark = pytest.mark.process
 
@@ -135,7 +135,7 @@ def test_a_call_of_c_with_the_interpreter_lock_is_found_and_not_interrupted(
 def test_threads_that_run_are_read_as_they_were_together_or_not_at_all(tmp_path: Path, descriptor: int) -> None:
     file = StackFile(descriptor)
     with started(tmp_path, BUSY, descriptor) as process:
-        for _ in range(300):
+        for _ in range(chosen(100, soak=300)):
             for thread in file.read():
                 functions = [frame.function for frame in thread.frames if frame.is_user]
                 assert functions in ([], *(["<module>", "stay_busy", *["go_down"] * depth] for depth in range(22))) or (
