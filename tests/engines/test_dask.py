@@ -64,8 +64,10 @@ class TestDask(EngineConformance):
 
 
 def test_a_blocking_run_has_a_rank_on_each_worker_by_default(client: Any) -> None:
-    seen = ap.dask.run(client, programs.describe, console=RecordingConsole())
-    assert [one["GROUP_RANK"] for one in seen] == [0, 1, 2]
+    def place() -> int:
+        return int(os.environ["GROUP_RANK"])
+
+    assert ap.dask.run(client, place, console=RecordingConsole()) == [0, 1, 2]
 
 
 async def test_an_asynchronous_client_launches_on_its_own_loop(cluster: Any) -> None:
@@ -169,7 +171,9 @@ def _gangs(dask_scheduler: Any) -> int:
     return len(dask_scheduler.extensions["asyncpar-gangs"].gangs)
 
 
-def test_a_job_shows_dask_that_its_workers_are_busy_and_has_a_page(client: Any, tmp_path: Path) -> None:
+def test_a_job_shows_dask_that_its_workers_are_busy_has_a_page_and_ends_when_it_is_cancelled(
+    client: Any, tmp_path: Path
+) -> None:
     address = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
     host, port = "127.0.0.1", client.scheduler_info()["services"]["dashboard"]
 
@@ -184,6 +188,8 @@ def test_a_job_shows_dask_that_its_workers_are_busy_and_has_a_page(client: Any, 
         busy = client.processing()[address]
         launching.cancel()
         await asyncio.wait({launching})
+        assert launching.cancelled()
+        assert not [pid for pid in os.listdir(tmp_path) if os.path.exists(f"/proc/{pid}")]
         return text, busy
 
     text, busy = asyncio.run(look())
@@ -208,6 +214,15 @@ async def test_a_module_that_workers_lack_is_named(
     with pytest.raises(ExceptionGroup) as failed:
         await ap.dask.launch(client, only_at_the_caller.nothing, ranks=1, console=RecordingConsole())
     assert "this rank cannot load it: No module named 'only_at_the_caller'" in str(failed.value.exceptions[0])
+
+
+async def test_the_failure_of_a_rank_reaches_the_caller_with_its_traceback(client: Any) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        await ap.dask.launch(client, divmod, 1, 0, ranks=1, console=RecordingConsole())
+    first = failed.value.exceptions[0]
+    assert isinstance(first, ap.RemoteError)
+    assert (first.rank, first.type_name) == (0, "ZeroDivisionError")
+    assert "rank_program" in first.remote_traceback
 
 
 def test_the_death_of_a_worker_reaches_the_caller(client: Any, tmp_path: Path) -> None:
@@ -237,7 +252,7 @@ from distributed import Client
 import asyncpar as ap
 from asyncpar.testing import engine_programs as programs
 
-ap.dask.run(Client(sys.argv[1]), programs.linger, sys.argv[2], ranks=2, wait=60.0)
+ap.dask.run(Client(sys.argv[1]), programs.linger, sys.argv[2], ranks=1, wait=60.0)
 """
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import first
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "scripts" / "demo"
 
@@ -59,8 +61,11 @@ def test_it_ends_with_a_sentence_and_writes_where_its_caller_is(environment: dic
     assert json.loads((tmp_path / "mine" / "summary.json").read_text())["last_loss"] == json.loads(last)["last_loss"]
 
 
-def test_a_wrong_argument_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    done = demo("--stepps", "2", environment=environment, folder=tmp_path)
+@pytest.mark.parametrize(("kill", "program"), first(1, [(("--kill",), "elastic_lm"), ((), "train_lm")]))
+def test_a_wrong_argument_is_one_line(
+    kill: tuple[str, ...], program: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = demo(*kill, "--stepps", "2", environment=environment, folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert next(line for line in done.stderr.splitlines() if "train_lm:" in line).endswith("arguments: --stepps 2")
+    assert next(line for line in done.stderr.splitlines() if f"{program}:" in line).endswith("arguments: --stepps 2")
     assert "Traceback" not in done.stderr
