@@ -15,6 +15,7 @@ from asyncpar.errors import OperationMismatch
 from asyncpar.testing.collective_worlds import (
     DTYPES,
     CommunicatorSuite,
+    assert_same,
     combined,
     errors_on_all,
     noise,
@@ -37,7 +38,7 @@ class Bundles(CommunicatorSuite):
                     for rank, result in ranked(communicators, results):
                         assert all(mine is given for mine, given in zip(result, bundles[rank], strict=True))
                         for array, right in zip(result, expected, strict=True):
-                            np.testing.assert_array_equal(array, right, f"{op}, {size} ranks, {array.dtype}")
+                            assert_same(array, right, f"{op}, {size} ranks, {array.dtype}")
 
     async def test_all_reduce_many_cuts_long_bundles_into_pieces(self) -> None:
         for size in (2, 3):
@@ -49,7 +50,7 @@ class Bundles(CommunicatorSuite):
                     await on_all(communicators, lambda c: c.all_reduce_many(bundles[c.rank], algorithm=algorithm))
                     for communicator in communicators:
                         for array, right in zip(bundles[communicator.rank], expected, strict=True):
-                            np.testing.assert_array_equal(array, right, algorithm)
+                            assert_same(array, right, algorithm)
 
     async def test_all_reduce_many_gives_all_ranks_the_same_bits_again_and_again(self) -> None:
         for size in self.sizes:
@@ -99,7 +100,7 @@ class Bundles(CommunicatorSuite):
                 assert "rank 0 calls all_reduce_many(float64[2,3], float64[4], sum)" in str(error)
                 assert "rank 1 calls all_reduce_many(float64[3,2], float64[4], sum)" in str(error)
             for result in await on_all(communicators, lambda c: c.all_reduce_many([np.ones(3)])):
-                np.testing.assert_array_equal(result[0], 2.0)
+                assert_same(result[0], 2.0)
 
 
 def _mixed(rank: int) -> list[Array]:

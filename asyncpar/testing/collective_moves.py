@@ -12,7 +12,7 @@ import numpy as np
 from asyncpar.collectives.algorithms.catalog import known_algorithms
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.names import Name
-from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all, ranked, values
+from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, assert_same, on_all, ranked, values
 
 _COUNTS = (0, 1, 10, 40_000)
 
@@ -30,7 +30,7 @@ class DataMovementSuite(CommunicatorSuite):
                             communicators, lambda c: c.all_gather(values(c.rank, count), algorithm=algorithm)
                         )
                         for result in results:
-                            np.testing.assert_array_equal(result, expected, f"{algorithm}, {size} ranks, {count}")
+                            assert_same(result, expected, f"{algorithm}, {size} ranks, {count}")
 
     async def test_all_gather_v_joins_unequal_parts(self) -> None:
         for size in self.sizes:
@@ -42,7 +42,7 @@ class DataMovementSuite(CommunicatorSuite):
                         lambda c: c.all_gather_v(values(c.rank, (c.rank * 3 % 5, 2)), algorithm=algorithm),
                     )
                     for result in results:
-                        np.testing.assert_array_equal(result, expected)
+                        assert_same(result, expected)
 
     async def test_broadcast_hands_out_the_array_of_the_root(self) -> None:
         for size in self.sizes:
@@ -54,7 +54,7 @@ class DataMovementSuite(CommunicatorSuite):
                             lambda c: c.broadcast(values(c.rank, count), root=root, algorithm=algorithm),
                         )
                         for result in results:
-                            np.testing.assert_array_equal(result, values(root, count), f"{algorithm}, {size} ranks")
+                            assert_same(result, values(root, count), f"{algorithm}, {size} ranks")
 
     async def test_gather_and_scatter_are_each_others_inverse(self) -> None:
         for size in self.sizes:
@@ -73,13 +73,13 @@ class DataMovementSuite(CommunicatorSuite):
                                 out=None if communicator.rank == root else np.empty_like(x),
                                 algorithm=algorithm,
                             )
-                            np.testing.assert_array_equal(back, x, f"{algorithm}, {size} ranks, {count}")
+                            assert_same(back, x, f"{algorithm}, {size} ranks, {count}")
                             return everything
 
                         expected = np.stack([values(rank, count) for rank in range(size)])
                         for rank, everything in ranked(communicators, await on_all(communicators, there_and_back)):
                             if rank == root:
-                                np.testing.assert_array_equal(everything, expected)
+                                assert_same(everything, expected)
 
     async def test_all_to_all_transposes(self) -> None:
         for size in self.sizes:
@@ -91,7 +91,7 @@ class DataMovementSuite(CommunicatorSuite):
                             communicators, lambda c: c.all_to_all(matrix[c.rank], algorithm=algorithm)
                         )
                         for rank, result in ranked(communicators, results):
-                            np.testing.assert_array_equal(result, matrix[:, rank], f"{algorithm}, {size} ranks")
+                            assert_same(result, matrix[:, rank], f"{algorithm}, {size} ranks")
 
     async def test_all_to_all_v_moves_unequal_parts(self) -> None:
         for size in self.sizes:
@@ -103,13 +103,13 @@ class DataMovementSuite(CommunicatorSuite):
                     assert sizes == [counts[source][dest] for source in range(size)]
                     starts = [sum(counts[source][:dest]) for source in range(size)]
                     parts = [rows[source][starts[source] :][: counts[source][dest]] for source in range(size)]
-                    np.testing.assert_array_equal(received, np.concatenate(parts))
+                    assert_same(received, np.concatenate(parts))
 
     async def test_every_dtype_can_be_moved(self) -> None:
         async with self.connect(3) as communicators:
             for dtype in (*DTYPES, np.dtype(bool)):
                 for result in await on_all(communicators, lambda c: c.all_gather(values(c.rank, 5, dtype))):
-                    np.testing.assert_array_equal(result, np.stack([values(rank, 5, dtype) for rank in range(3)]))
+                    assert_same(result, np.stack([values(rank, 5, dtype) for rank in range(3)]))
 
     async def test_arrays_of_any_layout_are_moved(self) -> None:
         async with self.connect(3) as communicators:
@@ -117,10 +117,10 @@ class DataMovementSuite(CommunicatorSuite):
             results = await on_all(communicators, lambda c: c.all_gather(values(c.rank, (5, 4)).T, out=outs[c.rank]))
             for rank, result in ranked(communicators, results):
                 assert result is outs[rank]
-                np.testing.assert_array_equal(result, np.stack([values(rank, (5, 4)).T for rank in range(3)]))
+                assert_same(result, np.stack([values(rank, (5, 4)).T for rank in range(3)]))
             arrays = [values(rank, (6, 6))[::2, ::3] for rank in range(3)]
             for result in await on_all(communicators, lambda c: c.broadcast(arrays[c.rank], root=1)):
-                np.testing.assert_array_equal(result, values(1, (6, 6))[::2, ::3])
+                assert_same(result, values(1, (6, 6))[::2, ::3])
 
     async def test_nobody_leaves_a_barrier_before_all_have_come(self) -> None:
         for size in self.sizes:

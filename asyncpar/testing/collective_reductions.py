@@ -9,7 +9,16 @@ import numpy as np
 from asyncpar.collectives.arrays import Array, possible_operations
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.names import Name
-from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, ranked, values
+from asyncpar.testing.collective_worlds import (
+    DTYPES,
+    CommunicatorSuite,
+    assert_same,
+    combined,
+    noise,
+    on_all,
+    ranked,
+    values,
+)
 
 
 class ReductionSuite(CommunicatorSuite):
@@ -27,7 +36,7 @@ class ReductionSuite(CommunicatorSuite):
                         )
                         for rank, result in ranked(communicators, results):
                             assert result is arrays[rank]
-                            np.testing.assert_array_equal(result, expected, f"{algorithm}, {size} ranks, {count}")
+                            assert_same(result, expected, f"{algorithm}, {size} ranks, {count}")
 
     async def test_all_reduce_cuts_long_arrays_into_pieces(self) -> None:
         for size in (2, 3):
@@ -38,7 +47,7 @@ class ReductionSuite(CommunicatorSuite):
                     for result in await on_all(
                         communicators, lambda c: c.all_reduce(arrays[c.rank], algorithm=algorithm)
                     ):
-                        np.testing.assert_array_equal(result, expected, algorithm)
+                        assert_same(result, expected, algorithm)
 
     async def test_every_dtype_has_every_operation_that_means_something(self) -> None:
         async with self.connect(3) as communicators:
@@ -64,7 +73,7 @@ class ReductionSuite(CommunicatorSuite):
                 arrays = [values(rank, 9).astype(bool) for rank in range(3)]
                 expected = combined(op, arrays)
                 for result in await on_all(communicators, lambda c: c.all_reduce(arrays[c.rank], Name(op))):
-                    np.testing.assert_array_equal(result, expected, op)
+                    assert_same(result, expected, op)
 
     async def test_all_ranks_get_the_same_bits_and_get_them_again(self) -> None:
         for size in self.sizes:
@@ -99,7 +108,7 @@ class ReductionSuite(CommunicatorSuite):
                 arrays = [make(values(rank, (6, 8))) for rank in range(3)]
                 expected = sum(np.array(array) for array in arrays)
                 for result in await on_all(communicators, lambda c: c.all_reduce(arrays[c.rank])):
-                    np.testing.assert_array_equal(result, expected)
+                    assert_same(result, expected)
 
     async def test_out_takes_the_result_and_x_stays(self) -> None:
         async with self.connect(3) as communicators:
@@ -108,8 +117,8 @@ class ReductionSuite(CommunicatorSuite):
             results = await on_all(communicators, lambda c: c.all_reduce(kept[c.rank], out=outs[c.rank]))
             for rank, result in ranked(communicators, results):
                 assert result is outs[rank]
-                np.testing.assert_array_equal(result, sum(values(rank, (4, 5)) for rank in range(3)))
-                np.testing.assert_array_equal(kept[rank], values(rank, (4, 5)))
+                assert_same(result, sum(values(rank, (4, 5)) for rank in range(3)))
+                assert_same(kept[rank], values(rank, (4, 5)))
 
     async def test_reduce_gives_the_root_the_sum_and_leaves_inputs_alone(self) -> None:
         for size in self.sizes:
@@ -124,9 +133,9 @@ class ReductionSuite(CommunicatorSuite):
                         for rank, result in ranked(communicators, results):
                             assert (result is not None) == (rank == root)
                             if result is not None:
-                                np.testing.assert_array_equal(result, expected, f"{algorithm}, {size} ranks, {count}")
+                                assert_same(result, expected, f"{algorithm}, {size} ranks, {count}")
                         for rank, array in enumerate(arrays):
-                            np.testing.assert_array_equal(array, values(rank, count))
+                            assert_same(array, values(rank, count))
 
     async def test_reduce_scatter_gives_ceil_slices_and_leaves_inputs_alone(self) -> None:
         for size in self.sizes:
@@ -140,10 +149,10 @@ class ReductionSuite(CommunicatorSuite):
                         )
                         step = -(-rows // size)
                         for rank, mine in ranked(communicators, slices):
-                            np.testing.assert_array_equal(
+                            assert_same(
                                 mine, expected[rank * step : (rank + 1) * step], f"{algorithm}, {size} ranks, {rows}"
                             )
-                            np.testing.assert_array_equal(arrays[rank], values(rank, (rows, 3)))
+                            assert_same(arrays[rank], values(rank, (rows, 3)))
 
 
 def _transposed(array: Array) -> Array:

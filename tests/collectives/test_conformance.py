@@ -28,7 +28,8 @@ class TestInproc(OfSampledSizes):
 
 
 class TestShm(OfSampledSizes):
-    turn = 0
+    turn = 5
+    out_of = 6
     sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)
 
     @asynccontextmanager
@@ -39,6 +40,7 @@ class TestShm(OfSampledSizes):
 
 class TestShmWithoutArena(InSharedWorlds):
     turn = 0
+    out_of = 6
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
@@ -48,6 +50,7 @@ class TestShmWithoutArena(InSharedWorlds):
 
 class TestArenaWithoutPolling(InSharedWorlds):
     turn = 1
+    out_of = 6
 
     @pytest.fixture(autouse=True)
     def usual_memory_without_polling(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +65,7 @@ class TestArenaWithoutPolling(InSharedWorlds):
 
 class TestSmallArena(InSharedWorlds):
     turn = 2
+    out_of = 6
 
     @pytest.fixture(autouse=True)
     def little_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +78,8 @@ class TestSmallArena(InSharedWorlds):
 
 
 class TestTcp(InSharedWorlds):
-    turn = 1
+    turn = 3
+    out_of = 6
     sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)
 
     @asynccontextmanager
@@ -84,7 +89,8 @@ class TestTcp(InSharedWorlds):
 
 
 class TestGrpc(InSharedWorlds):
-    turn = 2
+    turn = 4
+    out_of = 6
     sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)
 
     @asynccontextmanager

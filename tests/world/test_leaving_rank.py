@@ -11,6 +11,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.errors import PeerCancelled, PeerLost
+from tests.products import sampled
 
 SMALL, LARGE = 4, 300_000
 
@@ -32,17 +33,15 @@ OPERATIONS: dict[str, Callable[[ap.Communicator, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("name", OPERATIONS)
-async def test_a_rank_that_leaves_is_named_to_all(name: str, transport: str) -> None:
-    for n in (SMALL, LARGE):
-        async with ap.testing.local_world(3, transport=transport) as nodes, asyncio.timeout(45):
-            for node in nodes:
-                node.world.timeout = 60.0  # a rank that waits for it has failed
-            await asyncio.gather(*(node.world.barrier() for node in nodes))
-            calls = [asyncio.ensure_future(OPERATIONS[name](node.world, n)) for node in nodes[:2]]
-            await asyncio.sleep(0.05)
-            await nodes[2].stop()
-            for outcome in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(outcome, PeerLost | PeerCancelled), repr(outcome)
-                assert outcome.rank == 2
+@pytest.mark.parametrize(("name", "transport", "n"), sampled(list(OPERATIONS), ["shm", "tcp"], [SMALL, LARGE]))
+async def test_a_rank_that_leaves_is_named_to_all(name: str, transport: str, n: int) -> None:
+    async with ap.testing.local_world(3, transport=transport) as nodes, asyncio.timeout(45):
+        for node in nodes:
+            node.world.timeout = 60.0  # a rank that waits for it has failed
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+        calls = [asyncio.ensure_future(OPERATIONS[name](node.world, n)) for node in nodes[:2]]
+        await asyncio.sleep(0.05)
+        await nodes[2].stop()
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, PeerLost | PeerCancelled), repr(outcome)
+            assert outcome.rank == 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,15 @@ CASES = chosen(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("transport", "what", "silent"), CASES)
-async def test_every_survivor_names_the_stopped_rank(
-    tmp_path: Path, transport: str | None, what: str, silent: int
-) -> None:
+@pytest.mark.parametrize("worlds", chosen([CASES], soak=[[case] for case in CASES]))
+async def test_every_survivor_names_the_stopped_rank(tmp_path: Path, worlds: Sequence[tuple[Any, str, int]]) -> None:
+    """Several worlds at once: the time is spent on waiting for the rank that is stopped."""
+    async with asyncio.TaskGroup() as tasks:
+        for transport, what, silent in worlds:
+            tasks.create_task(stop_one(tmp_path, transport, what, silent))
+
+
+async def stop_one(tmp_path: Path, transport: str | None, what: str, silent: int) -> None:
     async with process_world(4, RANKS, tmp_path, what, "6.0", transport=transport) as ranks:
         assert [await rank.next() for rank in ranks] == [{"ready": True}] * 4
         ranks[silent].process.send_signal(signal.SIGSTOP)

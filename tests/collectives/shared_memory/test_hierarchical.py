@@ -162,7 +162,7 @@ async def test_messages_between_hosts_are_the_same_where_a_host_has_no_arena(mon
                     monkeypatch.setattr(arena.directory, "_allot", lambda: NOTHING)
             await check(nodes)
             before, home_before = sent_to_hosts(nodes)
-            arrays = inputs(nodes, 800_000)
+            arrays = inputs(nodes, 400_000)
             await reduce_all(nodes, arrays)
             after, home = sent_to_hosts(nodes)
             sent.append([new - old for new, old in zip(after, before, strict=True)])
