@@ -96,6 +96,7 @@ def test_launchers_meet(launcher: Launcher, tmp_path: Path) -> None:
     assert sorted(re.findall(r"sum (\S+) (\S+)", done.stdout + done.stderr)) == [("3.0", "::1")] * 2, done.stderr
 
 
+@pytest.mark.soak
 def test_agents_find_each_other(launcher: Launcher) -> None:
     script = launcher.directory / "job.py"
     script.write_text(textwrap.dedent(ELASTIC))

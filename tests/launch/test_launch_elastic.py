@@ -70,6 +70,7 @@ def test_a_job_starts_small_grows_and_goes_on_without_a_killed_host(launcher: La
     assert launcher.ranks_alive() == []
 
 
+@pytest.mark.soak
 def test_a_host_that_gets_sigterm_leaves_and_the_others_go_on(launcher: Launcher, eventually: Eventually) -> None:
     job = Job(launcher, eventually, "1:2")
     first = job.start(0)

@@ -52,6 +52,7 @@ def test_an_exception_is_told_in_ten_lines_with_the_programs_frames(launcher: La
     assert done.stderr.count("bad batch 7") == 2  # what it is, and the line that raised it
 
 
+@pytest.mark.soak
 def test_victims_that_are_ended_while_they_end_are_one_line(launcher: Launcher) -> None:
     """Without ``asyncpar.run``, and so slow to exit that SIGTERM comes first: their tracebacks were all shown."""
     text = STEPS.format(failure="raise ValueError('bad batch 7')").replace("ap.run(main)", "asyncio.run(main())")

@@ -107,7 +107,7 @@ def paths_in(text: str, launcher: Any) -> list[Path]:
 
 def ask(launcher: Any, arguments: tuple[str, ...], *, code: int = 0) -> str:
     done = launcher.command(*arguments, env={"XDG_RUNTIME_DIR": ""})
-    said = done.stdout + done.stderr
+    said: str = done.stdout + done.stderr
     assert done.returncode == code, said
     return said
 

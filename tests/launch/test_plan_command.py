@@ -8,6 +8,8 @@ import pty
 import re
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,22 +194,27 @@ def test_it_is_listed_with_the_other_commands() -> None:
     assert "plan" in CliRunner().invoke(main, ["--help"]).output
 
 
-def in_terminal(*arguments: str, columns: int) -> str:
+def in_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str, columns: int) -> str:
     """Return what the command writes to a terminal of some width."""
     outer, inner = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "asyncpar", "plan", *arguments], stdout=inner, stdin=subprocess.DEVNULL, env=environment
-    ) as process:
-        os.close(inner)
-        written = bytearray()
-        while True:
-            try:
-                written += os.read(outer, 65536)
-            except OSError:  # the other end is closed
-                break
-        os.close(outer)
-        assert process.wait(30) == 0
+    written = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while True:
+                written.extend(os.read(outer, 65536))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    with open(inner, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("TERM", "xterm")
+        patch.delenv("NO_COLOR", raising=False)
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["plan", *arguments], prog_name="asyncpar")
+    reading.join()
+    os.close(outer)
     return written.decode()
 
 
@@ -215,7 +222,6 @@ def _unstyled(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("width", "titles"),
     first(
@@ -227,8 +233,8 @@ def _unstyled(text: str) -> str:
         ],
     ),
 )
-def test_a_narrow_terminal_gets_whole_columns(width: int, titles: str) -> None:
-    lines = _unstyled(in_terminal(*SMALL, columns=width)).splitlines()
+def test_a_narrow_terminal_gets_whole_columns(width: int, titles: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _unstyled(in_terminal(monkeypatch, *SMALL, columns=width)).splitlines()
     assert max(map(len, lines)) <= width
     (place,) = [place for place, line in enumerate(lines) if line.split()[:1] == ["dp"]]
     assert lines[place].split() == titles.split()
@@ -239,9 +245,8 @@ def test_a_narrow_terminal_gets_whole_columns(width: int, titles: str) -> None:
         assert "…" not in row
 
 
-@pytest.mark.process
-def test_a_wide_terminal_gets_more_columns_and_colour() -> None:
-    text = in_terminal(*SMALL, columns=120)
+def test_a_wide_terminal_gets_more_columns_and_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = in_terminal(monkeypatch, *SMALL, columns=120)
     assert "\x1b[1;32m" in text
     assert "micro-batches" in _unstyled(text)
 
