@@ -130,6 +130,7 @@ def _place(request: Request) -> Iterator[None]:
     os.environ.clear()
     os.environ.update(request.environment)
     sys.argv = request.command
+    tempfile.tempdir = None  # or the next program would have the folder of the first one's environment
     beside = os.path.dirname(os.path.join(request.home, request.command[0]))
     sys.path.insert(0, beside)
     os.chdir(request.home)

@@ -168,6 +168,7 @@ if __name__ == "__main__":
     assert said(shown + complaints) == ["[0, 0, 0, 0] [0, 2, 4, 6] 2.0"] * 2
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_a_launched_program_without_noise(tmp_path: Path) -> None:
     body = """
 with ab.init() as node:

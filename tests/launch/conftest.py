@@ -107,6 +107,10 @@ class Launcher:
         self._check_paths(done.stderr)
         return done
 
+    def look(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that looks at jobs that were started here without XDG_RUNTIME_DIR."""
+        return self.command(*words, env={"XDG_RUNTIME_DIR": ""})
+
     def _environment(self, more: Mapping[str, str] | None) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
         return clean | {"TMPDIR": str(self.temporary)} | dict(more or {})

@@ -93,7 +93,7 @@ async def sleep_longer(node: Node) -> None:
 
 @pytest.mark.parametrize(("buckets", "in_block"), in_turn([1, 40], [True, False]))
 def test_a_rank_that_computes_longer_in_the_steps_of_a_synchronizer_is_named(buckets: int, in_block: bool) -> None:
-    nodes = run_virtual(train(4, synchronizing(sleep_longer, buckets=buckets, in_block=in_block)))
+    nodes = run_virtual(train(3, synchronizing(sleep_longer, buckets=buckets, in_block=in_block)))
     straggler = find_straggler({node.rank: rounds(node) for node in nodes})
     assert isinstance(straggler, Straggler)
     assert (straggler.rank, straggler.cause) == (CULPRIT, Cause.COMPUTE)

@@ -91,22 +91,14 @@ async def service(
         yield started
 
 
+@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize("server", SERVERS)
-async def test_a_node_in_a_service_talks_to_its_world_and_leaves_loop_and_signals_alone(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_node_in_a_service_leaves_loop_and_signals_alone_and_the_world_in_good_order(
+    server: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with service(SERVERS[server], tmp_path, monkeypatch) as running:
         loop = "uvloop" if "uvloop" in server else "asyncio"
         assert await running.get("/node") == {"doubled": 42, "loop": loop, "is_untouched": True}
-
-
-@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
-@pytest.mark.parametrize("server", first(2, reversed(SERVERS)))
-async def test_a_service_that_gets_a_signal_leaves_the_world_in_good_order(
-    server: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with service(SERVERS[server], tmp_path, monkeypatch) as running:
-        await running.get("/node")
         code = await running.end(number)
         async with asyncio.timeout(LIMIT):
             end = await running.peer.next()

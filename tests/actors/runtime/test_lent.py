@@ -123,7 +123,7 @@ async def test_cancelled_asks_that_wait_for_room_leave_room_for_others(transport
     async with local_world(2, transport=transport) as nodes:
         await nodes[1].spawn(Keeper, name="keeper")
         keeper = nodes[0].ref("keeper", rank=1, actor_class=Keeper)
-        for _ in range(5):
+        for _ in range(2):
             asks = [asyncio.ensure_future(keeper.wait(numbers(1, WINDOW))) for _ in range(4)]
             await asyncio.sleep(0)
             for ask in asks:

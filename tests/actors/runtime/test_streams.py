@@ -13,6 +13,7 @@ import pytest
 
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.errors import RemoteError, UsageError
+from tests.soak import chosen
 
 AHEAD = 64
 """Small items that may be ahead of their reader."""
@@ -184,14 +185,15 @@ async def test_items_arrive_in_order_and_then_the_stream_ends(open_ranks: Any, h
         assert [item async for item in ref.count.stream(0)] == []
 
 
-async def test_a_hundred_thousand_items_arrive_in_order(open_ranks: Any) -> None:
+async def test_thousands_of_items_arrive_in_order(open_ranks: Any) -> None:
+    count = chosen(10_000, soak=100_000)
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Source, name="s")
         expected = 0
-        async for item in ranks.systems[0].ref("s", rank=1, actor_class=Source).count.stream(100_000):
+        async for item in ranks.systems[0].ref("s", rank=1, actor_class=Source).count.stream(count):
             assert item == expected
             expected += 1
-        assert expected == 100_000
+        assert expected == count
 
 
 async def test_items_come_as_the_types_of_the_annotation(open_ranks: Any, home: int) -> None:

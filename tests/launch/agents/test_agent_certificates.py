@@ -23,6 +23,7 @@ from asyncpar.net.transport.rpc import Credentials
 from asyncpar.net.transport.tls_probe import check_tls
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
+from tests.launch.agents.conftest import Run
 from tests.net.security.parties import JOB, make_homes
 from tests.soak import is_soak
 
@@ -84,7 +85,7 @@ async def wants_certificates(group: AgentGroup, port: int) -> bool:
     return False
 
 
-def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(group: AgentGroup) -> None:
+def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(group: AgentGroup, run: Run) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one")
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--elastic", "ranks", "--max-restarts", "2")
@@ -100,18 +101,9 @@ def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(gr
     everyone = [port for name in ports for port in ports[name]]
     assert [port for port in everyone if not asyncio.run(wants_certificates(group, port))] == []
 
-    joiner = group.command(
-        "agent",
-        "--join",
-        group.addresses["one"],
-        "--name",
-        "three",
-        "--secret-file",
-        str(group.secret),
-        log="three.log",
-    )
-    assert joiner.wait(timeout=40) == 1
-    assert "wants certificates, and this side has none; give all hosts --certs" in group.said("three")
+    joiner = run("agent", "--join", group.addresses["one"], "--name", "three", "--secret-file", str(group.secret))
+    assert joiner.returncode == 1
+    assert "wants certificates, and this side has none; give all hosts --certs" in joiner.stderr
 
     if is_soak():
         [pid] = group.pids("two")

@@ -22,6 +22,7 @@ import pytest
 from asyncpar.observe.image import read_image
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
+from tests.launch.agents.conftest import Run
 from tests.soak import chosen
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -48,7 +49,7 @@ def group(tmp_path: Path) -> Iterator[AgentGroup]:
     made.close()
 
 
-def test_a_job_outlives_its_leader_and_a_host_that_drains(group: AgentGroup) -> None:
+def test_a_job_outlives_its_leader_and_a_host_that_drains(group: AgentGroup, run: Run) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one", "two", "three")
     options = ("--nnodes", "1:3", "--elastic", "ranks", "--max-restarts", "2", "--last-call", "30")
@@ -65,7 +66,8 @@ def test_a_job_outlives_its_leader_and_a_host_that_drains(group: AgentGroup) -> 
     drained = group.leader()
     [stays] = {"one", "two", "three"} - {leader, drained}
     words = ("drain", drained, "--agent", group.addresses[stays], "--secret-file", str(group.secret), "--grace", "20")
-    assert group.command(*words).wait(timeout=40) == 0
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
     assert group.agents[drained].wait(timeout=30) == 0
     eventually(lambda: group.trains(1), "training without the drained host")
 
@@ -531,7 +533,7 @@ OTHERS = """
 
     def on_step(place, step):
         if place == "computed" and not step.is_replay and step.number > 20:
-            time.sleep(0.05)
+            time.sleep(0.15)
         open("step", "w").write(str(step.number))
 
     ap.run(training.train(None, until=10_000, on_step=on_step, pause=0.0))
@@ -574,37 +576,37 @@ HURRIED = """
 """The command, which gives an agent that it joins less time to answer than users' commands do."""
 
 
-def test_what_cannot_be_is_said_in_one_line(group: AgentGroup) -> None:
+def test_what_cannot_be_is_said_in_one_line(group: AgentGroup, run: Run) -> None:
     group.start_all("one")
     secret = ("--secret-file", str(group.secret))
     (group.folder / "other").write_bytes(os.urandom(32))
     (group.folder / "other").chmod(0o600)
     hurried = ("-c", textwrap.dedent(HURRIED))
-    twice = group.command(
-        *("agent", "--name", "one", "--join", group.addresses["one"], *secret), log="twice.log", program=hurried
-    )
+    joins = ("--join", group.addresses["one"], *secret)
+    twice = group.command("agent", "--name", "one", *joins, log="twice.log", program=hurried)
     rotated = group.start("two", secret=group.folder / "other")
-    nobody = group.command(*("agent", "--join", "127.0.0.1:1", *secret), log="nobody.log", program=hurried)
-    unknown = group.command("drain", "three", "--agent", group.addresses["one"], *secret, log="unknown.log")
-    absent = group.command("status", "--agent", "127.0.0.1:1", *secret, log="absent.log")
+    nobody = group.command("agent", "--join", "127.0.0.1:1", *secret, log="nobody.log", program=hurried)
     kept, damaged = (group.folder / name for name in ("kept", "damaged"))
     kept.mkdir()
     damaged.mkdir()
     (damaged / "votes").write_bytes(b"asyncpar votes 1\nxxxxtorn")
     with open_directory(kept):
-        joins = ("--join", group.addresses["one"], *secret)
-        shared = group.command("agent", "--name", "three", "--state-dir", str(kept), *joins, log="shared.log")
-        torn = group.command("agent", "--name", "three", "--state-dir", str(damaged), *joins, log="torn.log")
-        wrong = (twice, rotated, nobody, unknown, absent, shared, torn)
-        assert [process.wait(timeout=30) for process in wrong] == [2, 1, 1, 2, 1, 2, 1]
-    assert "kept is in use by another agent" in group.said("shared")
-    assert "the votes are damaged" in group.said("torn")
+        shared = run("agent", "--name", "three", "--state-dir", str(kept), *joins)
+    torn = run("agent", "--name", "three", "--state-dir", str(damaged), *joins)
+    unknown = run("drain", "three", "--agent", group.addresses["one"], *secret)
+    absent = run("status", "--agent", "127.0.0.1:1", *secret)
+    assert [process.wait(timeout=30) for process in (twice, rotated, nobody)] == [2, 1, 1]
+    assert [done.returncode for done in (shared, torn, unknown, absent)] == [2, 1, 2, 1]
+    assert "kept is in use by another agent" in shared.stderr
+    assert "the votes are damaged" in torn.stderr
     assert "--name: a host called 'one' is in the group already" in group.said("twice")
     assert "did not accept our secret" in group.said("two")
     assert "--join: no agent answers at 127.0.0.1:1" in group.said("nobody")
-    assert "HOST: expected one of one, got 'three'" in group.said("unknown")
-    assert "no agent answers at 127.0.0.1:1" in group.said("absent")
-    for log in ("twice", "two", "nobody", "unknown", "absent", "shared", "torn"):
+    assert "HOST: expected one of one, got 'three'" in unknown.stderr
+    assert "no agent answers at 127.0.0.1:1" in absent.stderr
+    for done in (shared, torn, unknown, absent):
+        assert "Traceback" not in done.stdout + done.stderr
+    for log in ("twice", "two", "nobody"):
         assert "Traceback" not in group.said(log)
 
 

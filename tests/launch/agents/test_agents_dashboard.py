@@ -7,23 +7,20 @@ import re
 import signal
 import textwrap
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually
-from tests.launch.test_launch_dashboard import ask, pictures
+from tests.launch.agents.agent_pages import SHOWN, SPEAKING, hosts_of, see, shows_both, spoken, url_of
+from tests.launch.test_launch_dashboard import ask
 from tests.soak import first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 FOREVER = "1000000"
-SPEAKING = "print('spoken by a rank', flush=True)\n"
 ELASTIC = ("--elastic", "ranks", "--last-call", "60")
-SHOWN = ("--dashboard=127.0.0.1:0",)
-Picture = dict[str, Any]
 
 
 @pytest.fixture
@@ -33,42 +30,7 @@ def group(tmp_path: Path) -> Iterator[AgentGroup]:
     made.close()
 
 
-def url_of(group: AgentGroup, log: str) -> str:
-    """Return the address of the page that was said in a log."""
-    found: list[str] = []
-
-    def is_said() -> bool:
-        found[:] = re.findall(r"the dashboard is at (http://\S+)", group.said(log))
-        return bool(found)
-
-    eventually(is_said, "the address of the page")
-    return found[0]
-
-
-def see(url: str, is_so: Callable[[Picture], bool], what: str) -> Picture:
-    """Return the first picture for which ``is_so``."""
-    seen: Picture = {}
-    for number, picture in enumerate(pictures(url)):
-        if is_so(picture):
-            return picture
-        seen = picture
-        assert number < 120, f"{what} never became so: {seen['sentence']} {seen['alarms']}"
-    raise AssertionError(f"{what}: the page ended before: {seen.get('ended')}")
-
-
-def hosts_of(picture: Picture) -> dict[int, str]:
-    return {row["rank"]: row["host"] for row in picture["ranks"]}
-
-
-def shows_both(picture: Picture) -> bool:
-    return picture["world"] == 2 and set(hosts_of(picture).values()) == {"one", "two"} and len(picture["ranks"]) == 2
-
-
-def spoken(url: str) -> int:
-    """Return how many ranks have said something on the page."""
-    return [line["text"] for line in ask(url, "lines")].count("spoken by a rank")
-
-
+@pytest.mark.soak
 def test_the_launcher_and_an_agent_show_what_runs_on_all_hosts(group: AgentGroup) -> None:
     group.start("one", *SHOWN, "--metrics=127.0.0.1:0")
     eventually(lambda: group.host("one") is not None, "the agent")

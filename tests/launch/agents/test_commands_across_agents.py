@@ -1,12 +1,13 @@
-"""`trace`, `flight`, `stacks`, `report` and post-mortems of a job whose ranks agents of two hosts run."""
+"""`trace`, `flight`, `stacks`, `report`, pages and post-mortems of a job whose ranks agents of two hosts run."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
-import sys
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ import psutil
 import pytest
 
 from tests.launch.agents.agent_groups import AgentGroup, eventually
+from tests.launch.agents.agent_pages import SHOWN, hosts_of, see, shows_both, spoken, url_of
+from tests.launch.agents.conftest import Run
+from tests.launch.test_launch_dashboard import ask
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -24,6 +28,7 @@ PROGRAM = """
     import asyncpar as ap
 
     async def main():
+        print("spoken by a rank", flush=True)
         async with ap.init() as node:
             x, other = np.ones(1000, np.float32), 1 - node.rank
             for step in range(40):
@@ -49,31 +54,21 @@ def group(tmp_path: Path) -> Iterator[AgentGroup]:
     made.close()
 
 
-def run(group: AgentGroup, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on this machine, which both agents are on."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "XDG_RUNTIME"))}
-    return subprocess.run(
-        [sys.executable, "-m", "asyncpar", *arguments],
-        cwd=group.folder,
-        env=clean | {"TMPDIR": str(group.folder / "tmp"), "PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def there(group: AgentGroup) -> dict[int, int]:
     """Return the processes of the ranks that have done their steps."""
     found = {int(path.name.split("-")[2]): int(path.name.split("-")[1]) for path in group.folder.glob("there-*")}
     return {rank: pid for pid, rank in found.items() if psutil.pid_exists(pid)}
 
 
-def start(group: AgentGroup, *more: str, agent: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-    """Run a rank on each of two hosts, to where rank 1 sleeps and rank 0 waits for it."""
+def start_agents(group: AgentGroup, *more: str, of_first: tuple[str, ...] = ()) -> None:
+    """Start the agents of two hosts; ``more`` are options of both, and ``of_first`` of the first."""
     for name in ("one", "two"):
-        group.start(name, *agent)
+        group.start(name, *more, *(of_first if name == "one" else ()))
         eventually(lambda name=name: group.host(name) is not None, name)  # type: ignore[misc]
+
+
+def start(group: AgentGroup, *more: str) -> subprocess.Popen[bytes]:
+    """Run a rank on each of two hosts, to where rank 1 sleeps and rank 0 waits for it."""
     launcher = group.launch(
         PROGRAM,
         options=("--nnodes", "2:2", "--last-call", "60", "--silent-after", "off", *more),
@@ -82,22 +77,45 @@ def start(group: AgentGroup, *more: str, agent: tuple[str, ...] = ()) -> subproc
     return launcher
 
 
-def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(group: AgentGroup) -> None:
-    launcher = start(group, "--log-dir", str(group.folder / "logs"))
+def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(group: AgentGroup, run: Run) -> None:
+    start_agents(group, of_first=(*SHOWN, "--metrics=127.0.0.1:0"))
+    of_agent = url_of(group, "one")
+    served = re.search(r"metrics are at (http://\S+)", group.said("one"))
+    assert served is not None
+    assert see(of_agent, lambda one: True, "a page without a job")["sentence"] == "No rank has started yet."
+
+    logs = group.folder / "logs"
+    launcher = start(group, *SHOWN, "--log-dir", str(logs))
     one, two = (str(group.agents[name].pid) for name in ("one", "two"))
+    of_launcher = url_of(group, "launch")
+    for url in (of_launcher, of_agent):
+        picture = see(url, shows_both, "both hosts on the page")
+        eventually(lambda url=url: spoken(url) == RANKS, "the output of both hosts")  # type: ignore[misc]
+        assert picture["phase"] == "running"
+        assert (picture["job"], picture["command"].split()[0]) == ("job.py", str(group.folder / "job.py"))
+    flight = ask(of_launcher, "flight")
+    assert (flight["ranks"], flight["problems"]) == (RANKS, [])
+    assert "spoken by a rank" in [line["text"] for line in ask(of_launcher, "output?ranks=1")]
+    with urllib.request.urlopen(served[1]) as answer:
+        metrics = answer.read().decode()
+    assert 'asyncpar_up{host="one"' in metrics
+    assert 'host="two"' not in metrics
 
     for agent in (one, two):
 
         def sees_both(agent: str = agent) -> bool:
-            status = run(group, "status", "--json", agent)
+            status = run("status", "--json", agent)
             hosts = json.loads(status.stdout)["hosts"] if status.returncode == 0 else []
             seen = [(rank["rank"], rank["host"]) for host in hosts for rank in host.get("ranks", ())]
             return sorted(seen) == [(0, "one"), (1, "two")]
 
         eventually(sees_both, f"the ranks of both hosts at {agent}")
-    assert json.loads(run(group, "logs", "--json", "-r", "0,1", two).stdout) == {"0": [], "1": ["rank 1 sleeps"]}
+    assert json.loads(run("logs", "--json", "-r", "0,1", two).stdout) == {
+        "0": ["spoken by a rank"],
+        "1": ["spoken by a rank", "rank 1 sleeps"],
+    }
 
-    done = run(group, "trace", "--seconds", "0", "--before", "600", "--json", "-o", "t.json", one)
+    done = run("trace", "--seconds", "0", "--before", "600", "--json", "-o", "t.json", one)
     assert done.returncode == 0, done.stderr
     assert "events of 2 ranks" in done.stdout
     events = json.loads((group.folder / "t.json").read_bytes())["traceEvents"]
@@ -110,10 +128,10 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
     assert set(crossed.values()) == {40}
 
     def is_found() -> bool:  # once rank 1 has reported that it sleeps
-        return run(group, "flight", "explain", "--job", one).stdout.startswith("rank 1: sleeping\n")
+        return run("flight", "explain", "--job", one).stdout.startswith("rank 1: sleeping\n")
 
     eventually(is_found, "the rank that sleeps")
-    done = run(group, "flight", "dump", "--torch", "-o", "dump", two)
+    done = run("flight", "dump", "--torch", "-o", "dump", two)
     assert done.returncode == 0, done.stderr
     files = {file.name for file in (group.folder / "dump").iterdir()}
     assert files >= {
@@ -121,20 +139,24 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
         for rank in range(RANKS)
         for prefix, suffix in (("rank_", ".ring"), ("torch_rank_", ""))
     }
-    for found in (run(group, "flight", "explain", "dump"), run(group, "flight", "explain", "--job", one)):
+    for found in (run("flight", "explain", "dump"), run("flight", "explain", "--job", one)):
         assert found.stdout.startswith("rank 1: sleeping\n"), found
         assert "rank 0 waits for rank 1 in barrier()" in found.stdout, found
 
     stopped = there(group)[0]
     os.kill(stopped, signal.SIGSTOP)
-    stacks = json.loads(run(group, "stacks", "--json", two).stdout)
+    stacks = json.loads(run("stacks", "--json", two).stdout)
     assert (sorted(stacks["ranks"]), stacks["silent"]) == (["0", "1"], {})
     assert "is stopped" in stacks["ranks"]["0"]["text"], stacks["ranks"]
     os.kill(stopped, signal.SIGCONT)
 
     launcher.terminate()
+    ended = see(of_launcher, lambda one: bool(one["ended"]), "the end")
+    assert ended["ended"].startswith("The job has ended with exit code 143.")
     assert launcher.wait(timeout=60) == 143
-    made = run(group, "report", "logs", "-o", "page.html")
+    document = json.loads((logs / "run.json").read_text())
+    assert set(hosts_of(document["picture"]).values()) == {"one", "two"}
+    made = run("report", "logs", "-o", "page.html")
     assert made.returncode == 0, made.stderr
     inside = (group.folder / "page.html").read_text().partition('id="document">')[2].partition("</script>")[0]
     picture = json.loads(inside)["picture"]
@@ -145,7 +167,8 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
 @pytest.mark.soak
 def test_a_killed_rank_leaves_a_post_mortem_on_each_host(group: AgentGroup) -> None:
     remains = group.folder / "remains"
-    launcher = start(group, "--max-restarts", "0", agent=("--post-mortem", str(remains)))
+    start_agents(group, "--post-mortem", str(remains))
+    launcher = start(group, "--max-restarts", "0")
     os.kill(there(group)[1], signal.SIGKILL)
     assert launcher.wait(timeout=60) != 0
     summaries = {}

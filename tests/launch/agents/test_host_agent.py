@@ -51,7 +51,7 @@ ELASTIC = """
                     os.replace(f"{os.getpid()}.new", f"{os.getpid()}.step")
                 if os.path.exists("end") and state.step >= int(open("end").read()):
                     break
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.03)
 
     ap.run(main())
 """

@@ -31,7 +31,6 @@ GROUPS = {
 FIRST = {
     "accepted-is-kept": 105,
     "decided-before-told": 0,
-    "each-once": 5,
     "healed-of-the-lost": 4,
     "a-surplus-spare-waits": 1,
     "in-order": 11,

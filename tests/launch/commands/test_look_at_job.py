@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -39,19 +38,6 @@ PROGRAM = """
 LIMIT = 30.0
 
 
-def command(launcher: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TMPDIR": str(launcher.temporary)}
-    environment.pop("XDG_RUNTIME_DIR", None)
-    return subprocess.run(
-        [sys.executable, "-m", "asyncpar", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-
-
 def start(launcher: Any, ranks: int) -> subprocess.Popen[str]:
     """Start a job that prints into the file ``printed``."""
     with (launcher.directory / "printed").open("wb") as output:
@@ -78,7 +64,7 @@ def until(look: Any) -> Any:
 
 def look_for_pids(launcher: Any) -> dict[int, int] | None:
     """Return the processes of all three ranks, once the launcher has heard of them."""
-    done = command(launcher, "status", "look", "--json")
+    done = launcher.look("status", "look", "--json")
     hosts = json.loads(done.stdout).get("hosts", ()) if done.returncode == 0 else ()
     found = {rank["rank"]: rank["pid"] for host in hosts for rank in host["ranks"]}
     return found if len(found) == 3 else None
@@ -92,21 +78,21 @@ def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None
     try:
 
         def look() -> str | None:
-            text = command(launcher, "status", "look").stdout
+            text = launcher.look("status", "look").stdout
             return text if re.search(r"ranks 0, 1 wait for rank 2 \(.*\), which is stopped", text) else None
 
         text = until(look)
         assert "all_reduce #" in text
         assert "job.py:" in text
-        stacks = command(launcher, "stacks", "--json")
+        stacks = launcher.look("stacks", "--json")
         told = json.loads(stacks.stdout)
         assert sorted(told["ranks"]) == ["0", "1", "2"]
         assert told["silent"] == {}
         assert told["ranks"]["2"]["text"].startswith("it is stopped (SIGSTOP, or a debugger); ")
         assert any("which needs rank 2 at job.py:" in chain for chain in told["chains"])
-        logs = command(launcher, "logs", "-r", "1,2", "--json")
+        logs = launcher.look("logs", "-r", "1,2", "--json")
         assert json.loads(logs.stdout) == {"1": ["step 20 of rank 1"], "2": ["step 20 of rank 2"]}
-        assert "has no rank 9" in command(launcher, "logs", "-r", "9").stderr
+        assert "has no rank 9" in launcher.look("logs", "-r", "9").stderr
         process.send_signal(signal.SIGQUIT)
         printed = launcher.directory / "printed"
         for words in (
@@ -148,7 +134,7 @@ def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher:
     while len(launcher.registered()) < 2:
         assert time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)
-    text = until(lambda: text if "rank 1 (pid " in (text := command(launcher, "stacks", "look").stdout) else None)
+    text = until(lambda: text if "rank 1 (pid " in (text := launcher.look("stacks", "look").stdout) else None)
     assert "it does not answer; this was read from its memory" in text
     assert re.search(r"job\.py:\d+ in main", text.partition("read from its memory")[2])
     for _ in range(2):  # the rank does not end by the first one
@@ -163,6 +149,6 @@ def test_no_job_and_wrong_arguments_are_said_in_a_line(launcher: Any) -> None:
         (("status", "absent"), 1, "none of yours here is called 'absent'"),
         (("stacks", "-r", "x"), 2, "expected ranks as 0,2 or 4-7, got 'x'"),
     ):
-        done = command(launcher, *arguments)
+        done = launcher.look(*arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
         assert words in done.stderr

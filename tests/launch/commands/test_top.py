@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.commands.test_look_at_job import LIMIT, command, start
+from tests.launch.commands.test_look_at_job import LIMIT, start
 
 pytestmark = pytest.mark.process
 
@@ -45,7 +45,7 @@ def test_without_a_terminal_one_picture_follows_the_other_until_the_job_ends(lau
 
 
 def test_without_a_job_one_line_says_so(launcher: Any) -> None:
-    done = command(launcher, "top")
+    done = launcher.look("top")
     assert done.returncode == 1
     assert done.stderr.startswith("asyncpar top: no job of yours runs on this host")
     assert done.stdout == ""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,13 +38,6 @@ PROGRAM = """
 """
 
 
-def command(launcher: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TMPDIR": str(launcher.temporary)}
-    environment.pop("XDG_RUNTIME_DIR", None)
-    line = [sys.executable, "-m", "asyncpar", *arguments]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-
-
 def until(look: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT
     while not look():
@@ -61,32 +52,32 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
     until(lambda: len(launcher.registered()) == 2)
     try:
         trace = tmp_path / "t.json"
-        done = command(launcher, "trace", "--seconds", "0.6", "--json", "-o", str(trace), "look")
+        done = launcher.look("trace", "--seconds", "0.6", "--json", "-o", str(trace), "look")
         assert done.returncode == 0, done.stderr
         events = json.loads(trace.read_bytes())["traceEvents"]
         # on a busy machine there are pauses, too ("asyncpar: processor taken")
         slices = [event for event in events if event["ph"] == "X" and not event["name"].startswith("asyncpar: ")]
         assert [event["name"] for event in slices] == ["barrier #41"], "what was over before is not in it"
         assert slices[0]["dur"] == pytest.approx(0.6e6, rel=1e-3)
-        done = command(launcher, "trace", "--seconds", "0", "--before", "600", "--json", "-o", str(trace), "look")
+        done = launcher.look("trace", "--seconds", "0", "--before", "600", "--json", "-o", str(trace), "look")
         assert done.returncode == 0, done.stderr
         events = json.loads(trace.read_bytes())["traceEvents"]
         assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 80
         assert {"load", "all_reduce #1"} <= {event["name"] for event in events}
 
-        done = command(launcher, "trace", "--seconds", "0", "-o", "/dev/full", "look")
+        done = launcher.look("trace", "--seconds", "0", "-o", "/dev/full", "look")
         assert done.returncode == 1
         assert done.stderr == "asyncpar trace: /dev/full cannot be written: No space left on device\n"
 
-        done = command(launcher, "trace", "--seconds", "0", "-o", str(tmp_path / "t.pftrace"), "look")
+        done = launcher.look("trace", "--seconds", "0", "-o", str(tmp_path / "t.pftrace"), "look")
         assert "of 2 ranks" in done.stdout, done
         assert (tmp_path / "t.pftrace").read_bytes()[:1] == b"\n"
 
         folder = tmp_path / "dump"
-        done = command(launcher, "flight", "dump", "--torch", "-o", str(folder), "look")
+        done = launcher.look("flight", "dump", "--torch", "-o", str(folder), "look")
         assert done.returncode == 0, done.stderr
         assert {file.name for file in folder.iterdir()} >= {"rank_0.ring", "rank_1.ring", "torch_rank_1", "ranks.json"}
-        for found in (command(launcher, "flight", "explain", str(folder)), command(launcher, "flight", "explain")):
+        for found in (launcher.look("flight", "explain", str(folder)), launcher.look("flight", "explain")):
             assert found.stdout.startswith("rank 1: sleeping\n"), found
             assert "rank 0 waits for rank 1 in barrier()" in found.stdout
     finally:
@@ -106,7 +97,7 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
     ],
 )
 def test_a_wrong_call_gets_a_clear_word(launcher: Any, arguments: tuple[str, ...], said: str) -> None:
-    done = command(launcher, *arguments)
+    done = launcher.look(*arguments)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr

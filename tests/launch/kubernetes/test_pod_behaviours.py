@@ -19,7 +19,8 @@ import pytest
 from asyncpar.testing.engines import EngineConformance
 from scripts.bench.pods import finish
 from tests.launch.kubernetes import test_manifests, test_pods
-from tests.launch.kubernetes.test_pods import LIMIT, pods_of
+from tests.launch.kubernetes.test_pods import LIMIT, make_names_known, pods_of
+from tests.soak import first
 
 PROGRAM = Path(__file__).with_name("telling_rank.py")
 pytestmark = test_pods.pytestmark
@@ -31,8 +32,10 @@ def told_in(output: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ended() -> Iterator[list[tuple[int, str]]]:
-    """Two pods whose ranks have told what they see."""
-    with pods_of("tell", program=PROGRAM, names_after=0.1) as pods:
+    """Two pods, whose names come late, and whose ranks have told what they see."""
+    with pods_of("tell", program=PROGRAM, names_after=None) as pods:
+        assert [pod.spec.host_name for pod in pods] == ["train-ranks-0-0", "train-ranks-0-1"]
+        make_names_known(pods, waits_for="train-ranks-0-0.train")
         yield finish(pods, timeout=LIMIT)
 
 
@@ -63,8 +66,9 @@ def test_ranks_of_pods_find_the_secret_in_a_file_of_theirs_only(ended: list[tupl
             assert one["secret"]["length"] >= 32
 
 
-def test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause() -> None:
-    with pods_of("fail", program=PROGRAM, names_after=0.1) as pods:
+@pytest.mark.parametrize("ranks", first(1, [1, 2]))
+def test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause(ranks: int) -> None:
+    with pods_of("fail", program=PROGRAM, ranks=ranks, names_after=0.1) as pods:
         ended = finish(pods, timeout=LIMIT)
     assert all(code != 0 for code, _ in ended), ended
     assert "rank 1 divides by zero" in ended[0][1]
