@@ -9,8 +9,8 @@ function of the package is counted, in all threads, while one operation runs.  O
 median number of functions is shown, as rank 0 saw it; an ask is counted on both ranks together.
 
 Only the operation is counted.  Barriers stand between operations, so counting begins when the last one is over and ends
-before the next one can begin on any rank.  Ranks of an ask run no loop watch, whose thread looks every 50 ms whether
-the loop is blocked, whatever the loop does.  Operations run in a task beside the main one, which enters ``runner``.
+before the next one can begin on any rank.  Ranks run no loop watch, whose thread looks every 50 ms whether the loop is
+blocked, whatever the loop does.  Operations run in a task beside the main one, which enters ``runner``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from asyncpar import Node
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -62,9 +65,10 @@ class Course(NamedTuple):
 
 
 class Walk:
-    """Counts calls of the package's functions between ``begin`` and ``end``, of ``counted`` operations."""
+    """Counts calls of the package's functions between ``begin`` and ``end``, of ``counted`` operations of ``name``."""
 
     def __init__(self, counted: int) -> None:
+        self.name = ""
         self.counted = counted
         self._codes: set[CodeType] = set()
         self._last: str | None = None
@@ -110,26 +114,23 @@ async def count(walk: Walk, operation: Callable[[], Awaitable[object]], barrier:
         await operation()
         courses.append(walk.end())
         await asyncio.sleep(0.05)  # the other rank has stopped counting, before this one sends for the next barrier
-    show(courses)
+    show(walk.name, courses)
 
 
-def show(courses: list[Course]) -> None:
+def show(name: str, courses: list[Course]) -> None:
     """Print the course with the median number of functions."""
     course = sorted(courses, key=lambda course: len(course.functions))[len(courses) // 2]
-    print(_MARK + json.dumps([int(os.environ["RANK"]), sorted(course.functions), course.changes]), flush=True)
+    print(_MARK + json.dumps([name, int(os.environ["RANK"]), sorted(course.functions), course.changes]), flush=True)
 
 
-async def walk_collective(walk: Walk) -> None:
+async def walk_collective(walk: Walk, node: Node) -> None:
     import numpy as np
 
-    import asyncpar as ap
-
-    async with ap.init() as node:
-        x = np.zeros(1 << 20, np.float32)
-        await count(walk, lambda: node.world.all_reduce(x), node.world.barrier)
+    x = np.zeros(1 << 20, np.float32)
+    await count(walk, lambda: node.world.all_reduce(x), node.world.barrier)
 
 
-async def walk_ask(walk: Walk) -> None:
+async def walk_ask(walk: Walk, node: Node) -> None:
     import asyncpar as ap
 
     asked = asyncio.Event()
@@ -140,56 +141,48 @@ async def walk_ask(walk: Walk) -> None:
             asked.set()
             return words
 
-    node = await ap.Node.start(blocked_after=0)
-    try:
-        rank = node.rank
-        await node.spawn(Echo, name="echo")
-        await node.world.barrier()
-        echo = node.ref("echo", rank=1, actor_class=Echo)
+    await node.spawn(Echo, name="echo")
+    await node.world.barrier()
+    echo = node.ref("echo", rank=1, actor_class=Echo)
 
-        async def operation() -> None:
-            if rank == 0:
-                await asyncio.sleep(0.05)  # the other rank counts by now
-                await echo.say(bytes(1024))
-            else:
-                await asked.wait()
-                asked.clear()
-                await asyncio.sleep(0.01)  # the answer leaves
+    async def operation() -> None:
+        if node.rank == 0:
+            await asyncio.sleep(0.05)  # the other rank counts by now
+            await echo.say(bytes(1024))
+        else:
+            await asked.wait()
+            asked.clear()
+            await asyncio.sleep(0.01)  # the answer leaves
 
-        await count(walk, operation, node.world.barrier)
-        await node.world.barrier()
-    finally:
-        await node.stop()
+    await count(walk, operation, node.world.barrier)
+    await node.world.barrier()
 
 
-async def walk_gradients(walk: Walk) -> None:
+async def walk_gradients(walk: Walk, node: Node) -> None:
     import numpy as np
 
-    import asyncpar as ap
     from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 
     class Gradient:
         name = "weight"
         grad = np.ones(1 << 16, np.float32)
 
-    async with ap.init() as node:
-        synchronizer = GradientSynchronizer.data_parallel(
-            node.world,
-            bucketing=GradientBucketingConfig(bucket_size_mb=1.0),
-            compression=GradientCompressionConfig(codec="int8"),
-        )
+    synchronizer = GradientSynchronizer.data_parallel(
+        node.world,
+        bucketing=GradientBucketingConfig(bucket_size_mb=1.0),
+        compression=GradientCompressionConfig(codec="int8"),
+    )
 
-        async def operation() -> None:
-            async with synchronizer.step([Gradient()]):
-                pass
+    async def operation() -> None:
+        async with synchronizer.step([Gradient()]):
+            pass
 
-        await count(walk, operation, node.world.barrier)
+    await count(walk, operation, node.world.barrier)
 
 
-async def walk_pipeline(walk: Walk) -> None:
+async def walk_pipeline(walk: Walk, node: Node) -> None:
     import numpy as np
 
-    import asyncpar as ap
     from asyncpar.hybrid import HybridConfig, ThreeDParallelismConfig, ThreeDParallelismCoordinator, TransformerModel
     from asyncpar.nn import TransformerConfig
 
@@ -197,10 +190,7 @@ async def walk_pipeline(walk: Walk) -> None:
     model = TransformerModel(config=TransformerConfig(vocabulary=16, length=8, features=8, layers=2))
     tokens = [np.random.default_rng(number).integers(0, 16, (2, 9)) for number in range(2)]
     inputs, targets = [rows[:, :-1] for rows in tokens], [rows[:, 1:] for rows in tokens]
-    async with (
-        ap.init() as node,
-        await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator,
-    ):
+    async with await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator:
         await count(walk, lambda: coordinator.train_step(inputs, targets, learning_rate=1e-3), node.world.barrier)
 
 
@@ -221,14 +211,15 @@ def walk_torch(walk: Walk) -> None:
         walk.begin()
         dist.all_reduce(x)
         courses.append(walk.end())
-    show(courses)
+    show(walk.name, courses)
     dist.destroy_process_group()
 
 
-def be_rank(name: str, counted: int) -> None:
-    """Run the walk ``name`` on this rank."""
+def be_rank(names: list[str], counted: int) -> None:
+    """Run the walks on this rank, one after another."""
     walk = Walk(counted)
-    if name == "torch":
+    if names == ["torch"]:
+        walk.name = "torch"
         walk.install()
         walk_torch(walk)
         return
@@ -243,30 +234,36 @@ def be_rank(name: str, counted: int) -> None:
     }
 
     async def main() -> None:
-        await asyncio.create_task(bodies[name](walk))  # each step of the main task itself enters the runner
+        node = await ap.Node.start(blocked_after=0)
+        try:
+            for walk.name in names:
+                await asyncio.create_task(bodies[walk.name](walk, node))  # each step of this task enters the runner
+        finally:
+            await node.stop()
 
     walk.install()  # after the imports of the package, which would take longer
     ap.run(main)
 
 
-def measure(name: str, counted: int = _COUNTED) -> Course:
-    """Launch two ranks for the walk ``name``."""
-    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport"]
-    command += [_TRANSPORT.get(name, "tcp"), __file__, "--rank", name, "--counted", str(counted)]
+def measure(*names: str, counted: int = _COUNTED) -> dict[str, Course]:
+    """Launch two ranks for walks of one transport."""
+    (transport,) = {_TRANSPORT.get(name, "tcp") for name in names}
+    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport", transport]
+    command += [__file__, "--counted", str(counted), "--rank", *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]  # the launcher shows other ranks than 0 on stderr
-    found = sorted(json.loads(line.partition(_MARK)[2]) for line in lines if _MARK in line)
-    if done.returncode or len(found) != 2:
+    shown = [json.loads(line.partition(_MARK)[2]) for line in lines if _MARK in line]
+    found = {(name, rank): Course(frozenset(functions), changes) for name, rank, functions, changes in shown}
+    if done.returncode or len(found) != 2 * len(names):
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    first, second = (Course(frozenset(functions), changes) for _, functions, changes in found)
-    return first + second if name == "ask" else first
+    return {name: found[name, 0] + found[name, 1] if name == "ask" else found[name, 0] for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count the files and functions that an operation goes through.")
     parser.add_argument("walks", nargs="*", metavar="walk", help=f"of {', '.join(WALKS)}; default all")
     parser.add_argument("--files", action="store_true", help="name the files that each walk enters")
-    parser.add_argument("--rank", choices=sorted(WALKS), help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs="+", choices=sorted(WALKS), help=argparse.SUPPRESS)
     parser.add_argument("--counted", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted(set(options.walks) - set(WALKS))
@@ -280,7 +277,7 @@ def main() -> None:
         if name == "torch" and importlib.util.find_spec("torch") is None:
             print(f"{WALKS[name]:46} not counted: torch is not installed here")
             continue
-        course = measure(name)
+        course = measure(name)[name]
         print(f"{WALKS[name]:46} {len(course.files):6} {len(course.functions):10} {course.changes:16}", flush=True)
         if options.files:
             print("\n".join(f"    {name}" for name in course.files), flush=True)

@@ -9,9 +9,14 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from tests.soak import chosen
+
 PIECE = 16_000
 HEADERS, DATA, RESET, SETTINGS, CONTINUATION = 1, 0, 3, 4, 9
 END_HEADERS = 4
+
+REST = chosen(0.1, soak=0.002)
+"""Seconds after which a flood that was cut off comes again."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -83,18 +88,17 @@ FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
 
 
 class Http2Flood:
-    """Threads that pour a flood into ``ports``, over ``each`` connections, and come again when they are cut off."""
+    """Threads that pour floods of ``kinds`` into ``ports``, over ``each`` connections, and come again when cut off."""
 
-    def __init__(self, ports: Sequence[int], make: Callable[[], Iterator[bytes]], *, each: int = 8) -> None:
-        self._ports = ports
-        self._make = make
+    def __init__(self, ports: Sequence[int], kinds: Sequence[str], *, each: int = 8) -> None:
         self._ends = threading.Event()
+        targets = [(port, kind) for port in ports for kind in kinds]
         self._threads = [
-            threading.Thread(target=self._run, args=(port,), daemon=True) for port in ports for _ in range(each)
+            threading.Thread(target=self._run, args=target, daemon=True) for target in targets for _ in range(each)
         ]
-        self.cut = dict.fromkeys(ports, 0)
-        """How often a connection to a port has ended."""
-        self.sent = dict.fromkeys(ports, 0)
+        self.cut = dict.fromkeys(targets, 0)
+        """How often a connection with a flood of some kind to some port has ended."""
+        self.sent = dict.fromkeys(targets, 0)
 
     def __enter__(self) -> Http2Flood:
         for thread in self._threads:
@@ -106,20 +110,20 @@ class Http2Flood:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, port: int) -> None:
+    def _run(self, port: int, kind: str) -> None:
         while not self._ends.is_set():
             with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as sock:
                 sock.setblocking(False)
-                self._pour(port, sock)
+                self._pour(port, kind, sock)
             if not self._ends.is_set():
-                self.cut[port] += 1
-            self._ends.wait(0.002)
+                self.cut[port, kind] += 1
+            self._ends.wait(REST)
 
-    def _pour(self, port: int, sock: socket.socket) -> None:
+    def _pour(self, port: int, kind: str, sock: socket.socket) -> None:
         """Send all that the server takes, until it ends the connection or the flood ends."""
         place = select.poll()
         place.register(sock, select.POLLIN | select.POLLOUT)
-        pieces = self._make()
+        pieces = FLOODS[kind]()
         piece = memoryview(PREFACE)
         while not self._ends.is_set():
             with contextlib.suppress(BlockingIOError):
@@ -128,7 +132,7 @@ class Http2Flood:
                         return
                     if events & select.POLLOUT:
                         sent = sock.send(piece)
-                        self.sent[port] += sent
+                        self.sent[port, kind] += sent
                         piece = piece[sent:] or memoryview(next(pieces))
 
 

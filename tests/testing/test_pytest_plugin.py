@@ -119,14 +119,50 @@ def test_a_suite_passes_on_several_workers(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("mode", first(1, ["asyncio", "anyio"]))
-def test_coroutines_of_other_plugins_open_worlds(pytester: pytest.Pytester, mode: str) -> None:
-    program = f"import pytest\npytestmark = pytest.mark.{mode}\n{COROUTINE}"
+@pytest.mark.soak
+def test_coroutines_of_anyio_open_worlds(pytester: pytest.Pytester) -> None:
+    program = f"import pytest\npytestmark = pytest.mark.anyio\n{COROUTINE}"
     pytester.makeconftest("import pytest\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n")
     run(pytester, program, "-o", "asyncio_mode=strict").assert_outcomes(passed=1)
 
 
+WRONG = """
+import pytest
+
+@pytest.mark.ranks()
+async def test_no_size(node): pass
+
+@pytest.mark.ranks(0)
+async def test_size(node): pass
+
+@pytest.mark.ranks(2, transport="pigeon")
+async def test_transport(node): pass
+
+@pytest.mark.ranks(2, timeout=-1)
+async def test_timeout(node): pass
+
+@pytest.mark.ranks(2, speed=3)
+async def test_option(node): pass
+
+@pytest.mark.ranks(2)
+def test_plain(node): pass
+
+@pytest.mark.ranks(2)
+async def test_without_node(): pass
+
+def test_unmarked(node): pass
+
+@pytest.mark.asyncio
+async def test_run_in_a_coroutine(world): world(2).run(lambda node: None)
+
+@pytest.mark.asyncio
+async def test_virtual_in_a_coroutine(virtual_world):
+    async with virtual_world(2): pass
+"""
+
 FAILING = {
+    "coroutine": f"import pytest\npytestmark = pytest.mark.asyncio\n{COROUTINE}",
+    "wrong": WRONG,
     "deadlock": DEADLOCK,
     "virtual_deadlock": DEADLOCK.replace('transport="tcp", timeout=2', "virtual=True").replace("crossed", "virtual"),
     "lost": """
@@ -162,6 +198,9 @@ def test_the_next_one_passes(world):
     assert world(2).run(hello) == [0, 1]
 """,
     "hangs": """
+import pytest
+
+@pytest.mark.asyncio
 async def test_hangs(world):
     async with world(2, transport="tcp", timeout=1) as nodes:
         await nodes[0].world.barrier()
@@ -200,9 +239,11 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> FailedSuite:
     folder = tmp_path_factory.mktemp("failing")
     for name, program in FAILING.items():
         (folder / f"test_{name}.py").write_text(program.lstrip())
-    (folder / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\nasyncio_mode = auto\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nasyncio_default_fixture_loop_scope = function\nasyncio_mode = strict\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=long"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=long", "--strict-markers"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -210,8 +251,12 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> FailedSuite:
         check=False,
     )
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
-    found = re.split(r"^_{3,} (test_\w+) _{3,}$", done.stdout.partition("short test summary")[0], flags=re.MULTILINE)
-    ends = re.findall(r"^(PASSED|FAILED) \S+::(test_\w+)", done.stdout, re.MULTILINE)
+    found = re.split(
+        r"^_{3,} (?:ERROR at setup of )?(test_\w+) _{3,}$",
+        done.stdout.partition("short test summary")[0],
+        flags=re.MULTILINE,
+    )
+    ends = re.findall(r"^(PASSED|FAILED|ERROR) \S+::(test_\w+)", done.stdout, re.MULTILINE)
     skipped = re.findall(r"^SKIPPED \[1\].*: (.*)$", done.stdout, re.MULTILINE)
     assert skipped == ["not here"]
     return FailedSuite(
@@ -285,54 +330,51 @@ def test_the_failure_of_one_rank_is_that_of_the_test_and_named(failed: FailedSui
 
 
 @pytest.mark.process
-def test_wrong_arguments_say_in_one_line_what_to_do(pytester: pytest.Pytester) -> None:
-    program = """
-import pytest
+@pytest.mark.timeout(120)
+def test_coroutines_of_another_plugin_open_worlds(failed: FailedSuite) -> None:
+    assert failed.ends["test_in_a_coroutine"] == "passed"
 
-@pytest.mark.ranks()
-async def test_no_size(node): pass
 
-@pytest.mark.ranks(0)
-async def test_size(node): pass
+@pytest.mark.process
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("test", "end", "line"),
+    [
+        ("test_no_size", "failed", "ranks: ranks(size) missing 1 required positional argument: 'size'"),
+        ("test_size", "failed", "ranks: size: expected at least 1 rank, got 0"),
+        ("test_transport", "failed", "ranks: transport: expected one of inproc, shm, tcp, grpc, got 'pigeon'*"),
+        ("test_timeout", "failed", "ranks: timeout: expected seconds above 0, got -1"),
+        ("test_option", "failed", "ranks: options: got an unexpected keyword argument 'speed'"),
+        ("test_plain", "failed", "ranks: expected `async def test_plain(node)`"),
+        ("test_without_node", "failed", "ranks: expected `async def test_without_node(node)`"),
+        (
+            "test_unmarked",
+            "error",
+            "node: it is for tests that run on every rank; mark the test @pytest.mark.ranks(4)",
+        ),
+        (
+            "test_run_in_a_coroutine",
+            "failed",
+            "*run: expected no running event loop; in a coroutine use `async with` the world",
+        ),
+        (
+            "test_virtual_in_a_coroutine",
+            "failed",
+            "*virtual: expected `run` from a plain test: the event loop of this one keeps real time",
+        ),
+    ],
+)
+def test_wrong_arguments_say_in_one_line_what_to_do(failed: FailedSuite, test: str, end: str, line: str) -> None:
+    assert failed.ends[test] == end
+    pytest.LineMatcher(failed.reports[test].splitlines()).fnmatch_lines([line])
 
-@pytest.mark.ranks(2, transport="pigeon")
-async def test_transport(node): pass
 
-@pytest.mark.ranks(2, timeout=-1)
-async def test_timeout(node): pass
-
-@pytest.mark.ranks(2, speed=3)
-async def test_option(node): pass
-
-@pytest.mark.ranks(2)
-def test_plain(node): pass
-
-@pytest.mark.ranks(2)
-async def test_without_node(): pass
-
-def test_unmarked(node): pass
-
-async def test_run_in_a_coroutine(world): world(2).run(lambda node: None)
-
-async def test_virtual_in_a_coroutine(virtual_world):
-    async with virtual_world(2): pass
-"""
-    result = run(pytester, program, "-o", "asyncio_mode=auto", "--strict-markers")
-    result.assert_outcomes(failed=9, errors=1)
-    for line in (
-        "ranks: ranks(size) missing 1 required positional argument: 'size'",
-        "ranks: size: expected at least 1 rank, got 0",
-        "ranks: transport: expected one of inproc, shm, tcp, grpc, got 'pigeon'*",
-        "ranks: timeout: expected seconds above 0, got -1",
-        "ranks: options: got an unexpected keyword argument 'speed'",
-        "ranks: expected `async def test_plain(node)`",
-        "ranks: expected `async def test_without_node(node)`",
-        "node: it is for tests that run on every rank; mark the test @pytest.mark.ranks(4)",
-        "*run: expected no running event loop; in a coroutine use `async with` the world",
-        "*virtual: expected `run` from a plain test: the event loop of this one keeps real time",
-    ):
-        result.stdout.fnmatch_lines([line])
-    assert run(pytester, PASSING, "-o", "asyncpar_timeout=soon").ret != 0
+@pytest.mark.process
+def test_a_wrong_limit_of_time_ends_the_session(pytester: pytest.Pytester) -> None:
+    program = "async def main(node): pass\ndef test_of_a_world(world): world(1).run(main)\n"
+    result = run(pytester, program, "-o", "asyncpar_timeout=soon")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*asyncpar_timeout*soon*"])
 
 
 @pytest.mark.process
