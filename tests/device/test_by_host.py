@@ -134,13 +134,13 @@ async def test_cancelled_and_lost_ranks_end_it_on_all_ranks(turns: int) -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
         tasks[2].cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     assert isinstance(outcome, PeerCancelled | asyncio.CancelledError), outcome
             calls = zip(nodes, arrays(cluster, 4), strict=True)
             await asyncio.gather(*(node.world.all_reduce(x) for node, x in calls))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             calls = zip(nodes[:3], arrays(cluster, 3), strict=True)
             waiting = [asyncio.ensure_future(node.world.all_reduce(x)) for node, x in calls]
             await asyncio.sleep(0)
@@ -159,7 +159,7 @@ async def test_a_rank_that_is_cancelled_on_the_way_through_the_host_ends_it_on_a
         for _ in range(turns):
             await asyncio.sleep(0)
         tasks[1].cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     assert isinstance(outcome, PeerCancelled | asyncio.CancelledError), outcome

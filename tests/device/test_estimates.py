@@ -78,7 +78,7 @@ async def test_a_rank_that_cannot_be_measured_is_named_on_all(lacks: str) -> Non
     else:
         fabrics[1].allocate = _no_room  # type: ignore[union-attr,method-assign]
     async with device_world(2, cluster=cluster, fabrics=fabrics) as nodes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             found = await asyncio.gather(*(node.world.calibrate(device=0) for node in nodes), return_exceptions=True)
         for error in found:
             assert isinstance(error, UsageError)

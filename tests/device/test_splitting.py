@@ -59,7 +59,7 @@ async def test_operations_behind_splits_do_not_hold_them_up(seed: int) -> None:
             calls += [asyncio.ensure_future(call) for call in (*splits, *behind)]
             for _ in range(seed * 10):
                 await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             found = await asyncio.gather(*calls)
         for part in (one for one in found if not isinstance(one, FakeDeviceArray)):
             assert part.ranks == (0, 1)

@@ -50,12 +50,11 @@ def turns(step: int) -> frozenset[str]:
     return frozenset([{"one"}, {"two", "norm"}, set(NAMES), set(), {"three", "two"}, set()][step])
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-async def test_layers_are_frozen_and_go_on_in_mid_run(engine: Engine, rule: Rule) -> None:
-    plan = Plan(rule=rule, frozen=turns, steps=6)
+@pytest.mark.parametrize(("engine", "rule"), in_turn(ENGINES, RULES))
+async def test_layers_are_frozen_and_go_on_in_mid_run(engine: str, rule: str) -> None:
+    plan = Plan(rule=RULES[rule], frozen=turns, steps=6)
     alone = train_alone(plan)
-    results = await engine(plan)
+    results = await ENGINES[engine](plan)
     for got in results:
         assert_equal(got, alone, tolerance=1e-9)
         assert_equal(got, results[0])

@@ -14,6 +14,7 @@ from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeroEngine, ZeROStage
+from tests.products import in_turn
 
 SIZE = 4
 SIZES = {"first": 400, "second": 96, "third": 1200, "fourth": 64}
@@ -24,6 +25,7 @@ TURNS: Sequence[frozenset[str]] = (
     frozenset(SIZES),
     frozenset(),
 )
+
 """What is frozen in each step."""
 SETTINGS: Mapping[str, dict[str, Any]] = {
     "one bucket": {},
@@ -60,8 +62,7 @@ async def on_all(main: Any) -> list[Any]:
         return list(await asyncio.gather(*map(main, nodes)))
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("stage", ZeROStage)
+@pytest.mark.parametrize(("stage", "settings"), in_turn(ZeROStage, SETTINGS))
 async def test_a_step_sends_what_it_would_if_frozen_parameters_were_none(stage: ZeROStage, settings: str) -> None:
     async def expected(node: Node) -> list[int]:
         sent = []

@@ -23,16 +23,23 @@ from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from tests.collective_engines import engine_of
 from tests.gradsync.test_synchronizer import INT8, Model, make_synchronizer, on_all
+from tests.products import in_turn
 from tests.soak import chosen
 
 LARGE = {"first": (300_000,), "second": (700, 500), "third": (90_001,), "fourth": (3,)}
 """Shapes whose buckets go in chunks, at once, and through the slots."""
 
 BUCKETS = GradientBucketingConfig(bucket_size_mb=1.0)
-COMPRESSIONS = pytest.mark.parametrize("compression", [None, INT8], ids=["none", "int8"])
+WAITS = ["poll", "doorbell"]
+COMPRESSIONS = pytest.mark.parametrize(
+    ("wait", "compression"),
+    in_turn(WAITS, [None, INT8]),
+    ids=lambda value: value if isinstance(value, str) else value.codec if value else "none",
+    indirect=["wait"],
+)
 
 
-@pytest.fixture(autouse=True, params=["poll", "doorbell"])
+@pytest.fixture(autouse=True, params=WAITS)
 def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASYNCPAR_ARENA_WAIT", request.param)
 

@@ -205,9 +205,15 @@ class Corrupting:
         return result
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4", "sign", "topk:0.1", "topk:0.1+int8"])
 @pytest.mark.parametrize(
-    ("size", "operation", "row"), [(3, "all_to_all", 2), (3, "all_gather", 2), (2, "all_gather", 0)]
+    ("codec", "size", "operation", "row"),
+    [
+        (codec, *place)
+        for codec, place in in_turn(
+            ["int8", "int4", "sign", "topk:0.1", "topk:0.1+int8"],
+            [(3, "all_to_all", 2), (3, "all_gather", 2), (2, "all_gather", 0)],
+        )
+    ],
 )
 async def test_a_corrupted_payload_is_an_error_on_every_rank_that_names_its_sender(
     codec: str, size: int, operation: str, row: int

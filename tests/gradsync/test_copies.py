@@ -16,10 +16,10 @@ import pytest
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.gradsync.schemes import Copies
 from tests.gradsync.worlds import Rank, assert_right, compressed, draw_and_synchronize, parallel_world
-from tests.soak import is_soak
+from tests.soak import chosen, is_soak
 
-STEPS = 3
-SAMPLE = 24
+STEPS = chosen(2, soak=3)
+SAMPLE = 13
 FACTORIZATIONS = ((2, 2, 1), (3, 2, 1), (4, 2, 1), (2, 1, 2), (3, 1, 3), (4, 1, 3), (2, 2, 2), (3, 2, 2))
 CODECS = ("none", "bf16", "int8", "topk:0.25+int8", "randomk:0.5", "powersgd:2", "auto")
 HOSTS = ("one", "each", "pairs", "threes", "fours", "uneven")
@@ -55,7 +55,7 @@ def cases() -> list[Case]:
     if is_soak():
         return everything
     weights = [3 if case.transport == "inproc" else 1 for case in everything]  # sockets take longer
-    return list(dict.fromkeys(random.Random(14).choices(everything, weights, k=SAMPLE)))
+    return list(dict.fromkeys(random.Random(9).choices(everything, weights, k=SAMPLE)))
 
 
 REPORTED = (

@@ -23,6 +23,7 @@ from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeCommunicator, FakeFabric
 from tests.backends.extras import need
+from tests.products import sampled
 
 SHAPES = ((3,), (4, 5), (), (0, 2), (1000,))
 
@@ -276,9 +277,7 @@ async def steps_here_and_there(
     return found
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("library", ["numpy", "torch", "none"])
+@pytest.mark.parametrize(("codec", "size", "library"), sampled(CODECS, [1, 2, 3], ["numpy", "torch", "none"]))
 async def test_with_a_codec_gradients_and_residuals_have_the_bits_of_those_on_the_host(
     codec: str, size: int, library: str
 ) -> None:

@@ -12,6 +12,7 @@ from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, Th
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
 from asyncpar.testing.world import local_world
+from tests.products import sampled
 
 STEPS = 25
 
@@ -45,11 +46,14 @@ async def mean_over_steps(
     return found[0]
 
 
-@pytest.mark.parametrize("hosts", [None, ["a", "a", "b"]])
 @pytest.mark.parametrize(
-    "strategy", [CommunicationStrategy.RING_ALL_REDUCE, CommunicationStrategy.HIERARCHICAL_ALL_REDUCE]
+    ("size", "strategy", "hosts"),
+    sampled(
+        [1e-7, 1e-5],
+        [CommunicationStrategy.RING_ALL_REDUCE, CommunicationStrategy.HIERARCHICAL_ALL_REDUCE],
+        [None, ["a", "a", "b"]],
+    ),
 )
-@pytest.mark.parametrize("size", [1e-7, 1e-5])
 async def test_small_gradients_come_through_in_the_course_of_steps(
     size: float, strategy: CommunicationStrategy, hosts: list[str] | None
 ) -> None:

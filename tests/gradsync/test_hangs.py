@@ -62,11 +62,11 @@ async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, 
     A rank that is cancelled while it hears that all are through may be the only one whose step failed.
     """
     policies = list(NonFinitePolicy) if tp == pp == 1 else [NonFinitePolicy.ABORT, NonFinitePolicy.SKIP_STEP]
-    for policy in policies:
+    for place, policy in enumerate(policies):
         async with parallel_world(dp, tp, pp, compression=compressed(codec), when_not_finite=policy) as ranks:
             await draw_and_synchronize(ranks)
             number, has_split = 0, False
-            for turns in range(1, 120, chosen(17, soak=11)):
+            for turns in range(1 + 10 * place, 120, chosen(30, soak=11)):
                 number += 2
                 for rank in ranks:
                     rank.draw(number)
@@ -87,7 +87,7 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
     hosts = ["a", "b", "b", "a", "c"]
     async with parallel_world(5, hosts=hosts, parallelism=parallelism, compression=compressed(codec)) as ranks:
         await draw_and_synchronize(ranks)
-        for number in range(1, 20):
+        for number in range(1, 20, chosen(3, soak=1)):
             for rank in ranks:
                 rank.draw(number)
             failed = [result is not None for result in await cancel_after(ranks, number % 5, 1 + 5 * number)]
@@ -105,7 +105,7 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
 async def test_a_rank_may_be_cancelled_while_auto_is_measured(
     dp: int, tp: int, pp: int, hosts: str, culprit: int
 ) -> None:
-    for turns in (*range(1, 60, chosen(18, soak=6)), *range(60, 1000, chosen(360, soak=120))):
+    for turns in (*range(1, 60, chosen(27, soak=6)), *range(60, 1000, chosen(480, soak=120))):
         async with parallel_world(dp, tp, pp, hosts=list(hosts), compression=compressed("auto")) as ranks:
             failed = [result is not None for result in await cancel_after(ranks, culprit, turns)]
             await settle(ranks, 1, may_disagree=any(failed) and not all(failed))
@@ -117,7 +117,7 @@ async def test_one_rank_may_refuse_a_step_in_which_another_is_cancelled(dp: int,
     """A rank that is cancelled while it hears of the refusal does not know that the others begin anew."""
     async with parallel_world(dp, tp, pp) as ranks:
         await draw_and_synchronize(ranks)
-        for number, turns in enumerate(range(1, 40, 3)):
+        for number, turns in enumerate(range(1, 40, chosen(8, soak=3))):
             tasks = [asyncio.ensure_future(refuse_or_step(rank, refuses=rank.node.rank == 1)) for rank in ranks]
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -240,7 +240,7 @@ async def test_an_observed_order_does_not_stand_in_the_way_after_a_failure(dp: i
             for rank in ranks:
                 rank.draw(number)
             await asyncio.gather(*(take_step(rank, in_forward_order=True) for rank in ranks))
-        for culprit in range(len(ranks)):
+        for culprit in range(0, len(ranks), chosen(3, soak=1)):
             held = ranks[culprit].model
             broken = next(iter(held.parameters()))
             tensors = [broken, *held.parameters()]  # one name twice

@@ -35,7 +35,7 @@ OTHER_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.0002, max_buckets=64)
 )
 async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp: int, tp: int, pp: int) -> None:
     async with parallel_world(dp, tp, pp, compression=compressed(codec)) as ranks:
-        for step in range(4):
+        for step in range(chosen(2, soak=4)):
             await draw_and_synchronize(ranks, step)
             assert_copies_equal(ranks)
 
@@ -43,7 +43,8 @@ async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp
 @pytest.mark.parametrize("codec", LOSSY)
 async def test_with_feedback_the_mean_is_right_over_time(codec: str) -> None:
     """The same gradients again and again: what is lost stays bounded, so its share vanishes."""
-    steps = 150 if codec == "sign" else chosen(30, soak=60)  # which is slow where one value is much larger than others
+    # signs are slow where one value is much larger than others, and each random place has to be drawn
+    steps = {"sign": 150, "randomk:0.25": chosen(30, soak=60)}.get(codec, chosen(20, soak=60))
     async with parallel_world(2, compression=compressed(codec)) as ranks:
         totals: list[dict[str, Array]] = [{} for _ in ranks]
         for _ in range(steps):
@@ -148,8 +149,15 @@ async def test_a_codec_between_hosts_leaves_all_ranks_with_the_same_bits(codec: 
             assert_copies_equal(ranks)
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "aaab", "aabbc"])
-@pytest.mark.parametrize(("codec", "tolerance"), [("none", 1e-6), ("bf16", 0.05), ("int8", 0.05), ("topk:1", 1e-6)])
+@pytest.mark.parametrize(
+    ("codec", "tolerance", "hosts"),
+    [
+        (*codec, hosts)
+        for codec, hosts in in_turn(
+            [("none", 1e-6), ("bf16", 0.05), ("int8", 0.05), ("topk:1", 1e-6)], ["aabb", "aaab", "aabbc"]
+        )
+    ],
+)
 async def test_a_codec_between_hosts_gives_the_mean_over_ranks(codec: str, tolerance: float, hosts: str) -> None:
     parallelism = {"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE}
     async with parallel_world(
@@ -223,7 +231,7 @@ PLACES: dict[str, tuple[int, list[str] | None, dict[str, Any] | None]] = {
 async def test_without_feedback_random_places_come_to_the_mean_over_time(place: str, codec: str) -> None:
     """Each value is sent in half of the steps, and twice as large then."""
     replicas, hosts, parallelism = PLACES[place]
-    steps, compression = chosen(60, soak=150), compressed(codec, error_feedback=False)
+    steps, compression = chosen(40, soak=150), compressed(codec, error_feedback=False)
     async with parallel_world(replicas, compression=compression, hosts=hosts, parallelism=parallelism) as ranks:
         total: dict[str, Array] = {}
         for _ in range(steps):

@@ -14,6 +14,7 @@ import pytest
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.testing.world import local_world
+from tests.products import sampled
 
 
 @dataclass
@@ -87,9 +88,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("is_later", [False, True], ids=["in the first step", "in a later one"])
+@pytest.mark.parametrize(("odd", "settings", "is_later"), sampled(list(ODD), list(SETTINGS), [False, True]))
 async def test_one_rank_with_an_odd_gradient_ends_the_step_on_all(odd: str, settings: str, is_later: bool) -> None:
     make, message = ODD[odd]
 

@@ -26,6 +26,7 @@ from tests.gradsync.worlds import (
     parallel_world,
     synchronize_all,
 )
+from tests.products import in_turn
 from tests.soak import chosen
 
 COUNTED = 5
@@ -91,8 +92,9 @@ async def begin_without(ranks: Sequence[Rank], last: Rank) -> list[asyncio.Task[
     return tasks
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
-@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "powersgd:2"])
+@pytest.mark.parametrize(
+    ("codec", "transport"), in_turn(["none", "bf16", "int8", "powersgd:2"], ["inproc", "tcp", "shm"])
+)
 async def test_ranks_in_their_buckets_begin_anew_when_another_rank_has_to_compare(codec: str, transport: str) -> None:
     """Restoring residuals changes nothing here, but the rank cannot know that."""
     async with parallel_world(3, transport=transport, compression=compressed(codec)) as ranks:
@@ -149,8 +151,9 @@ async def test_a_rank_that_compares_first_is_joined_by_those_that_come_later() -
             assert_right(rank, step=9)
 
 
-@pytest.mark.parametrize("hosts", [["a", "b", "b", "a", "c"], ["a", "a", "b", "b"]])
-@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("codec", "hosts"), in_turn(["none", "int8"], [["a", "b", "b", "a", "c"], ["a", "a", "b", "b"]])
+)
 async def test_it_is_so_where_hosts_reduce_first(codec: str, hosts: list[str]) -> None:
     parallelism = {"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE}
     async with parallel_world(
@@ -206,8 +209,7 @@ DIFFERENCES: dict[str, Callable[[Rank], object]] = {
 }
 
 
-@pytest.mark.parametrize("difference", DIFFERENCES)
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(("difference", "is_late"), in_turn(DIFFERENCES, [False, True]))
 async def test_a_change_on_one_rank_is_an_error_on_all(difference: str, is_late: bool) -> None:
     async with parallel_world(3) as ranks:
         await warm_up(ranks)
@@ -247,28 +249,30 @@ async def test_a_refusal_on_one_rank_reaches_ranks_that_are_in_their_buckets() -
             assert_right(rank, step=6)
 
 
-@pytest.mark.parametrize("turns", [*range(1, 16, chosen(4, soak=1)), *range(16, 80, chosen(21, soak=7))])
-async def test_a_rank_may_be_cancelled_while_others_begin_anew(turns: int) -> None:
+@pytest.mark.parametrize(
+    ("turns", "culprit"),
+    in_turn([*range(1, 16, chosen(4, soak=1)), *range(16, 80, chosen(21, soak=7))], range(3)),
+)
+async def test_a_rank_may_be_cancelled_while_others_begin_anew(turns: int, culprit: int) -> None:
     async with parallel_world(3) as ranks:
-        for culprit in range(3):
-            await warm_up(ranks)
-            for rank in ranks:
-                rank.draw(8)
-            before = [rank.model.gradients() for rank in ranks]
-            ranks[1].synchronizer.restore_residuals({})
-            tasks = [asyncio.ensure_future(rank.synchronize()) for rank in (ranks[0], ranks[2], ranks[1])]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            tasks[culprit].cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            for place, result in zip((0, 2, 1), results, strict=True):
-                if result is not None:
-                    assert isinstance(result, (asyncio.CancelledError, PeerError)), repr(result)
-                    for name, gradient in ranks[place].model.gradients().items():
-                        np.testing.assert_array_equal(gradient, before[place][name])
-            await draw_and_synchronize(ranks, 9)
-            for rank in ranks:
-                assert_right(rank, step=9)
+        await warm_up(ranks)
+        for rank in ranks:
+            rank.draw(8)
+        before = [rank.model.gradients() for rank in ranks]
+        ranks[1].synchronizer.restore_residuals({})
+        tasks = [asyncio.ensure_future(rank.synchronize()) for rank in (ranks[0], ranks[2], ranks[1])]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        tasks[culprit].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for place, result in zip((0, 2, 1), results, strict=True):
+            if result is not None:
+                assert isinstance(result, (asyncio.CancelledError, PeerError)), repr(result)
+                for name, gradient in ranks[place].model.gradients().items():
+                    np.testing.assert_array_equal(gradient, before[place][name])
+        await draw_and_synchronize(ranks, 9)
+        for rank in ranks:
+            assert_right(rank, step=9)
 
 
 class BrokenUpdate:

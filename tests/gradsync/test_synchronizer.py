@@ -16,6 +16,8 @@ from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.nn import Array, Parameter
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
+from tests.products import sampled
+from tests.soak import chosen
 
 T = TypeVar("T")
 
@@ -105,9 +107,7 @@ async def synchronize_or_hang(synchronizer: GradientSynchronizer, model: Model, 
             await asyncio.get_running_loop().create_future()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("transport", "size", "dtype"), sampled(TRANSPORTS, [1, 2, 3, 4], ["float32", "float64"]))
 async def test_gradients_become_the_mean_over_ranks(transport: str, size: int, dtype: str) -> None:
     async def main(node: Node) -> dict[str, Array]:
         model = Model(node.rank, dtype=dtype)
@@ -184,9 +184,7 @@ async def test_max_buckets_is_honoured_and_changes_no_result(max_buckets: int) -
             np.testing.assert_allclose(gradients[name], expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("compression", [None, INT8], ids=["none", "int8"])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("transport", "compression", "overlap"), sampled(TRANSPORTS, [None, INT8], [True, False]))
 async def test_ranks_may_finish_gradients_in_different_orders(
     transport: str, compression: GradientCompressionConfig | None, overlap: bool
 ) -> None:
@@ -214,7 +212,7 @@ async def test_ranks_may_finish_gradients_in_different_orders(
 
 
 async def test_int8_is_near_the_mean_and_right_over_time() -> None:
-    steps = 30
+    steps = chosen(20, soak=30)
 
     async def main(node: Node) -> dict[str, Array]:
         model = Model(node.rank)

@@ -14,6 +14,7 @@ from asyncpar.core.config.transport import LaneCosts
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array
 from tests.gradsync.worlds import Rank, on_all, parallel_world
+from tests.products import in_turn, sampled
 
 COUNT = 3 * 5 * 7 * 64
 """Values of the one gradient: divisible by all sizes of worlds here."""
@@ -139,8 +140,7 @@ async def test_the_adaptive_strategy_is_one_of_the_others(size: int) -> None:
         assert algorithm == "doubling"
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("strategy", list(CommunicationStrategy))
+@pytest.mark.parametrize(("strategy", "size"), in_turn(CommunicationStrategy, [2, 3, 5]))
 async def test_statistics_count_what_the_communicator_counts(size: int, strategy: CommunicationStrategy) -> None:
     steps = 3
     async with parallel_world(size, parallelism={"comm_strategy": strategy}) as ranks:
@@ -199,10 +199,13 @@ def in_theory(strategy: CommunicationStrategy, hosts: Sequence[str], *, shares_m
     return [one.payload_bytes for one in sent]
 
 
-@pytest.mark.parametrize("shares_memory", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "strategy", [one for one in CommunicationStrategy if one is not CommunicationStrategy.ADAPTIVE]
+    ("strategy", "layout", "shares_memory"),
+    sampled(
+        [one for one in CommunicationStrategy if one is not CommunicationStrategy.ADAPTIVE],
+        list(LAYOUTS),
+        [False, True],
+    ),
 )
 async def test_every_strategy_sends_what_theory_says_on_every_layout_of_hosts(
     strategy: CommunicationStrategy, layout: str, shares_memory: bool

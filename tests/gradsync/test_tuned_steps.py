@@ -21,6 +21,7 @@ from tests.gradsync.worlds import (
     parallel_world,
     synchronize_all,
 )
+from tests.products import in_turn
 
 EAGER = TuningConfig(budget=0.5, bucket_sizes_mb=(0.0002, 1.0), segments=("4k", "64k"))
 
@@ -29,8 +30,10 @@ def tables_of(ranks: Sequence[Rank]) -> set[str]:
     return {rank.synchronizer.tuning_table() for rank in ranks}
 
 
-@pytest.mark.parametrize("codec", ["none", "int8", "auto"])
-@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "c"], ["a", "a", "b"]])
+@pytest.mark.parametrize(
+    ("codec", "hosts"),
+    in_turn(["none", "int8", "auto"], [["a", "a", "a"], ["a", "b", "c"], ["a", "a", "b"]]),
+)
 async def test_every_step_is_right_whatever_is_tried(codec: str, hosts: list[str]) -> None:
     async with parallel_world(3, hosts=hosts, tuning=EAGER, compression=compressed(codec)) as ranks:
         for step in range(24):

@@ -23,6 +23,7 @@ from asyncpar.testing import local_world
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import PATIENCE, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import RATE, TINY, make_config, on_ranks
+from tests.products import in_turn
 
 
 async def create_on(
@@ -136,21 +137,20 @@ def test_a_schedule_for_others(stages: int, micro_batches: int, name: str) -> No
 SMALL = replace(TINY, layers=2, heads=2)
 
 
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda inputs, targets: (inputs[:1], targets),
-        lambda inputs, targets: (inputs, targets[:1]),
-        lambda inputs, targets: (None, targets),
-        lambda inputs, targets: (inputs, None),
-        lambda inputs, targets: ([tokens + 100 for tokens in inputs], targets),
-        lambda inputs, targets: (inputs, [tokens - 100 for tokens in targets]),
-        lambda inputs, targets: (inputs, [tokens[:, :-1] for tokens in targets]),
-        lambda inputs, targets: (inputs, [object(), object()]),
-        lambda inputs, targets: ([np.ones((1, 99), int)] * 2, targets),
-    ],
-)
+MISFITS: list[Callable[[Any, Any], tuple[Any, Any]]] = [
+    lambda inputs, targets: (inputs[:1], targets),
+    lambda inputs, targets: (inputs, targets[:1]),
+    lambda inputs, targets: (None, targets),
+    lambda inputs, targets: (inputs, None),
+    lambda inputs, targets: ([tokens + 100 for tokens in inputs], targets),
+    lambda inputs, targets: (inputs, [tokens - 100 for tokens in targets]),
+    lambda inputs, targets: (inputs, [tokens[:, :-1] for tokens in targets]),
+    lambda inputs, targets: (inputs, [object(), object()]),
+    lambda inputs, targets: ([np.ones((1, 99), int)] * 2, targets),
+]
+
+
+@pytest.mark.parametrize(("spoil", "stage"), in_turn(MISFITS, [ZeROStage.NONE, ZeROStage.STAGE3]))
 async def test_a_batch_that_does_not_fit_on_one_rank_is_refused_on_all(spoil: Any, stage: ZeROStage) -> None:
     """And the next batch, which does, is trained on."""
     config = make_config(2, 1, 2, layers=2, micro_batches=2, zero=ZeROConfig(stage=stage))

@@ -11,9 +11,11 @@ import pytest
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import TINY, make_config, train_alone, train_together
 from tests.products import in_turn
+from tests.soak import chosen
 
 SHARDED = [ZeROStage.STAGE1, ZeROStage.STAGE2, ZeROStage.STAGE3]
 CLIP = 0.25
+STEPS = chosen(2, soak=3)
 
 
 @pytest.mark.parametrize(("dtype", "stage", "dp"), in_turn(["float32", "float64"], SHARDED, [2, 4]))
@@ -22,8 +24,8 @@ async def test_sharded_replicas_have_the_bits_of_plain_ones(dp: int, stage: ZeRO
     model = replace(TINY, layers=2, dtype=dtype, vocabulary=11, mlp_hidden=27, tied_embeddings=True)
     settings: dict[str, Any] = {"layers": 2, "micro_batches": 2, "clip_norm": CLIP}
     zero = ZeROConfig(stage=stage, bucket_size_mb=0.003, algorithm=None if dp == 2 else "halving")
-    plain = await train_together(model, make_config(dp, **settings), rows=4 * dp, steps=3)
-    sharded = await train_together(model, make_config(dp, zero=zero, **settings), rows=4 * dp, steps=3)
+    plain = await train_together(model, make_config(dp, **settings), rows=4 * dp, steps=STEPS)
+    sharded = await train_together(model, make_config(dp, zero=zero, **settings), rows=4 * dp, steps=STEPS)
     assert max(plain.norms) > CLIP
     assert sharded.losses == plain.losses
     assert sharded.norms == plain.norms

@@ -20,7 +20,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, running
 from tests.hybrid.worlds import RATE, TINY, Array, draw_batch, make_config
 from tests.products import in_turn
-from tests.soak import chosen
+from tests.soak import chosen, first
 
 MODEL = replace(TINY, layers=4, tied_embeddings=True)
 STEPS = 4
@@ -109,14 +109,16 @@ def assert_equal(ranks: Ranks, norms: list[float], alone: tuple[list[float], dic
         np.testing.assert_allclose(got[key], expected, rtol=1e-8, atol=1e-9, err_msg=str(key))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(len(LAYOUTS) - 1, LAYOUTS))
 async def test_frozen_parts_of_a_model_stay_and_go_on_as_in_one_process(layout: str) -> None:
     config = LAYOUTS[layout]
     async with running(MODEL, config) as ranks:
         assert_equal(ranks, await take_steps(ranks, range(STEPS)), train_alone(config))
 
 
-@pytest.mark.parametrize(("saver", "loader"), [("zero 2", "stages"), ("stages", "zero 3"), ("replicas", "zero 1")])
+@pytest.mark.parametrize(
+    ("saver", "loader"), first(2, [("replicas", "zero 1"), ("stages", "zero 3"), ("zero 2", "stages")])
+)
 async def test_checkpoints_keep_how_long_parameters_were_frozen(saver: str, loader: str, tmp_path: Path) -> None:
     async with running(MODEL, LAYOUTS[saver]) as ranks:
         norms = await take_steps(ranks, (0, 1, 2))
@@ -140,7 +142,7 @@ async def test_another_configuration_goes_on_with_what_is_frozen() -> None:
     ("name", "layout"),
     in_turn(
         ["block1/mlp/widen/weight", "block1/mlp/narrow/bias", "embedding/tokens"],
-        chosen(["replicas", "slices", "zero 3", "zero 2"], soak=list(LAYOUTS)),
+        chosen(["replicas", "slices", "zero 3"], soak=list(LAYOUTS)),
     ),
 )
 async def test_ranks_that_differ_all_get_an_error_that_says_so(layout: str, name: str) -> None:

@@ -67,7 +67,7 @@ async def test_the_rank_is_named_where_it_began(layout: tuple[int, int, int], st
     async with running(MODEL, config, lambda rank: FaultyModel(model=model, fault=faults[rank])) as ranks:
         for culprit in chosen(sorted({0, size - 1}), soak=range(size)):
             one = ranks.all[culprit]
-            for moment in Moment:
+            for moment in moments_of(culprit):
                 if moment is Moment.LOSS and not one.takes_targets:
                     continue
                 named = await strike(ranks, faults, [culprit], moment)
@@ -78,6 +78,11 @@ async def test_the_rank_is_named_where_it_began(layout: tuple[int, int, int], st
             assert list(named) == [0, size - 1]
         await ranks.take_step()
         assert_has_taken(ranks, 1)
+
+
+def moments_of(culprit: int) -> list[Moment]:
+    """Return when a rank spoils what it computes: rank 0 at two moments, the last one at all; with ``--soak`` each."""
+    return list(Moment) if culprit else chosen([Moment.FORWARD, Moment.WEIGHT], soak=list(Moment))
 
 
 def report(

@@ -1,4 +1,4 @@
-"""Real processes train as one does: four of them, with ``--soak`` eight in four layouts."""
+"""Real processes train as one does: a pipeline of two, with ``--soak`` four and eight in other layouts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ PATIENCE = 55.0
 STEPS = 3
 
 LAYOUTS = [
+    (1, 1, 2, ZeROStage.NONE, PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD),
     (2, 1, 2, ZeROStage.STAGE3, PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD),
     (2, 2, 2, ZeROStage.STAGE1, PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD),
     (4, 1, 2, ZeROStage.STAGE3, PipelineScheduleType.ZERO_BUBBLE),

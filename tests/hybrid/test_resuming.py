@@ -19,11 +19,14 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import Ranks, outcomes_of, running
 from tests.hybrid.worlds import TINY, make_config
 from tests.products import in_turn
-from tests.soak import chosen
+from tests.soak import chosen, first
 
 MODEL = replace(TINY, layers=2, tied_embeddings=True, dtype="float32")
 LAYOUTS = ((3, 1, 1), (2, 2, 1), (2, 1, 2))
-CODECS = ("none", "bf16", "int8", "topk:0.1", "topk:0.25+int8", "randomk:0.25", "powersgd:2", "sign")
+CODECS = first(6, ["none", "bf16", "int8", "topk:0.25+int8", "randomk:0.25", "powersgd:2", "topk:0.1", "sign"])
+BEFORE = chosen(1, soak=2)
+"""Steps before the checkpoint: after one there is something of everything that is kept."""
+
 MORE = chosen(1, soak=3)
 """Steps after the checkpoint: values and states after one show what was not restored."""
 
@@ -56,7 +59,7 @@ async def every(ranks: Ranks, main: Callable[[ThreeDParallelismCoordinator], Cor
 @pytest.mark.parametrize("config", [config for _, config in CASES], ids=[name for name, _ in CASES])
 async def test_a_run_that_was_resumed_is_the_uninterrupted_one(config: HybridConfig, tmp_path: Path) -> None:
     async with running(MODEL, config) as ranks:
-        for _ in range(2):
+        for _ in range(BEFORE):
             await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         expected = [await ranks.take_step() for _ in range(MORE)]
@@ -70,7 +73,7 @@ async def test_a_run_that_was_resumed_is_the_uninterrupted_one(config: HybridCon
 
 async def test_a_run_that_goes_back_is_the_one_it_was(tmp_path: Path) -> None:
     async with running(MODEL, replicated((3, 1, 1), "topk:0.1")) as ranks:
-        for _ in range(2):
+        for _ in range(BEFORE):
             await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         expected = [await ranks.take_step() for _ in range(2)]
@@ -118,13 +121,13 @@ MOVES = {
 async def test_another_layout_makes_up_for_what_gradients_lack(move: str, tmp_path: Path) -> None:
     first, second = MOVES[move]
     async with running(MODEL, first) as ranks:
-        for _ in range(2):
+        for _ in range(BEFORE):
             await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         expected = lacking_in(ranks)
     async with running(MODEL, second) as ranks:
         await every(ranks, lambda one: one.load(tmp_path))
-        assert {one.steps for one in ranks.all} == {2}
+        assert {one.steps for one in ranks.all} == {BEFORE}
         assert_same_lacking(lacking_in(ranks), expected)
         await ranks.take_step()
 
@@ -160,7 +163,7 @@ UPDATES: dict[str, tuple[HybridConfig, dict[str, Any]]] = {
 async def test_another_configuration_makes_up_for_what_gradients_lack(update: str) -> None:
     first, change = UPDATES[update]
     async with running(MODEL, first) as ranks:
-        for _ in range(2):
+        for _ in range(BEFORE):
             await ranks.take_step()
         expected = lacking_in(ranks)
         await every(ranks, lambda one: one.update_config(replace(first, **change)))

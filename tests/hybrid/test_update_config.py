@@ -16,6 +16,7 @@ from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, Transfor
 from asyncpar.nn.optimizers import SGD, AdamW
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import TINY, Outcome, gather, make_config, on_ranks, train_alone, train_step
+from tests.soak import chosen
 
 ROWS = 8
 
@@ -60,7 +61,8 @@ NUMBERS_STAY = {
 @pytest.mark.parametrize("change", NUMBERS_STAY.values(), ids=NUMBERS_STAY.keys())
 async def test_what_changes_no_numbers_goes_on_as_before(change: dict[str, Any]) -> None:
     first, second = make_config(2, 1, 2), make_config(2, 1, 2, **change)
-    assert_same(await train_with(first, second), train_alone(TINY, first, rows=ROWS, steps=4))
+    steps = chosen(1, soak=2)
+    assert_same(await train_with(first, second, steps=steps), train_alone(TINY, first, rows=ROWS, steps=2 * steps))
 
 
 @pytest.mark.parametrize("stage", [ZeROStage.STAGE1, ZeROStage.STAGE3])

@@ -14,6 +14,7 @@ from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.nn import Parameter
 from asyncpar.zero.config import ZeROStage
 from tests.multinode.worlds import RULE, Member, Model, config_of, members, node_world, on_all, on_all_failing
+from tests.products import in_turn
 
 NONE, STAGE1, STAGE2 = ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2
 
@@ -114,8 +115,7 @@ async def two_more_steps(member: Member) -> None:
         await member.step(step)
 
 
-@pytest.mark.parametrize("nodes", [(2, 2), (3, 1)])
-@pytest.mark.parametrize("stage", [NONE, STAGE1, STAGE2])
+@pytest.mark.parametrize(("stage", "nodes"), in_turn([NONE, STAGE1, STAGE2], [(2, 2), (3, 1)]))
 async def test_residuals_are_saved_so_that_the_same_layout_goes_on_to_the_same_bits(
     stage: ZeROStage, nodes: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from tests.multinode.worlds import (
     on_all_failing,
     train_alone,
 )
+from tests.products import sampled
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
 
@@ -70,9 +71,7 @@ async def outcomes(ranks: list[Member], *, culprit: int, after: int) -> list[obj
     return list(await asyncio.gather(*(main(member) for member in ranks), return_exceptions=True))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("after", [0, 2, 4])
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize(("culprit", "after", "stage"), sampled([0, 1, 2], [0, 2, 4], STAGES))
 def test_a_backward_pass_that_fails_ends_the_step_on_all_ranks_and_the_next_one_works(
     culprit: int, after: int, stage: ZeROStage
 ) -> None:

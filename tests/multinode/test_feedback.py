@@ -11,10 +11,11 @@ from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import SGD
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.multinode.worlds import Member, Model, members, on_all
-from tests.products import sampled
+from tests.products import in_turn
+from tests.soak import chosen
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
-STEPS, RATE = 50, 0.1
+STEPS, RATE = chosen(25, soak=50), 0.1
 
 
 def constant_gradient(parameter: Parameter, rank: int) -> Array:
@@ -34,7 +35,7 @@ async def train(member: Member) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "nodes", "asked"),
-    sampled(STAGES, [(1, 3), (2, 2), (3, 1)], ["gradient_compression", "zero_config.gradient_compression"]),
+    in_turn(STAGES, [(1, 3), (2, 2), (3, 1)], ["gradient_compression", "zero_config.gradient_compression"]),
 )
 async def test_a_constant_gradient_drifts_no_further_in_many_steps_than_in_one(
     stage: ZeROStage, nodes: tuple[int, int], asked: str

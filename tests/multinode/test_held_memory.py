@@ -11,6 +11,7 @@ from asyncpar.nn.optimizers import Adam
 from asyncpar.zero.config import ZeROStage
 from tests.held import held_arrays
 from tests.multinode.worlds import config_of, node_world, on_all
+from tests.products import sampled
 
 SHAPES = {"table": (256, 128), "weight": (128, 200), "bias": (4096,)}
 
@@ -28,9 +29,10 @@ async def train(trainer: MultiNodeTrainer) -> None:
         await trainer.optimizer_step(0.1)
 
 
-@pytest.mark.parametrize("is_compressed", [False, True])
-@pytest.mark.parametrize("nodes", [(1, 3), (2, 2)])
-@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2])
+@pytest.mark.parametrize(
+    ("stage", "nodes", "is_compressed"),
+    sampled([ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2], [(1, 3), (2, 2)], [False, True]),
+)
 async def test_all_that_is_held_is_told(stage: ZeROStage, nodes: tuple[int, int], is_compressed: bool) -> None:
     async with node_world(*nodes) as world:
         with held_arrays() as held:

@@ -25,6 +25,7 @@ from tests.multinode.worlds import (
     on_all,
     train_alone,
 )
+from tests.products import sampled
 
 WORLDS = [(2, 2), (3, 2), (2, 3), (1, 1), (1, 3), (3, 1)]
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
@@ -47,9 +48,7 @@ async def test_all_ranks_train_as_one_process_does(world: tuple[int, int], stage
         assert_close(ranks, train_alone(len(ranks), steps=3))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("micro_steps", [1, 3])
+@pytest.mark.parametrize(("micro_steps", "overlaps", "stage"), sampled([1, 3], [False, True], STAGES))
 async def test_micro_steps_weigh_the_same(micro_steps: int, overlaps: bool, stage: ZeROStage) -> None:
     async with members(2, 2, stage=stage, gradient_bucket_size_mb=TINY_BUCKETS) as ranks:
         await on_all(ranks, lambda member: member.train(3, micro_steps=micro_steps, overlaps=overlaps))

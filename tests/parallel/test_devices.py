@@ -18,6 +18,7 @@ from asyncpar.parallel import DDPConfig, DistributedDataParallel, OnGradient, Sy
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from tests.parallel.replicas import on_all, on_all_failing, open_replica
+from tests.products import sampled
 
 SIZE = 2
 FEATURES = 5
@@ -147,9 +148,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("codec", [None, "int8"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("config", "codec", "seed"), sampled(list(CONFIGS), [None, "int8"], [0, 1, 2]))
 async def test_replicas_take_equal_steps_from_equal_values(config: str, codec: CodecChoice | None, seed: int) -> None:
     async with replicas(seed) as (nodes, models):
         begun = models[0].seen("value")

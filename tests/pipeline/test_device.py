@@ -27,6 +27,7 @@ from asyncpar.pipeline.result import PipelineResult
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from tests.pipeline.real_stages import InlineCompute, make_worker
+from tests.products import in_turn
 
 MICRO_BATCHES = 4
 SHAPES = ((2, 3), (1, 3), (4, 3), (2, 3))
@@ -175,8 +176,7 @@ def check(results: Sequence[PipelineResult], stages: Sequence[Scale], cluster: F
         np.testing.assert_allclose(stage.gradient.get(), runs * gradient)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize(("kind", "ranks"), in_turn(Kind, [2, 3, 1]))
 async def test_losses_and_gradients_are_those_of_one_process(
     kind: Kind, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

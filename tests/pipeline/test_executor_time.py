@@ -11,6 +11,7 @@ from asyncpar.pipeline import PipelineSchedule, simulate
 from asyncpar.pipeline.result import PipelineResult
 from tests.pipeline.timed_stages import run_all
 from tests.pipeline.worlds import Ranks, in_virtual_time
+from tests.products import in_turn
 
 
 def schedule_of(kind: Kind, chunks: int = 1, *, ranks: int = 4, micro_batches: int = 8) -> PipelineSchedule:
@@ -60,8 +61,7 @@ def test_the_peak_in_flight_is_that_of_the_table(kind: Kind, chunks: int, peak: 
     assert tuple(result.peak_in_flight for result in results) == peak
 
 
-@pytest.mark.parametrize("latency", [0.0, 0.25, 3.0])
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize(("kind", "latency"), in_turn(Kind, [0.0, 0.25, 3.0]))
 def test_the_makespan_is_that_of_the_simulation(kind: Kind, latency: float) -> None:
     schedule = schedule_of(kind)
     expected = simulate(schedule, latency=latency)
@@ -71,8 +71,7 @@ def test_the_makespan_is_that_of_the_simulation(kind: Kind, latency: float) -> N
     assert tuple(result.peak_in_flight for result in results) == expected.peak_in_flight
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize(("kind", "ranks"), in_turn(Kind, [1, 2, 3]))
 def test_any_number_of_ranks_takes_what_the_simulation_says(kind: Kind, ranks: int) -> None:
     schedule = schedule_of(kind, ranks=ranks, micro_batches=6)
     took, results = run_timed(schedule)

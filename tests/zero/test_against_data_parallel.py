@@ -14,6 +14,7 @@ from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import SGD, Adam, AdamW, Optimizer, Rule, clip_factor
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeroEngine, ZeROStage
+from tests.products import sampled
 from tests.zero.replicas import (
     PATIENCE,
     SHAPES,
@@ -113,9 +114,7 @@ async def compare(size: int, setting: Setting, *, transport: str = "inproc") -> 
                 assert_same_bits(got, whole[rank], rank=rank, size=size, stage=stage)
 
 
-@pytest.mark.parametrize("clips", [False, True], ids=["", "clipped"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("size", "rule", "clips"), sampled([1, 2, 3, 4], list(RULES), [False, True]))
 async def test_all_stages_come_to_the_bits_of_data_parallelism(size: int, rule: str, clips: bool) -> None:
     algorithm = Name("halving") if size > 1 else None
     await compare(size, Setting(rule=RULES[rule], algorithm=algorithm, clips=clips, reduce_bucket_size=60))

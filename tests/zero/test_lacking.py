@@ -29,6 +29,7 @@ from asyncpar.zero import ZeROConfig, ZeroEngine, ZeROStage
 from asyncpar.zero.checkpointing import load_flow, save_flow, wanted_by
 from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
 from asyncpar.zero.sharded_flow import ShardedFlow
+from tests.soak import chosen
 
 SHAPES = {"w": (9, 7), "b": (5,), "v": (40,)}
 UNIT = 2.0**10
@@ -212,7 +213,7 @@ async def test_no_part_of_a_gradient_is_lost_over_changes_of_layout(way: str, tm
     layouts, tolerance = WAYS[way]
     run = Run(folder=tmp_path)
     for layout in layouts:
-        await run.train(layout, 3)
+        await run.train(layout, chosen(2, soak=3))
         run.check(tolerance=tolerance)
 
 
