@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.extras import ROOT, outputs_of
+from tests.soak import first
 
 PROGRAM = """
 import asyncio, os, sys
@@ -32,7 +33,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(("have", "lacking"), [([], 0), (["0"], 1)])
+@pytest.mark.parametrize(("have", "lacking"), first(1, [(["0"], 1), ([], 0)]))
 def test_all_ranks_of_a_job_are_told_which_rank_has_no_nccl(have: list[str], lacking: int, tmp_path: Path) -> None:
     program = tmp_path / "open.py"
     program.write_text(PROGRAM.format(root=str(ROOT)))
