@@ -20,7 +20,6 @@ from asyncpar.engines.interface import (
     PlaceLost,
     PlacementEngine,
     PlaceOrder,
-    PlaceOutput,
     PlaceReport,
     encode,
 )
@@ -78,27 +77,6 @@ async def test_an_engine_that_breaks_ends_its_job_with_its_error(step: str) -> N
         with pytest.raises(Broken, match=step):
             await run_job(engine, JobSpec(program=b"", ranks=1), RecordingConsole())
     assert engine.was_released
-
-
-class Chorus(StandIn):
-    """Engine with two places that say the same, and end badly."""
-
-    async def allocate(self, spec: JobSpec) -> Sequence[Place]:
-        (place,) = await super().allocate(spec)
-        return [place, place]
-
-    async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
-        take(PlaceOutput(b"the job ends\n", is_error=True, is_message=True))
-        take(PlaceReport(exit_code=3, message="no reason"))
-        return await super().start(place, order, take)
-
-
-async def test_what_all_places_say_is_shown_once() -> None:
-    console = RecordingConsole()
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(ExceptionGroup):
-            await run_job(Chorus(""), JobSpec(program=b"", ranks=2), console)
-    assert console.seen.errors == "the job ends\n"
 
 
 def order() -> PlaceOrder:
