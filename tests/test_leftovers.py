@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -119,7 +119,9 @@ LEFT = {
     "process": ("subprocess.Popen(['sleep', '600'])", "sleep 600"),
     "orphan": ("subprocess.run(['sh', '-c', 'sleep 600 >/dev/null 2>&1 &'])", "sleep 600"),
 }
-TOGETHER = chosen([("socket", "thread", "process"), ("orphan",)], soak=[(name,) for name in LEFT])
+TOGETHER: Sequence[tuple[str, ...]] = chosen(
+    [("socket", "thread", "process"), ("orphan",)], soak=[(name,) for name in LEFT]
+)
 """What a session leaves: an orphan is found in another way than the others, which are found in one look."""
 
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -293,13 +293,12 @@ async def test_a_rank_that_is_dismissed_at_any_moment_is_answered(asked: str, is
         pipe.take({"kind": "drained"})
     pipe.take({"kind": "withdrawn"})
     await opening
-    asking: asyncio.Future[Any] = asyncio.ensure_future(
-        {
-            "donors": worlds.donors,
-            "join": lambda: worlds.join(START, SnapshotShelf(), is_healed=True),
-            "next world": lambda: worlds.next_world(MemberReport(generation=0, lineage=START)),
-        }[asked]()
-    )
+    ways: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+        "donors": worlds.donors,
+        "join": lambda: worlds.join(START, SnapshotShelf(), is_healed=True),
+        "next world": lambda: worlds.next_world(MemberReport(generation=0, lineage=START)),
+    }
+    asking = asyncio.ensure_future(ways[asked]())
     await asyncio.sleep(0)
     if not is_before:
         pipe.take({"kind": "drained"})
