@@ -95,8 +95,6 @@ async def open_channels() -> AsyncIterator[tuple[list[GlooChannel], list[ByteQue
 
 
 class TestLanes(LaneConformance):
-    large = 6 * 1024 * 1024
-
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         async with open_channels() as (channels, queues):

@@ -85,8 +85,6 @@ class TestTcpLaneOnUvloop(TestTcpLane):
 
 
 class TestStripedLane(LaneConformance):
-    large = 10 * MIB
-
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         async with open_striped_pair() as (one, other):
