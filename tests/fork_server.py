@@ -127,6 +127,8 @@ def main(number: int, preloaded: Sequence[str]) -> None:
     """Serve until the other side hangs up; in a child, be what was asked for."""
     for name in preloaded:
         importlib.import_module(name)
+    if "grpc" in sys.modules:
+        raise RuntimeError(f"{', '.join(preloaded)}: one of them imports grpc, after which no process may be forked")
     gc.collect()
     gc.freeze()  # nothing of it is garbage, in children either
     with socket.socket(fileno=number) as requests, selectors.DefaultSelector() as selector:

@@ -70,6 +70,11 @@ class StepUpdate:
     is_updated: bool = False
     values: Array | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of its arrays."""
+        return sum(flat.nbytes for flat in self.flats)
+
     def copied(self) -> StepUpdate:
         """Return the same with arrays of its own."""
         values = None if self.values is None else np.array(self.values)

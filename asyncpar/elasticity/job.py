@@ -355,7 +355,7 @@ class ElasticJob:
                 if update is None:
                     assert joining is not None
                     membership = joining.result()
-                    if membership.lineage != await state.lineage():  # they do a step again that was repeated here
+                    if not await self._is_caught_up(membership):  # they do a step again that was repeated here
                         raise PeerLost("healing: the others have not committed the last step", cause="an aborted step")
                     others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
                     await self._come_in(membership)
@@ -502,6 +502,10 @@ class ElasticJob:
         )
         await self._stop_node(is_planned=is_planned)
         return await self._source.next_world(report)
+
+    async def _is_caught_up(self, membership: Membership) -> bool:
+        """Decide whether this newcomer has the state from which the world of ``membership`` goes on."""
+        return membership.lineage == await self.current_state.lineage()
 
     async def _come_in(self, membership: Membership) -> None:
         """Bring up the first world, or its successor if it is over before it has begun."""

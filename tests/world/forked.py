@@ -16,7 +16,17 @@ from functools import cache
 
 from tests.fork_server import ForkedProcess, ForkServer
 
-PRELOADED = ("asyncpar.runner", "asyncpar.node", "asyncpar.collectives.communicator", "uvloop", __name__)
+PRELOADED = (
+    "uvloop",
+    "asyncpar.runner",
+    "asyncpar.collectives.calibration",
+    "asyncpar.collectives.engine",
+    "asyncpar.net.arena.formation",
+    "asyncpar.net.transport.link",
+    "asyncpar.observe.service",
+    __name__,
+)
+"""What needs no grpc: a process that has imported it is never forked."""
 
 
 class ForkedProgram:

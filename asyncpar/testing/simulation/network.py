@@ -456,7 +456,7 @@ class SimulatedNetwork:
         self, node: int, caller: SimulatedProcess, answer: asyncio.Future[Any], value: Any, failure: Exception | None
     ) -> None:
         route = self.route(node, caller.node)
-        size = len(value) if isinstance(value, bytes) else 0
+        size = len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0)
         self._carry(caller, node, route, lambda: self._settle(caller, answer, value, failure), size)
 
     def _settle(

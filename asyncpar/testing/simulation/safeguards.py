@@ -222,7 +222,13 @@ def _stays_arrived() -> tuple[Patch, ...]:
 
 
 def _any_lineage() -> tuple[Patch, ...]:
-    return ((world_director.ElasticDirector, "is_caught_up", staticmethod(lambda _held, _lineage: True)),)
+    async def is_caught_up(_job: object, _membership: object) -> bool:
+        return True
+
+    return (
+        (world_director.ElasticDirector, "is_caught_up", staticmethod(lambda _held, _lineage: True)),
+        (ElasticJob, "_is_caught_up", is_caught_up),
+    )
 
 
 def _most_popular() -> tuple[Patch, ...]:

@@ -107,7 +107,10 @@ async def bits(ballast: int = 1, seconds: float = 0.005, until: int = UNTIL) -> 
             async with step:
                 portions = tuple(step.portions)
                 for portion in portions:
-                    step.add(portion, {"total": np.array([float(1 << portion)])}, loss=1.0)
+                    gradients = {"total": np.array([float(1 << portion)])}
+                    if ballast > 1:
+                        gradients["heavy"] = np.ones(ballast)
+                    step.add(portion, gradients, loss=1.0)
                     await asyncio.sleep(seconds)
                 state["draws"].append(float(rng.random()))
                 summed = await step.reduce("sum")

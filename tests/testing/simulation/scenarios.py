@@ -266,7 +266,12 @@ def check_drifting(result: SimulationResult) -> None:
 
 async def with_ballast() -> tuple[float, tuple[int, ...], bytes] | None:
     """As ``bits``, with a state that takes longer to fetch than a step."""
-    return await bits(1000)
+    return await bits(5000)
+
+
+async def in_slow_steps() -> tuple[float, tuple[int, ...], bytes] | None:
+    """As ``bits``, with steps that faults hit in their midst."""
+    return await bits(seconds=0.02)
 
 
 async def slowly() -> tuple[float, tuple[int, ...], bytes] | None:
@@ -301,13 +306,13 @@ JOINS = Scenario(
     settings={"conditions": Conditions(bandwidth=1e6, spread=0.01)},
 )
 JOINS_AND_LOSSES = Scenario(
-    main=bits,
+    main=in_slow_steps,
     check=check_prompt_bits,
     kinds=("restart", "kill"),
     faults=6,
     size=4,
     elastic=True,
-    settings={"conditions": Conditions(spread=0.01)},
+    settings={"conditions": Conditions(spread=0.03)},
 )
 APART = Scenario(
     main=bits,
