@@ -28,7 +28,7 @@ STARTED = 5.0
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def torch_is_as_it_was() -> Iterator[None]:
     """After each test torch, and the threads of the process, are as they were."""
     hook, count = sys.excepthook, torch.get_num_threads()
     yield
