@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import numpy as np
 
@@ -35,7 +34,7 @@ async def main() -> None:
             if step == 3:
                 say(ready=True)
     except ap.PeerLost as error:
-        say(blamed=error.rank, operation=error.operation, at=time.time())
+        say(blamed=error.rank, operation=error.operation)
     finally:
         await ddp.close(failed=True)
 

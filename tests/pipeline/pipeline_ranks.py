@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 
@@ -45,7 +44,7 @@ async def main() -> None:
                 if step == 3:
                     say(ready=True)
         except ap.PeerLost as error:
-            say(blamed=error.rank, text=str(error), at=time.time())
+            say(blamed=error.rank, text=str(error))
         finally:
             await executor.close()
             worker.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,15 @@ import pytest
 from tests.world.processes import process_world
 
 RANKS = Path(__file__).with_name("pipeline_ranks.py")
-PATIENCE = 30.0
-"""Seconds, a tenth of the timeout of operations."""
 
 
 @pytest.mark.process
 async def test_every_survivor_names_the_killed_stage(tmp_path: Path) -> None:
     async with process_world(3, RANKS, tmp_path) as ranks:
         assert [await rank.next() for rank in ranks] == [{"ready": True}] * 3
-        killed_at = time.time()
         ranks[1].kill()
         survivors = [ranks[0], ranks[2]]
         ends = [await rank.next() for rank in survivors]
         codes = [await rank.process.wait() for rank in survivors]
     assert [end["blamed"] for end in ends] == [1, 1], ends
-    assert max(end["at"] for end in ends) - killed_at < PATIENCE
     assert codes == [0, 0]
