@@ -29,13 +29,16 @@ _LOOKED_AT: Final = 512
 async def look_at_flight(view: JobWatch) -> dict[str, Any]:
     """Ask all ranks of ``view`` for their events; return findings and events as plain values."""
     images = await view.collect("image", None)
-    job = await view.status()
+    job = (await view.status()).renewed(await view.collect("summary", None))
     known = [*describe_holdups(job), *job.alarms]
     return await asyncio.to_thread(_describe, images, facts_of(job)) | {"known": known[:MOST_KNOWN]}
 
 
 def facts_of(job: JobSummary) -> dict[int, RankFacts]:
-    """Return what is known of the ranks of ``job`` besides their events: the words of its status."""
+    """Return what is known of the ranks of ``job`` besides their events: the words of its status.
+
+    The status is to be ``renewed``: what a rank told up to a second before its events were read is of another moment.
+    """
     return {
         report.rank: RankFacts(
             condition=report.condition,

@@ -7,11 +7,14 @@ A rank makes a ``RankSummary`` (about 2 kB); its agent adds what only it sees (i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import msgspec
 
 from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.harmless import harmless_values
 
 MOST_OPERATIONS: Final = 16
 """Operations that a summary names; those that have waited longest come first."""
@@ -360,6 +363,21 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def ranks(self) -> list[RankReport]:
         """The reports of all ranks, in the order of ranks."""
         return sorted((report for host in self.hosts for report in host.ranks), key=lambda report: report.rank)
+
+    def renewed(self, answers: Iterable[RankAnswer]) -> JobSummary:
+        """Return it with what ranks have answered to ``summary`` since; the others keep what they told last."""
+        renewed: dict[int, RankSummary] = {}
+        for answer in answers:
+            if not answer.error:
+                with suppress(msgspec.DecodeError):
+                    renewed[answer.rank] = harmless_values(unpack(answer.content, RankSummary))
+
+        def renew(report: RankReport) -> RankReport:
+            summary = renewed.get(report.rank)
+            return report if summary is None else msgspec.structs.replace(report, summary=summary, age=0.0)
+
+        hosts = (msgspec.structs.replace(host, ranks=tuple(map(renew, host.ranks))) for host in self.hosts)
+        return msgspec.structs.replace(self, hosts=tuple(hosts))
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

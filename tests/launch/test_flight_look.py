@@ -11,22 +11,40 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.launch.flight_look import MOST_EVENTS, look_at_flight
-from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport
+from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, RankSummary, pack
 
 
 class RecordedJob:
     """A job of which ranks answer with the images that are given, or an error."""
 
-    def __init__(self, images: Mapping[int, bytes | str], conditions: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        images: Mapping[int, bytes | str],
+        conditions: Mapping[int, str],
+        before: Mapping[int, str] | None = None,
+        now: Mapping[int, str] | None = None,
+    ) -> None:
+        """``before`` is what ranks do by the status of the job, ``now`` what they answer."""
         self._images, self._conditions = images, conditions
+        self._told = {
+            rank: RankSummary(rank=rank, pid=1, time=0.0, doing=doing) for rank, doing in (before or {}).items()
+        }
+        self._summaries = [
+            RankAnswer(rank=rank, host="a", content=pack(RankSummary(rank=rank, pid=1, time=1.0, doing=doing)))
+            for rank, doing in (now or {}).items()
+        ]
 
     async def status(self) -> JobSummary:
-        reports = tuple(RankReport(rank=rank, host="a", pid=1, condition=how) for rank, how in self._conditions.items())
+        reports = tuple(
+            RankReport(rank=rank, host="a", pid=1, condition=how, summary=self._told.get(rank), age=0.9)
+            for rank, how in self._conditions.items()
+        )
         return JobSummary(job="job", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=reports),))
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
         assert ranks is None
-        assert kind == "image"
+        if kind == "summary":
+            return self._summaries
         return [
             RankAnswer(rank=rank, host="a", error=image)
             if isinstance(image, str)
@@ -74,3 +92,22 @@ def test_ranks_that_do_not_answer_or_answer_nonsense_are_named() -> None:
     assert told["ranks"] == 1
     assert [problem.split(":")[0] for problem in told["problems"]] == ["rank 1", "rank 2"]
     assert "stopped" in told["problems"][1]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "cause"),
+    [
+        ("waits at job.py:21", "sleeps at job.py:24", "sleeping"),
+        ("sleeps at job.py:24", "is in user code at job.py:30", "absent"),
+        ("sleeps at job.py:24", None, "sleeping"),  # it does not answer: what it told last counts
+    ],
+)
+def test_what_ranks_do_is_of_the_moment_of_their_events(before: str, now: str | None, cause: str) -> None:
+    async def main() -> dict[str, Any]:
+        images = await recorded(2, 1)
+        answers = {} if now is None else {1: now}
+        return await look_at_flight(RecordedJob(images, dict.fromkeys(images, "well"), {1: before}, answers))
+
+    (finding,) = ap.testing.run_virtual(main())["findings"]
+    assert finding["cause"] == cause
+    assert (now or before) in finding["text"]

@@ -81,7 +81,7 @@ def _explain(folder: str | None, job: str | None) -> int:
 
 
 def ask_facts(job: str | None) -> dict[int, RankFacts]:
-    """Return what the status of a job says of its ranks."""
+    """Return what the ranks of a job say of themselves now, and the job's status where they do not answer."""
     return _ask(job)[1]
 
 
@@ -90,4 +90,5 @@ def _ask(job: str | None) -> tuple[JobSummary, dict[int, RankFacts]]:
 
     _, reply = ask_job(job, "status")
     assert reply.job is not None
-    return reply.job, facts_of(reply.job)
+    known = reply.job.renewed(ask_job(job, "summary")[1].ranks)
+    return known, facts_of(known)

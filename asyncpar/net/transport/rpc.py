@@ -7,9 +7,11 @@ in constant time and answers everything else, health checks included, with UNAUT
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import hmac
 import inspect
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +44,25 @@ else:
     _StreamStreamInterceptor = grpc.aio.StreamStreamClientInterceptor
 
 _TOKEN_KEY = "asyncpar-token"
+
+
+@atexit.register
+def _keep_poller() -> None:
+    """Keep gRPC's thread through the end of the process, where it waits and holds nothing.
+
+    It goes down with the last server or channel, and one may be freed as late as in the interpreter's finalization.
+    Then the thread asks for an interpreter lock that is not given any more and is unwound while the process exits, of
+    which some processes die ("terminate called without an active exception", SIGABRT) after all their work.
+    """
+
+    async def keep() -> None:
+        grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
+
+    if any("_poll_wrapper" in thread.name for thread in threading.enumerate()):
+        loop = asyncio.SelectorEventLoop()  # it counts for the loop that runs
+        loop.run_until_complete(keep())
+        loop.close()
+
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 from typing import Any
 
 import grpc
@@ -99,3 +101,33 @@ def test_credentials_do_not_show_the_secret(credentials: Credentials) -> None:
 def test_the_secret_itself_is_not_sent(credentials: Credentials) -> None:
     sent = "".join(key + value for key, value in credentials.metadata())
     assert credentials.secret.hex() not in sent
+
+
+ENDS_WITH_A_SERVER = """
+import asyncio, atexit, gc, threading
+
+def pollers():
+    return sum("_poll_wrapper" in thread.name for thread in threading.enumerate())
+
+def at_end():
+    before = pollers()
+    gc.collect()  # as the interpreter does in its finalization, too late for a thread that is then to end
+    print(before, pollers())
+
+atexit.register(at_end)  # first, so it runs last
+gc.disable()
+from asyncpar.net.transport.rpc import Credentials, RpcServer
+
+async def main():
+    server = RpcServer(Credentials(bytes(32)))
+    await server.start()
+    await server.stop(grace=0)
+
+asyncio.run(main())
+"""
+
+
+def test_no_thread_of_grpc_ends_in_the_finalization_of_the_interpreter() -> None:
+    command = [sys.executable, "-c", ENDS_WITH_A_SERVER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 1\n", "")
