@@ -1,6 +1,6 @@
 """Conformance of engines: whole by ranks on this host; by default, the others show what differs most.
 
-Clusters of Dask are those of the session: their workers take seconds to start and to end.
+Tests share a cluster of Dask: its workers take seconds to start and to end.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ ALWAYS = {
 ``test_dask.py`` has the ends of jobs on workers, good and bad, on its own."""
 
 
-@pytest.fixture(scope="module")
-def three_workers() -> Iterator[Any]:
-    """Yield a cluster of Dask with three workers; what loses one waits until there are three again.
+@pytest.fixture(scope="package")
+def two_workers() -> Iterator[Any]:
+    """Yield a cluster of Dask with two workers; what loses one waits until there are two again.
 
-    It ends with the module: it has threads that open files, which tests of other packages may count.
+    It ends with this folder: it has threads that open files, which tests of other folders may count.
     """
-    with start_cluster(3) as cluster:
+    with start_cluster(2) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def two_workers() -> Iterator[Any]:
-    """Yield a cluster of Dask with two workers; what loses one waits until there are two again."""
-    with start_cluster(2) as cluster:
+def three_workers() -> Iterator[Any]:
+    """Yield a cluster of Dask with three workers, which no test loses."""
+    with start_cluster(3) as cluster:
         yield cluster
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,30 @@ def start_cluster(workers: int) -> Iterator[Any]:
 
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "120s"}),
+        dask.config.set(
+            {"distributed.worker.profile.enabled": False}
+        ),  # which looks at all threads, a hundred times a second
         distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
     ):
         yield cluster
+
+
+def wait_for_workers(client: Any, dead: Collection[str] = ()) -> None:
+    """Wait until there are two workers: nannies, or the cluster, have replaced the ``dead`` ones.
+
+    A nanny whose worker dies before it has heard of its start ends, too; the cluster replaces it when it is told its
+    size.
+    """
+    deadline = time.monotonic() + 60.0
+    while len(found := find_workers(client)) != 2 or found & set(dead):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+        client.cluster.scale(2)
+
+
+def find_workers(client: Any) -> set[str]:
+    """Return the addresses of the workers that the scheduler knows."""
+    return set(client.scheduler_info(n_workers=-1)["workers"])
 
 
 @contextmanager
@@ -53,8 +74,7 @@ def start_scheduler(folder: Path) -> Iterator[str]:
         "127.0.0.1",
         "--port",
         "0",
-        "--dashboard-address",
-        "127.0.0.1:0",
+        "--no-dashboard",
     ]
     with _start([*command, "--scheduler-file", str(file)], folder) as scheduler:
         deadline = time.monotonic() + 60.0

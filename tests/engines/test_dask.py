@@ -22,6 +22,7 @@ from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
+from tests.engines.dask_workers import find_workers, wait_for_workers
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -29,13 +30,14 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def cluster(three_workers: Any) -> Any:
-    return three_workers
+def cluster(two_workers: Any) -> Any:
+    return two_workers
 
 
 @pytest.fixture(scope="module")
 def client(cluster: Any) -> Iterator[Any]:
     with distributed.Client(cluster) as client:
+        wait_for_workers(client)
         yield client
 
 
@@ -67,7 +69,7 @@ def test_a_blocking_run_has_a_rank_on_each_worker_by_default(client: Any) -> Non
     def place() -> int:
         return int(os.environ["GROUP_RANK"])
 
-    assert ap.dask.run(client, place, console=RecordingConsole()) == [0, 1, 2]
+    assert ap.dask.run(client, place, console=RecordingConsole()) == [0, 1]
 
 
 async def test_an_asynchronous_client_launches_on_its_own_loop(cluster: Any) -> None:
@@ -110,19 +112,19 @@ async def test_futures_of_dask_that_have_no_value_say_why(client: Any, tmp_path:
 
 async def test_nodes_live_on_the_loops_of_workers(client: Any) -> None:
     async with ap.dask.world(client, console=RecordingConsole()) as mesh:
-        assert len(mesh) == 3
+        assert len(mesh) == 2
         actors = await mesh.spawn(dask_programs.WorkerActor)
         places = list((await actors.place()).values())
     assert {address for address, _ in places} == set(client.scheduler_info(n_workers=-1)["workers"])
-    assert {total for _, total in places} == {"3"}
+    assert {total for _, total in places} == {"2"}
 
 
 async def test_too_few_workers_are_told_at_once_or_waited_for(client: Any) -> None:
-    with pytest.raises(ap.UsageError, match=r"at most 3.*got 4.*wait=SECONDS"):
-        await ap.dask.launch(client, programs.add, 1, 2, ranks=4)
+    with pytest.raises(ap.UsageError, match=r"at most 2.*got 3.*wait=SECONDS"):
+        await ap.dask.launch(client, programs.add, 1, 2, ranks=3)
     begun = time.monotonic()
-    with pytest.raises(ap.UsageError, match="at most 3"):
-        await ap.dask.launch(client, programs.add, 1, 2, ranks=4, wait=0.5)
+    with pytest.raises(ap.UsageError, match="at most 2"):
+        await ap.dask.launch(client, programs.add, 1, 2, ranks=3, wait=0.5)
     assert time.monotonic() - begun >= 0.5
     with pytest.raises(ap.UsageError, match="no worker of this cluster"):
         await ap.dask.launch(client, programs.add, 1, 2, ranks=1, workers=["tcp://127.0.0.1:1"])
@@ -140,18 +142,19 @@ async def test_several_ranks_of_a_worker_go_and_come_together(client: Any) -> No
 
 
 @pytest.mark.soak
-async def test_jobs_that_share_workers_take_turns(client: Any) -> None:
+async def test_jobs_that_share_workers_take_turns(three_workers: Any) -> None:
     """Eight gangs of two on three workers: none waits for another that waits for it."""
-    names = list(client.scheduler_info(n_workers=-1)["workers"])
-    pairs = [[names[i % 3], names[(i + 1) % 3]] for i in range(8)]
+    with distributed.Client(three_workers, set_as_default=False) as client:
+        names = sorted(find_workers(client))
+        pairs = [[names[i % 3], names[(i + 1) % 3]] for i in range(8)]
 
-    async def one(workers: list[str]) -> None:
-        async with ap.dask.world(client, workers=workers, console=RecordingConsole()) as mesh:
-            assert len(mesh) == 2
+        async def one(workers: list[str]) -> None:
+            async with ap.dask.world(client, workers=workers, console=RecordingConsole()) as mesh:
+                assert len(mesh) == 2
 
-    async with asyncio.timeout(100):
-        await asyncio.gather(*(one(workers) for workers in pairs))
-    assert client.run_on_scheduler(_gangs) == 0
+        async with asyncio.timeout(100):
+            await asyncio.gather(*(one(workers) for workers in pairs))
+        assert client.run_on_scheduler(_gangs) == 0
 
 
 def _wait_for_file(folder: Path) -> None:
@@ -240,7 +243,7 @@ def test_the_death_of_a_worker_reaches_the_caller(client: Any, tmp_path: Path) -
 
     with pytest.raises(ExceptionGroup) as failed:
         asyncio.run(kill_later())
-    client.wait_for_workers(3, timeout=60)  # the nanny starts another one
+    wait_for_workers(client, {victim})
     first = failed.value.exceptions[0]
     assert isinstance(first, ap.PeerLost)
     assert victim in str(first)

@@ -21,7 +21,7 @@ from asyncpar.launch.doctor import dask_checks
 from asyncpar.launch.doctor.dask_checks import check_versions, check_workers, choose_workers, examine_dask
 from asyncpar.launch.doctor.dask_probe import meet_probes
 from asyncpar.launch.doctor.findings import Finding, Verdict
-from tests.engines.dask_workers import start_worker, write_other_asyncpar
+from tests.engines.dask_workers import start_worker, wait_for_workers, write_other_asyncpar
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -36,6 +36,7 @@ HERE = {
 @pytest.fixture(scope="module")
 def client(two_workers: Any) -> Iterator[Any]:
     with distributed.Client(two_workers, set_as_default=False) as client:
+        wait_for_workers(client)
         yield client
 
 

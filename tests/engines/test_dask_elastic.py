@@ -14,7 +14,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.testing.engines import ElasticConformance, GrowingConformance
 from tests.engines.consoles import RecordingConsole
-from tests.engines.dask_workers import start_cluster
+from tests.engines.dask_workers import wait_for_workers
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -42,9 +42,12 @@ class TestElasticDask(ElasticConformance):
 
 class TestGrowingDask(GrowingConformance):
     @pytest.fixture(autouse=True)
-    def _use(self) -> Iterator[None]:
-        with start_cluster(2) as self.cluster, distributed.Client(self.cluster, set_as_default=False) as self.client:
+    def _use(self, two_workers: Any) -> Iterator[None]:
+        with distributed.Client(two_workers, set_as_default=False) as self.client:
+            wait_for_workers(self.client)
             yield
+            two_workers.scale(2)
+            wait_for_workers(self.client)
 
     async def launch(
         self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
@@ -54,7 +57,7 @@ class TestGrowingDask(GrowingConformance):
         )
 
     async def add_place(self) -> None:
-        self.cluster.scale(3)
+        self.client.cluster.scale(3)
 
     async def lose_place(self, pid: int) -> None:
         workers = await asyncio.to_thread(self.client.run, os.getpid)

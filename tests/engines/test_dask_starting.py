@@ -20,7 +20,13 @@ from asyncpar.engines.interface import PlaceOrder, encode
 from asyncpar.testing import engine_programs as programs
 from tests.engines import dask_programs
 from tests.engines.consoles import RecordingConsole
-from tests.engines.dask_workers import start_scheduler, start_worker, write_other_asyncpar
+from tests.engines.dask_workers import (
+    find_workers,
+    start_scheduler,
+    start_worker,
+    wait_for_workers,
+    write_other_asyncpar,
+)
 from tests.soak import first
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
@@ -31,28 +37,12 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def client(two_workers: Any) -> Iterator[Any]:
     with distributed.Client(two_workers, set_as_default=False) as client:
+        wait_for_workers(client)
         yield client
 
 
 async def launch(client: Any, ranks: int | tuple[int, int] = 2, **options: Any) -> list[Any]:
     return await ap.dask.launch(client, programs.add, 1, 2, ranks=ranks, console=RecordingConsole(), **options)
-
-
-def find_workers(client: Any) -> set[str]:
-    return set(client.scheduler_info(n_workers=-1)["workers"])
-
-
-def wait_for_workers(client: Any, dead: Collection[str]) -> None:
-    """Wait until nannies, or the cluster, have replaced the ``dead`` ones.
-
-    A nanny whose worker dies before it has heard of its start ends, too; the cluster replaces it when it is told its
-    size.
-    """
-    deadline = time.monotonic() + 60.0
-    while len(found := find_workers(client)) < 2 or found & set(dead):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-        client.cluster.scale(2)
 
 
 async def check_that_nothing_is_left(client: Any, dead: Collection[str] = ()) -> None:
