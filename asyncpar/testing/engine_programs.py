@@ -138,7 +138,7 @@ async def count_elastically(folder: str) -> list[int]:
                 state["is_over"] = bool(sums["ends"][0])
                 if not step.is_replay:
                     _write_place(mine, step.number, step.world.size)
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.05)
             if step.is_committed and state["is_over"]:
                 return [step.number + 1, state["count"]]
     raise AssertionError("the last step was not the last")

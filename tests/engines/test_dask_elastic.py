@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def client(three_workers: Any) -> Iterator[Any]:
-    with distributed.Client(three_workers, set_as_default=False) as client:
+def client(two_workers: Any) -> Iterator[Any]:
+    with distributed.Client(two_workers, set_as_default=False) as client:
+        wait_for_workers(client)
         yield client
 
 

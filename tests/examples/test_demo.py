@@ -58,6 +58,7 @@ def test_it_ends_with_a_sentence_and_writes_where_its_caller_is(environment: dic
     assert done.returncode == 0, done.stderr
     *_, sentence, last = done.stdout.splitlines()
     assert sentence.startswith("four ranks and one process agree: losses differ by at most ")
+    assert (tmp_path / "mine" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "mine" / "summary.json").read_text())["last_loss"] == json.loads(last)["last_loss"]
 
 

@@ -17,7 +17,7 @@ from tests.soak import first
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240), pytest.mark.usefixtures("no_pictures")]
 
 
 def last_line(*command: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def launched(tmp_path_factory: pytest.TempPathFactory, no_pictures: None) -> dict[str, Any]:
     script, out = str(EXAMPLES / "train_lm.py"), str(tmp_path_factory.mktemp("out"))
     return last_line("-m", "asyncpar", "launch", "--nproc-per-node", "2", script, *TINY, "--out", out)
 

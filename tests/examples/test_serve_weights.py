@@ -99,7 +99,7 @@ async def drive(addresses: list[str], last: int) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("ranks", first(1, [2, 3]))
-def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0(ranks: int) -> None:
+def test_no_request_that_makes_sense_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0(ranks: int) -> None:
     with launched(*SMALL, "--port", "0", ranks=ranks) as job:
         addresses = job.addresses(ranks - 1)
         for answers in asyncio.run(drive(addresses, last=20)):
@@ -109,6 +109,11 @@ def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0
             of_one_version: dict[int, list[float]] = {}
             for answer in answers:  # equal questions to one version have one answer
                 assert of_one_version.setdefault(answer["version"], answer["scores"]) == answer["scores"]
+        with httpx.Client(base_url=addresses[0], timeout=LIMIT) as client:  # what makes no sense ends nothing
+            senseless: list[dict[str, list[int]]] = [{"tokens": []}, {"tokens": [4096]}, {}]
+            codes = [client.post("/predict", json=question).status_code for question in senseless]
+            assert codes == [422, 422, 422]
+            assert client.post("/predict", json={"tokens": [4095]}).status_code == 200
         for rank in job.ranks():
             rank.send_signal(signal.SIGTERM)
         code, shown = job.finish()
@@ -116,18 +121,13 @@ def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0
     assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize(("number", "expected"), first(1, [(signal.SIGTERM, 143), (signal.SIGINT, 130)]))
-def test_senseless_questions_are_refused_and_a_signal_to_the_launcher_ends_the_job_without_noise_or_orphans(
-    number: signal.Signals, expected: int
-) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_launcher_ends_the_job_without_noise_or_orphans(number: signal.Signals, expected: int) -> None:
+    """By default, ``tests/launch`` shows it of other jobs."""
     with launched(*SMALL, "--port", "0") as job:
         (address,) = job.addresses(1)
         asyncio.run(drive([address], last=2))
-        with httpx.Client(base_url=address, timeout=LIMIT) as client:  # what makes no sense ends nothing
-            senseless: list[dict[str, list[int]]] = [{"tokens": []}, {"tokens": [4096]}, {}]
-            codes = [client.post("/predict", json=question).status_code for question in senseless]
-            assert codes == [422, 422, 422]
-            assert client.post("/predict", json={"tokens": [4095]}).status_code == 200
         ranks = job.ranks()
         job.process.send_signal(number)
         code, shown = job.finish()
