@@ -107,7 +107,7 @@ def main() -> None:
         while held.exists():
             time.sleep(0.02)
         if not hurry.exists():
-            time.sleep(0.1 if step.number < 10 else 0.6)
+            time.sleep(0.1 if step.number < 10 else 1.2)
 
     note_departures(path.with_suffix(ASKED))
     result = train(until=until, on_step=on_step)

@@ -37,4 +37,5 @@ def close_fork_servers() -> None:
 
 
 def _start() -> ForkServer:
-    return ForkServer(PRELOADED, options=["-X", "faulthandler"], environment={"TORCHINDUCTOR_COMPILE_THREADS": "1"})
+    environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    return ForkServer(PRELOADED, options=["-X", "faulthandler"], environment=environment)

@@ -154,3 +154,9 @@ def begin(joins: bool) -> None:
         importlib.import_module("asyncpar.torch")
     if joins:
         initialize()
+
+
+def tell_backends(channel: socket.socket) -> None:
+    """Send the backends that torch has without being asked for any, and whether gRPC is imported."""
+    with channel:
+        channel.sendall(json.dumps([dist.Backend.backend_list, "grpc" in sys.modules]).encode())

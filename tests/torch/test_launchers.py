@@ -24,7 +24,7 @@ import torch, torch.distributed as dist
 import asyncpar.torch
 
 torch.set_num_threads(1)
-lines = []
+lines, tables = [], []
 
 def worlds(method, count):
     for _ in range(count):
@@ -33,6 +33,9 @@ def worlds(method, count):
         x = torch.full((3,), rank + 1.0)
         dist.all_reduce(x)
         lines.append(f"rank {rank} of {size}: {method} {x.tolist()}")
+        group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        tables.append(group.communicator.algorithm_table().splitlines()[-1])
+        dist.barrier()
         dist.destroy_process_group()
     return rank, size
 
@@ -43,7 +46,7 @@ try:
     dist.init_process_group("asyncpar", init_method="asyncpar://", rank=rank, world_size=size + 1, timeout=seconds)
 except dist.DistBackendError as error:
     lines.append(str(error))
-open(sys.argv[1] + f"/{rank}", "w").write("\\n".join(lines))
+open(sys.argv[1] + f"/{rank}", "w").write("\\n".join([*lines, *tables]))
 """
 
 
@@ -71,20 +74,6 @@ except dist.DistBackendError as error:
 """
 
 
-LANES = """
-import sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-import asyncpar.torch
-
-dist.init_process_group("asyncpar", init_method="env://", timeout=timedelta(seconds=30))
-group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-open(sys.argv[1] + f"/{dist.get_rank()}", "w").write(group.communicator.algorithm_table().splitlines()[-1])
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
 def start(launcher: Sequence[str], directory: Path, source: str, *arguments: str, **settings: str) -> tuple[int, str]:
     """Run the program ``source``, with ``settings`` in its environment, and return its exit code and output."""
     program = directory / "program.py"
@@ -109,9 +98,9 @@ def start(launcher: Sequence[str], directory: Path, source: str, *arguments: str
     return process.returncode, output
 
 
-def run(launcher: Sequence[str], directory: Path) -> list[list[str]]:
+def run(launcher: Sequence[str], directory: Path, **settings: str) -> list[list[str]]:
     """Run the program in two ranks and return what each wrote."""
-    status, output = start(launcher, directory, PROGRAM)
+    status, output = start(launcher, directory, PROGRAM, **settings)
     assert status == 0, output
     assert "Traceback" not in output
     return [(directory / str(rank)).read_text().splitlines() for rank in range(2)]
@@ -126,16 +115,23 @@ def expected(rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "launcher",
+    ("launcher", "calibrates", "source"),
     [
-        pytest.param(["asyncpar", "launch", "--nproc-per-node", "2"], id="asyncpar launch"),
-        pytest.param(["torch.distributed.run", "--standalone", "--nproc-per-node", "2"], id="torchrun"),
+        pytest.param(["asyncpar", "launch", "--nproc-per-node", "2"], "on", "measured", id="asyncpar launch"),
+        pytest.param(
+            ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"], "off", "built in", id="torchrun"
+        ),
     ],
 )
-def test_worlds_form_again_and_again_and_missing_ranks_are_named(launcher: list[str], tmp_path: Path) -> None:
-    for rank, lines in enumerate(run(launcher, tmp_path)):
+def test_worlds_form_again_and_again_and_missing_ranks_are_named(
+    launcher: list[str], calibrates: str, source: str, tmp_path: Path
+) -> None:
+    """Lanes are measured as ranks meet if that is switched on."""
+    settings = {"ASYNCPAR_CALIBRATE": calibrates, "XDG_CACHE_HOME": str(tmp_path)}
+    for rank, lines in enumerate(run(launcher, tmp_path, **settings)):
         assert lines[:3] == expected(rank)[:3]
         assert lines[3].startswith(expected(rank)[3])
+        assert [table.endswith(source) for table in lines[4:]] == [True] * 3, lines
 
 
 @pytest.mark.parametrize("where", first(1, ["rendezvous", "recv"]))
@@ -145,12 +141,3 @@ def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(
     assert status == 137, output
     said = {rank: (tmp_path / str(rank)).read_text() for rank in range(3) if (tmp_path / str(rank)).exists()}
     assert said == {0: "PeerLost of 1", 2: "PeerLost of 1"}, output
-
-
-@pytest.mark.parametrize(("setting", "source"), first(1, [("on", "measured"), ("off", "built in")]))
-def test_lanes_are_measured_as_ranks_meet_if_that_is_switched_on(setting: str, source: str, tmp_path: Path) -> None:
-    settings = {"ASYNCPAR_CALIBRATE": setting, "XDG_CACHE_HOME": str(tmp_path)}
-    launcher = ("asyncpar", "launch", "--nproc-per-node", "2")
-    status, output = start(launcher, tmp_path, LANES, **settings)
-    assert status == 0, output
-    assert all((tmp_path / str(rank)).read_text().endswith(source) for rank in range(2))

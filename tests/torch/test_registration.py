@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import asyncpar.torch  # noqa: F401  # should torch have been told not to look for it
+from tests.torch.fork_servers import fork_servers
 
 
-def test_torch_finds_the_backend_by_itself_and_without_grpc() -> None:
-    program = "import torch, sys; print('asyncpar' in torch.distributed.Backend.backend_list, 'grpc' in sys.modules)"
-
-    assert _printed(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1") == "True False"
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_torch_finds_the_backend_by_itself_and_without_grpc(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "log").open("wb") as log:
+        process = fork_servers()[0].start(
+            "tests.torch.ranks:tell_backends", [], environment=os.environ, log=log.fileno(), channel=theirs.fileno()
+        )
+        assert process.wait(timeout=60) == 0, (tmp_path / "log").read_text()
+        backends, has_grpc = json.loads(ours.recv(1 << 16))
+    assert "asyncpar" in backends
+    assert not has_grpc
 
 
 @pytest.mark.parametrize("autoload", ["1", "0"])
