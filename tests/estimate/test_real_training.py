@@ -44,6 +44,7 @@ async def measure(
         dp,
         tp,
         pp,
+        layers=MODEL.layers,
         micro_batches=micro_batches,
         zero=ZeROConfig(stage=ZeROStage.of(zero)),
         micro_batch_size=MICRO_BATCH,

@@ -15,11 +15,15 @@ from asyncpar.core.config.three_d import DEFAULT_ORDER
 from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
 from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.soak import chosen
 
-RANKS = 8
+RANKS = chosen(4, soak=8)
 
-LAYOUTS = tuple(sorted((shape for shape in product((1, 2, 4, 8), repeat=3) if prod(shape) == RANKS), key=max))
-"""All factorizations of 8 ranks, (dp, tp, pp)."""
+LAYOUTS = (
+    *sorted((shape for shape in product((1, 2, 4, 8), repeat=3) if prod(shape) == RANKS), key=max),
+    *chosen(((2, 2, 2),), soak=()),
+)
+"""All factorizations of 4 ranks, and 8 ranks on all three axes, (dp, tp, pp); those of 8 with ``--soak``."""
 
 TWO_CHUNKS = (PipelineScheduleType.INTERLEAVED_ONE_F1B, PipelineScheduleType.ZBV, PipelineScheduleType.DUALPIPE_V)
 RECOMPUTES_ALL = "all"

@@ -18,6 +18,7 @@ from asyncpar.nn import Transformer, TransformerConfig, softmax_cross_entropy
 from asyncpar.nn.optimizers import Optimizer, clip_factor
 from asyncpar.node import Node
 from asyncpar.testing import local_world
+from tests.close_arrays import assert_close
 from tests.hybrid.worlds import RATE, Array, draw_batch, gather
 
 PATIENCE = 45.0
@@ -133,7 +134,7 @@ def assert_has_taken(ranks: Ranks, updates: int) -> None:
     expected, got = alone_after(ranks.model, ranks.config, updates), ranks.values()
     assert got.keys() == expected.keys()
     for key, values in got.items():
-        np.testing.assert_allclose(values, expected[key], rtol=1e-10, atol=1e-10, err_msg=str(key))
+        assert_close(values, expected[key], rtol=1e-10, atol=1e-10, message=str(key))
 
 
 def assert_names(outcome: Any, culprit: int) -> None:

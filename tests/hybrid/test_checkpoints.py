@@ -21,7 +21,7 @@ from tests.hybrid.worlds import TINY, Array, make_config
 from tests.products import in_turn
 from tests.soak import chosen
 
-MODEL = replace(TINY, vocabulary=11, mlp_hidden=29, tied_embeddings=True)
+MODEL = replace(TINY, layers=4, vocabulary=11, mlp_hidden=29, tied_embeddings=True)
 SHALLOW = replace(MODEL, layers=2)
 BEFORE = chosen(1, soak=2)
 """Steps before the checkpoint."""
@@ -31,10 +31,18 @@ def make(
     layout: tuple[int, int, int],
     stage: ZeROStage,
     schedule: PipelineScheduleType = PipelineScheduleType.GPIPE,
+    *,
+    layers: int = 4,
     **more: Any,
 ) -> HybridConfig:
     return make_config(
-        *layout, micro_batches=2, zero=ZeROConfig(stage=stage), clip_norm=0.3, pipeline_schedule=schedule, **more
+        *layout,
+        layers=layers,
+        micro_batches=2,
+        zero=ZeROConfig(stage=stage),
+        clip_norm=0.3,
+        pipeline_schedule=schedule,
+        **more,
     )
 
 
@@ -48,8 +56,8 @@ async def every(ranks: Ranks, main: Callable[[ThreeDParallelismCoordinator], Cor
 
 LAYOUTS = [
     make((1, 1, 1), ZeROStage.NONE),
-    make((4, 1, 1), ZeROStage.STAGE3),
-    make((1, 4, 1), ZeROStage.NONE, order="tp-dp-pp"),
+    make((chosen(2, soak=4), 1, 1), ZeROStage.STAGE3),
+    make((1, chosen(2, soak=4), 1), ZeROStage.NONE, order="tp-dp-pp"),
     make((1, 1, 4), ZeROStage.STAGE1),
     make((2, 2, 1), ZeROStage.STAGE2),
     make((1, 1, 2), ZeROStage.NONE, PipelineScheduleType.ZBV),
@@ -89,7 +97,7 @@ async def test_any_layout_goes_on_from_any_other(
 
 
 async def test_the_same_layout_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    async with running(replace(MODEL, dropout=0.2), make((2, 1, 2), ZeROStage.STAGE2)) as ranks:
+    async with running(replace(SHALLOW, dropout=0.2), make((2, 1, 2), ZeROStage.STAGE2, layers=2)) as ranks:
         await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         expected = await ranks.take_step()
@@ -113,10 +121,10 @@ async def assert_nothing_changed(ranks: Ranks, before: dict[tuple[str, str], Arr
 async def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
     change: dict[str, Any], stage: ZeROStage, tmp_path: Path
 ) -> None:
-    async with running(replace(MODEL, **change), make((1, 1, 1), ZeROStage.NONE)) as ranks:
+    async with running(replace(SHALLOW, **change), make((1, 1, 1), ZeROStage.NONE, layers=2)) as ranks:
         await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
-    async with running(MODEL, make((2, 1, 2), stage)) as ranks:
+    async with running(SHALLOW, make((2, 1, 2), stage, layers=2)) as ranks:
         for _ in range(2):
             await ranks.take_step()
         before = ranks.values()
@@ -131,7 +139,7 @@ async def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
     ("stage", "damage"), in_turn([ZeROStage.NONE, ZeROStage.STAGE3], ["torn", "edited", "missing"])
 )
 async def test_a_damaged_checkpoint_is_refused_on_all_ranks(damage: str, stage: ZeROStage, tmp_path: Path) -> None:
-    async with running(MODEL, make((2, 1, 2), stage)) as ranks:
+    async with running(SHALLOW, make((2, 1, 2), stage, layers=2)) as ranks:
         await ranks.take_step()
         (path, *_) = await every(ranks, lambda one: one.save(tmp_path))
         shard = max(path.glob("*.safetensors"), key=lambda one: one.stat().st_size)

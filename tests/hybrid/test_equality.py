@@ -100,8 +100,8 @@ async def test_other_rules_train_as_in_one_process(rule: Any, stage: ZeROStage) 
     ),
 )
 async def test_losses_of_float32_stay_within_a_millionth(layout: tuple[int, int, int], stage: ZeROStage) -> None:
-    model = replace(TINY, dtype="float32", heads=8, features=16, tied_embeddings=True)
-    config = make_config(*layout, micro_batches=4, zero=ZeROConfig(stage=stage), clip_norm=0.3)
+    model = replace(TINY, layers=4, dtype="float32", heads=8, features=16, tied_embeddings=True)
+    config = make_config(*layout, layers=4, micro_batches=4, zero=ZeROConfig(stage=stage), clip_norm=0.3)
     together = await train_together(model, config, rows=18, steps=STEPS)
     alone = train_alone(model, config, rows=18, steps=STEPS)
     for one, other in zip(together.losses, alone.losses, strict=True):

@@ -51,6 +51,7 @@ def make(
         clip_norm=0.3,
         pipeline_schedule=schedule,
         rule=AdamW(weight_decay=0.1),
+        layers=MODEL.layers,
         **more,
     )
 

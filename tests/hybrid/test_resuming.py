@@ -23,7 +23,7 @@ from tests.soak import chosen, first
 
 MODEL = replace(TINY, layers=2, tied_embeddings=True, dtype="float32")
 LAYOUTS = ((3, 1, 1), (2, 2, 1), (2, 1, 2))
-CODECS = first(6, ["none", "bf16", "int8", "topk:0.25+int8", "randomk:0.25", "powersgd:2", "topk:0.1", "sign"])
+CODECS = first(4, ["int8", "topk:0.25+int8", "randomk:0.25", "powersgd:2", "none", "bf16", "topk:0.1", "sign"])
 BEFORE = chosen(1, soak=2)
 """Steps before the checkpoint: after one there is something of everything that is kept."""
 
@@ -110,22 +110,22 @@ def assert_same_lacking(got: dict[str, Any], expected: dict[str, Any]) -> None:
 MOVES = {
     "fewer replicas": (replicated((3, 1, 1), "int8"), replicated((2, 1, 1), "int8")),
     "sharded": (replicated((3, 1, 1), "int8"), sharded((3, 1, 1), ZeROStage.STAGE2)),
-    "slices": (replicated((2, 1, 1), "topk:0.1"), replicated((2, 2, 1), "int8")),
-    "whole again": (replicated((2, 2, 1), "powersgd:2"), replicated((3, 1, 1), "topk:0.1")),
-    "stages": (replicated((2, 2, 1), "bf16"), replicated((2, 1, 2), "sign")),
+    "whole again": (replicated((2, 2, 1), "powersgd:2"), replicated((2, 1, 1), "topk:0.1")),
     "sharded slices": (sharded((2, 2, 1), ZeROStage.STAGE3), replicated((2, 1, 2), "int8")),
+    "slices": (replicated((2, 1, 1), "topk:0.1"), replicated((2, 2, 1), "int8")),
+    "stages": (replicated((2, 2, 1), "bf16"), replicated((2, 1, 2), "sign")),
 }
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", first(4, MOVES))
 async def test_another_layout_makes_up_for_what_gradients_lack(move: str, tmp_path: Path) -> None:
-    first, second = MOVES[move]
-    async with running(MODEL, first) as ranks:
+    saved, loaded = MOVES[move]
+    async with running(MODEL, saved) as ranks:
         for _ in range(BEFORE):
             await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         expected = lacking_in(ranks)
-    async with running(MODEL, second) as ranks:
+    async with running(MODEL, loaded) as ranks:
         await every(ranks, lambda one: one.load(tmp_path))
         assert {one.steps for one in ranks.all} == {BEFORE}
         assert_same_lacking(lacking_in(ranks), expected)

@@ -82,7 +82,7 @@ async def test_two_slices_send_exactly_that() -> None:
 @pytest.mark.parametrize("pp", [2, 4])
 async def test_stages_send_activations_and_their_gradients_once_per_boundary_and_micro_batch(pp: int) -> None:
     micro_batches = 4
-    config = make_config(1, 1, pp, micro_batches=micro_batches)
+    config = make_config(1, 1, pp, layers=4, micro_batches=micro_batches)
     async with running(replace(MODEL, layers=4), config) as ranks:
         results = await outcomes_of(ranks.start())
     one_way = ROWS * MODEL.length * MODEL.features * BYTES
