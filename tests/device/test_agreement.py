@@ -15,6 +15,7 @@ from asyncpar.errors import OperationMismatch, PeerCancelled
 from asyncpar.testing.collectives import CommunicatorConformance
 from asyncpar.testing.device_worlds import OnDevices, device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
+from tests.soak import chosen
 
 
 class TestOnDevicesOfOneHost(CommunicatorConformance):
@@ -47,7 +48,7 @@ async def test_the_records_go_through_shared_memory() -> None:
         assert [sent(comm) for comm in comms] == messages
 
 
-@pytest.mark.parametrize("turns", [*range(10), 15, 25, 50])
+@pytest.mark.parametrize("turns", chosen([0, 1, 2, 4, 7, 10, 25], soak=[*range(10), 15, 25, 50]))
 async def test_a_call_that_is_cancelled_at_any_point_ends_on_all_ranks_and_the_group_goes_on(turns: int) -> None:
     cluster = FakeCluster(seed=turns)
     async with device_world(3, cluster=cluster, transport="shm") as nodes:
@@ -71,7 +72,7 @@ async def test_a_call_that_is_cancelled_at_any_point_ends_on_all_ranks_and_the_g
 
 async def test_a_root_that_does_not_need_a_cancelled_rank_goes_on_with_it() -> None:
     """The root of a broadcast may be through when another rank is cancelled, which never launches it."""
-    for turns in range(14):
+    for turns in range(0, 14, chosen(3, soak=1)):
         cluster = FakeCluster(seed=turns)
         async with device_world(2, cluster=cluster) as nodes:
             comms: list[Any] = [node.world for node in nodes]

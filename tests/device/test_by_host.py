@@ -19,6 +19,7 @@ from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
 from tests.products import sampled
+from tests.soak import chosen
 
 HOSTS = ("a", "a", "b", "b")
 
@@ -66,7 +67,7 @@ async def test_all_reduce_goes_by_host_where_nccl_has_no_route(
         assert cluster.allocations == len(given) + len(copies), "pinned memory is given back"
 
 
-@pytest.mark.parametrize("root", range(4))
+@pytest.mark.parametrize("root", chosen([0, 3], soak=range(4)))
 async def test_broadcast_goes_by_host(root: int) -> None:
     cluster = FakeCluster(seed=root)
     async with two_hosts(cluster) as nodes:
@@ -125,7 +126,7 @@ async def test_what_has_no_way_by_host_is_not_pinned_to_it() -> None:
             await nodes[1].world.all_gather(x)
 
 
-@pytest.mark.parametrize("turns", [*range(0, 60, 3), 80, 150])
+@pytest.mark.parametrize("turns", [*range(0, 60, chosen(9, soak=3)), 80, 150])
 async def test_cancelled_and_lost_ranks_end_it_on_all_ranks(turns: int) -> None:
     cluster = FakeCluster(seed=turns)
     async with two_hosts(cluster) as nodes:
@@ -150,7 +151,7 @@ async def test_cancelled_and_lost_ranks_end_it_on_all_ranks(turns: int) -> None:
                 assert error.rank == 3
 
 
-@pytest.mark.parametrize("turns", range(0, 40, 2))
+@pytest.mark.parametrize("turns", range(0, 40, chosen(6, soak=2)))
 async def test_a_rank_that_is_cancelled_on_the_way_through_the_host_ends_it_on_all_ranks(turns: int) -> None:
     cluster = FakeCluster(seed=turns)
     async with device_world(3, cluster=cluster, pin="all_reduce@staged") as nodes:

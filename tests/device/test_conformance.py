@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from typing import ClassVar, cast
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.testing.collectives import CommunicatorConformance
 from asyncpar.testing.device_worlds import OnDevices, device_world
 from asyncpar.testing.fake_devices import FakeCluster
+from tests.collectives.sampled_sizes import OfSampledSizes
 from tests.soak import chosen
 
 
-class TestOnDevices(CommunicatorConformance):
+class TestOnDevices(OfSampledSizes):
+    out_of = 2
     sizes: ClassVar[Sequence[int]] = chosen((1, 2, 5), soak=(1, 2, 3, 4, 5, 6, 7, 8))
 
     @asynccontextmanager

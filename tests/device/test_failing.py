@@ -15,6 +15,8 @@ from asyncpar.node import Node
 from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
+from tests.products import in_turn
+from tests.soak import chosen
 
 Nodes = tuple[Node, ...]
 
@@ -45,7 +47,7 @@ def fake_comm(fabric: FakeFabric) -> Any:
     return next(iter(fabric.cluster_communicators))
 
 
-@pytest.mark.parametrize("turns", [*range(12), 20, 40, 80])
+@pytest.mark.parametrize("turns", [*range(0, 12, chosen(2, soak=1)), 20, 80])
 async def test_a_call_that_is_cancelled_at_any_point_ends_on_all_ranks_and_the_group_goes_on(turns: int) -> None:
     cluster = FakeCluster(seed=turns)
     async with device_world(3, cluster=cluster) as nodes:
@@ -115,8 +117,7 @@ async def test_a_lost_rank_ends_what_runs_and_is_named(ticks: int) -> None:
             assert "all_reduce #2" in str(error)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "shm"])
-@pytest.mark.parametrize("revokes", [False, True])
+@pytest.mark.parametrize(("transport", "revokes"), in_turn(["inproc", "shm"], [False, True]))
 async def test_survivors_shrink_their_communicator_and_go_on(revokes: bool, transport: str) -> None:
     cluster = FakeCluster(seed=1)
     made = fabrics(cluster, 3)

@@ -15,6 +15,7 @@ from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeCommunicator, FakeFabric
 from tests.products import in_turn
+from tests.soak import chosen
 
 COUNT = 20_000
 """More than 64 KiB of float32."""
@@ -67,7 +68,7 @@ async def test_messages_between_devices_go_by_nccl(transport: str, enqueued: lis
         assert "recv of device arrays  nccl" in left.algorithm_table()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(chosen(3, soak=8)))
 async def test_the_receiver_orders_messages_of_many_tags(seed: int) -> None:
     """Sends and receives are called in other orders on the two ranks: NCCL alone would hang or mix them up."""
     cluster = FakeCluster(seed=seed, longest_delay=20)
@@ -168,7 +169,9 @@ async def test_what_differs_is_found_before_anything_is_enqueued(enqueued: list[
         await exchange(cluster, left, right)
 
 
-@pytest.mark.parametrize(("turns", "rank", "is_used"), in_turn([*range(14), 20, 30, 60], [0, 1], [False, True, True]))
+@pytest.mark.parametrize(
+    ("turns", "rank", "is_used"), in_turn([*range(0, 14, chosen(3, soak=1)), 20, 60], [0, 1], [False, True, True])
+)
 async def test_a_message_that_is_cancelled_at_any_point_ends_on_both_ranks(
     turns: int, rank: int, is_used: bool
 ) -> None:
@@ -203,8 +206,7 @@ async def test_a_message_that_is_cancelled_at_any_point_ends_on_both_ranks(
             await exchange(cluster, left, right)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("ticks", [0, 3, 10, 100])
+@pytest.mark.parametrize(("ticks", "rank"), in_turn([0, 3, 10, 100], [0, 1]))
 async def test_a_lost_rank_ends_the_message_and_is_named(ticks: int, rank: int) -> None:
     cluster = FakeCluster(seed=ticks)
     made = [FakeFabric(cluster, visible=[number]) for number in range(2)]
@@ -308,7 +310,7 @@ async def test_messages_of_a_group_that_is_closed_free_their_communicators() -> 
             assert not any(fabric.cluster_communicators for fabric in made)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(chosen(2, soak=5)))
 async def test_a_message_comes_after_what_the_streams_of_its_arrays_hold(seed: int) -> None:
     cluster = FakeCluster(seed=seed, longest_delay=300)
     async with device_world(2, cluster=cluster) as nodes:

@@ -16,6 +16,7 @@ from asyncpar.testing.device_worlds import device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.testing.fake_fabric import FakeFabric
 from tests.products import in_turn
+from tests.soak import chosen
 
 HOSTS = ("a", "a", "b", "b")
 TROUBLES = ("fail", "hang", "fail at first use", "hang at first use")
@@ -51,8 +52,7 @@ def check(found: list[Any], value: float = 10.0) -> None:
         np.testing.assert_array_equal(result.get(), value)
 
 
-@pytest.mark.parametrize("at", [0, 2])
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(("trouble", "at"), in_turn(TROUBLES, [0, 2]))
 async def test_without_one_all_ranks_go_by_host_and_say_why_once(
     trouble: str, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,8 +106,7 @@ async def test_nccl_that_is_pinned_is_refused_on_all_ranks() -> None:
         check(await asyncio.gather(*calls), 2.0)
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("trouble", ["", *TROUBLES])
+@pytest.mark.parametrize(("trouble", "is_known"), in_turn(["", *TROUBLES], [False, True]))
 async def test_messages_between_hosts_find_out_too(trouble: str, is_known: bool) -> None:
     cluster = FakeCluster(seed=2)
     async with two_hosts(cluster, trouble) as (comms, made):
@@ -124,7 +123,9 @@ async def test_messages_between_hosts_find_out_too(trouble: str, is_known: bool)
         assert new == ([0] * 4 if is_known and trouble else [0, 1, 1, 0])
 
 
-@pytest.mark.parametrize(("turns", "trouble"), in_turn([*range(0, 30, 3), 45, 80], ["", "fail", "hang"]))
+@pytest.mark.parametrize(
+    ("turns", "trouble"), in_turn([*range(0, 30, chosen(6, soak=3)), 45, 80], ["", "fail", "hang"])
+)
 async def test_a_call_that_is_cancelled_while_it_is_found_out_ends_on_all_ranks(turns: int, trouble: str) -> None:
     cluster = FakeCluster(seed=turns)
     async with two_hosts(cluster, trouble, timeout=5.0) as (comms, _):
@@ -138,8 +139,10 @@ async def test_a_call_that_is_cancelled_while_it_is_found_out_ends_on_all_ranks(
         check(await sums(cluster, comms))
 
 
-@pytest.mark.parametrize(("turns", "trouble"), [(3, ""), (12, ""), (40, ""), (12, "hang")])
-@pytest.mark.parametrize("lost", [0, 3])
+@pytest.mark.parametrize(
+    ("turns", "trouble", "lost"),
+    [(*moment, lost) for moment, lost in in_turn([(3, ""), (12, ""), (40, ""), (12, "hang")], [0, 3])],
+)
 async def test_a_rank_that_is_lost_while_it_is_found_out_is_named(turns: int, lost: int, trouble: str) -> None:
     cluster = FakeCluster(seed=turns)
     made = [FakeFabric(cluster, visible=[place], host=host) for place, host in enumerate(HOSTS)]

@@ -283,7 +283,7 @@ async def test_stages_on_the_host_of_some_ranks_are_refused_on_all() -> None:
             for node, stage in zip(nodes, stages, strict=True)
         ]
         inputs = [FakeDeviceArray.of(cluster, np.ones(3))] * MICRO_BATCHES
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             found = await asyncio.gather(*(one.run(inputs, inputs) for one in executors), return_exceptions=True)
         for error in found:
             assert isinstance(error, SettingsDiffer)
@@ -304,7 +304,7 @@ async def test_device_arrays_of_a_stage_of_the_host_and_strided_ones_end_the_run
                 for node, stage in zip(nodes, (first, last), strict=True)
             ]
             inputs = [FakeDeviceArray.of(cluster, np.ones((2, 3)))] * MICRO_BATCHES
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 mine, other = await asyncio.gather(
                     *(one.run(inputs, inputs) for one in executors), return_exceptions=True
                 )
