@@ -112,7 +112,7 @@ async def test_the_other_rank_is_told_why(name: str, transport: str) -> None:
 
 
 async def test_the_sender_of_a_large_message_is_told_why() -> None:
-    async with local_world(2) as nodes, asyncio.timeout(20):
+    async with local_world(2) as nodes, asyncio.timeout(30):
         zero, one = (node.world for node in nodes)
         sending = asyncio.ensure_future(zero.send(np.ones(1_000_000), 1))
         with pytest.raises(ValueError, match="receives"):

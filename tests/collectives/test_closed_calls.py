@@ -38,5 +38,5 @@ async def test_it_is_not_said_to_have_been_forgotten(
             with pytest.raises(PeerCancelled, match="rank 1 failed in it: it was called there, but never awaited"):
                 await call(communicator)
 
-    async with local_world(2, transport=transport) as nodes, asyncio.timeout(20):
+    async with local_world(2, transport=transport) as nodes, asyncio.timeout(30):
         await asyncio.gather(*(main(node.world) for node in nodes))

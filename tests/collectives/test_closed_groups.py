@@ -126,7 +126,7 @@ async def test_a_keyed_group_that_was_closed_is_made_anew_and_leaves_nothing(ope
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize(("transport", "count"), [("inproc", chosen(100, soak=2000)), ("shm", chosen(100, soak=300))])
+@pytest.mark.parametrize(("transport", "count"), [("inproc", chosen(50, soak=2000)), ("shm", chosen(50, soak=300))])
 async def test_memory_stays_the_same_over_many_groups(transport: str, count: int, closes: bool) -> None:
     async def use(world: Communicator, rounds: int) -> None:
         for _ in range(rounds):

@@ -21,7 +21,7 @@ def test_uses_are_counted_exactly_also_of_names_that_were_packed_away() -> None:
 
 
 def test_very_many_keys_take_twelve_bytes_each() -> None:
-    ledger, count = GroupLedger(), chosen(40_000, soak=200_000)
+    ledger, count = GroupLedger(), chosen(20_000, soak=200_000)
     for number in range(5_000):
         ledger.allot_keyed(f"before {number}", ())
     tracemalloc.start()

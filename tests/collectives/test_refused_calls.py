@@ -34,7 +34,7 @@ async def test_later_calls_of_all_ranks_meet_again(transport: str, key: str | No
                 results.append(str(error))
         return results
 
-    async with local_world(3, transport=transport) as nodes, asyncio.timeout(20):
+    async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
         for rank, results in enumerate(await asyncio.gather(*(main(node.world) for node in nodes))):
             assert [results[number] for number in (0, 1, 3, 5)] == [0.0, 3.0, 9.0, 15.0]
             reason = "x: expected a numpy array, got list; pass np.asarray(x)"
@@ -79,7 +79,7 @@ async def test_a_call_from_another_thread_has_its_place_before_the_next_call_eve
         "all_gather_object": lambda c: c.all_gather_object(1, key=key),
     }
     call = calls[name]
-    async with local_world(2, transport=transport) as nodes, asyncio.timeout(20):
+    async with local_world(2, transport=transport) as nodes, asyncio.timeout(30):
         zero, one = (node.world for node in nodes)
         for _ in range(4):  # then small ones take the quick way
             await asyncio.gather(zero.all_reduce(np.ones(1)), one.all_reduce(np.ones(1)))

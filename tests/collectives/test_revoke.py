@@ -17,6 +17,7 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.testing import local_world, run_virtual
 from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
+from tests.products import in_turn
 
 Call = Callable[[Communicator], Coroutine[Any, Any, Any]]
 
@@ -50,7 +51,7 @@ def check(error: object, *, by: int = 2, rank: int = 2) -> None:
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm", "grpc"])
 async def test_every_operation_ends_on_every_rank(transport: str) -> None:
-    async with local_world(3, transport=transport) as nodes, asyncio.timeout(20):
+    async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
         for name, call in OPERATIONS.items():
             groups = [node.world.subgroup(range(3), name=name) for node in nodes]
             zero, one, two = (group for group in groups if group is not None)
@@ -72,7 +73,7 @@ async def test_every_operation_ends_on_every_rank(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
 async def test_operations_that_were_called_and_not_awaited_end_too(transport: str) -> None:
-    async with local_world(2, transport=transport) as nodes, asyncio.timeout(20):
+    async with local_world(2, transport=transport) as nodes, asyncio.timeout(30):
         await asyncio.gather(*(node.world.all_reduce(np.ones(2)) for node in nodes))
         zero, one = (node.world for node in nodes)
         calls = [zero.all_reduce(np.ones(2)), zero.all_reduce(np.ones(1 << 18)), zero.recv(1)]
@@ -168,8 +169,7 @@ def test_the_rank_that_the_reason_names_is_blamed(open_ranks: OpenRanks) -> None
     run_virtual(main())
 
 
-@pytest.mark.parametrize("size", [4, 36])
-@pytest.mark.parametrize("told", [1, 2])
+@pytest.mark.parametrize(("size", "told"), in_turn([4, 36], [1, 2]))
 def test_the_news_reaches_all_although_the_rank_that_revokes_dies_amid_it(
     open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch, size: int, told: int
 ) -> None:
@@ -266,7 +266,7 @@ def test_a_revocation_that_does_not_fit_its_frame_is_refused() -> None:
 
 async def test_a_slow_reader_of_a_revoked_ranks_memory_sees_that_it_was_abandoned() -> None:
     """Rank 1 may still be in the middle of the array of rank 0, which writes into it when its operation has ended."""
-    async with local_world(2, transport="shm") as nodes, asyncio.timeout(20):
+    async with local_world(2, transport="shm") as nodes, asyncio.timeout(30):
         zero, one = (node.world for node in nodes)
         arrays = [comm.empty(1 << 18, np.float64) for comm in (zero, one)]
         await asyncio.gather(

@@ -34,7 +34,7 @@ def test_a_loss_before_an_operation_is_an_error_and_recovery_leads_on(open_ranks
             ranks.kill(1)
 
             async def operate(comm: Communicator) -> None:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(30):
                     await OPERATIONS[name](comm)
                     await comm.barrier()
 
@@ -187,7 +187,7 @@ def test_one_after_the_other_dies_until_one_is_left(open_ranks: OpenRanks, seed:
                 ranks.kill(victim)
                 doomed = tasks.pop(victim)
                 del groups[victim]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(30):
                     outcomes = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
                 doomed.cancel()
                 await asyncio.gather(doomed, return_exceptions=True)

@@ -32,7 +32,7 @@ from asyncpar.collectives.fault_tolerance.messages import (
 from asyncpar.errors import ProtocolError
 from tests.soak import chosen, is_soak
 
-SEEDS = chosen(1_500, soak=20_000)
+SEEDS = chosen(800, soak=20_000)
 
 
 class Network:
@@ -146,7 +146,7 @@ def test_every_rank_may_die_after_every_message(size: int) -> None:
     for count in range(1, size):
         for places in itertools.combinations(range(size), count):
             few = count < 3 and (size < 5 or count < 2 or is_soak())
-            most = range(3 * size) if few else range(0, 3 * size, chosen(4, soak=2))
+            most = range(3 * size) if few else range(0, 3 * size, chosen(5, soak=2))
             for points in itertools.product(most, repeat=count):
                 for ranks in (range(3, 3 + size), range(2 + size, 2, -1)):
                     network = Network(size, dict(zip(places, points, strict=True)))

@@ -18,7 +18,7 @@ from asyncpar.net.arena.directory import NOTHING
 from asyncpar.node import Node
 from asyncpar.testing import local_world
 from tests.collective_engines import engine_of
-from tests.collectives.sampled_sizes import InSharedWorlds, OfSampledSizes
+from tests.collectives.sampled_sizes import InSharedWorlds
 from tests.soak import chosen, is_soak
 
 PIN = "all_reduce:0-inf@hierarchical"
@@ -26,7 +26,7 @@ LAYOUTS = ("aabb", "aaabb", "abab", "aab", "aabbbc", "aabbccc", "aaaa", "abc")
 """Which host each rank is on."""
 
 
-class TestTwoHosts(OfSampledSizes):
+class TestTwoHosts(InSharedWorlds):
     out_of = 2
     sizes: ClassVar[Sequence[int]] = (4, 5)
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -28,9 +29,14 @@ SIZES = (1, 40_000, 700_000)
 """Elements of float64: at once, at once, and in chunks."""
 
 
-@pytest.fixture(autouse=True, params=["poll", "doorbell"])
+WAITS = ("poll", "doorbell")
+
+
+@pytest.fixture(autouse=True, params=chosen([None], soak=WAITS), ids=chosen(["by turns"], soak=WAITS))
 def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASYNCPAR_ARENA_WAIT", request.param)
+    """Ranks wait in one of two ways, which tests and their parameters share out; with ``--soak`` in both."""
+    by_turns = WAITS[crc32(request.node.name.encode()) % len(WAITS)]
+    monkeypatch.setenv("ASYNCPAR_ARENA_WAIT", request.param or by_turns)
 
 
 @pytest.fixture
