@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.pipeline import InvalidSchedule, Message, PipelineOp, PipelineSchedule, check_blocking
 from tests.pipeline.schedules import built_in_schedules, changed, reordered
+from tests.soak import chosen
 
-MANY = settings(max_examples=40, deadline=None)
+MANY = settings(max_examples=chosen(20, soak=40), deadline=None)
 PAIR = PipelineSchedule(num_stages=2, num_microbatches=2, schedule_type=Type.ONE_FORWARD_ONE_BACKWARD)
 
 

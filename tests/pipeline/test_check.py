@@ -19,8 +19,9 @@ from asyncpar.pipeline import (
     simulate,
 )
 from tests.pipeline.schedules import HandMade, backward, built_in_schedules, forward, reordered
+from tests.soak import chosen
 
-MANY = settings(max_examples=40, deadline=None)
+MANY = settings(max_examples=chosen(20, soak=40), deadline=None)
 
 
 def refused(schedule: HandMade) -> InvalidSchedule:

@@ -19,9 +19,10 @@ from asyncpar.pipeline import (
     write_schedule,
 )
 from tests.pipeline.schedules import built_in_schedules, cells_of
+from tests.soak import chosen
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules())
 def test_every_schedule_survives_the_way_through_a_file(schedule: PipelineSchedule) -> None:
     read = parse_schedule(format_schedule(schedule))
@@ -152,7 +153,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 CELLS = st.from_regex(r"[0-2][FBIW][0-2]", fullmatch=True) | st.text(max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=chosen(40, soak=100), deadline=None)
 @given(st.text() | st.lists(st.lists(CELLS, max_size=6).map(",".join), max_size=3).map("\n".join))
 def test_any_text_is_a_schedule_that_can_run_or_a_usage_error_that_names_it(text: str) -> None:
     assert outcome(text) == "runs" or "schedule: " in outcome(text)

@@ -21,7 +21,7 @@ from tests.zero.replicas import PATIENCE, on_all, outcomes, whole_values
 
 STAGES = list(ZeROStage)
 SHAPES: dict[str, tuple[int, ...]] = {"table": (40, 9), "weight": (700,), "bias": (7,)}
-STEPS, RATE, RANKS = chosen(25, soak=50), 0.1, 3
+STEPS, RATE, RANKS = chosen(15, soak=50), 0.1, 3
 
 
 @asynccontextmanager

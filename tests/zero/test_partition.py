@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.zero.partition import Partition, Spec, make_partition, own_in_row, pack_own, pack_rows, unpack_rows
+from tests.soak import chosen
 
 SINGLE, HALF = np.dtype(np.float32), np.dtype(np.float16)
 
@@ -86,6 +87,7 @@ def test_dtypes_have_buckets_of_their_own_in_the_order_of_their_last_parameters(
     assert contents(make_partition(specs, 2)) == [[3, 1], [2, 0]]
 
 
+@settings(max_examples=chosen(40, soak=100))
 @given(shapes=SHAPES, size=st.integers(1, 5), bucket=st.integers(1, 200), most=st.integers(1, 60))
 def test_buckets_hold_every_value_once_and_no_more_than_they_may(
     shapes: list[tuple[list[int], np.dtype[Any]]], size: int, bucket: int, most: int
@@ -107,6 +109,7 @@ def test_buckets_hold_every_value_once_and_no_more_than_they_may(
         assert partition.buckets_of(index) == tuple(b.index for b in partition.buckets if index in b.parameters)
 
 
+@settings(max_examples=chosen(40, soak=100))
 @given(shapes=SHAPES, size=st.integers(1, 4), most=st.integers(1, 30))
 def test_rows_are_what_owners_have(shapes: list[tuple[list[int], np.dtype[Any]]], size: int, most: int) -> None:
     specs = specs_of(shapes)

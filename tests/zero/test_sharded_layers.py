@@ -197,9 +197,12 @@ async def test_prefetching_stays_within_the_memory_allowed() -> None:
             await on_all(made, lambda replica: replica.run(0))
             return made[0].engine.memory_stats().transient_peak
 
-    # how far prefetching gets ahead depends on when threads run: one of some runs shows that it would take more
-    assert max([await peak(1024) for _ in range(8)]) > room
-    assert max([await peak(room / 2**20) for _ in range(4)]) <= room
+    for _ in range(100):  # how far prefetching gets ahead depends on when threads run
+        if await peak(1024) > room:
+            break
+    else:
+        raise AssertionError(f"no run took more than {room} bytes, though there was room")
+    assert max([await peak(room / 2**20) for _ in range(3)]) <= room
 
 
 async def test_a_layer_that_does_not_fit_is_refused_on_all_ranks() -> None:

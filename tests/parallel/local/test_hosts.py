@@ -201,7 +201,7 @@ async def test_a_first_rank_that_fails_tells_its_host_why_and_the_next_round_wor
         assert (digests == digests[0]).all()
         return causes
 
-    async with local_world(3, transport=transport) as nodes, asyncio.timeout(20):
+    async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
         own, *others = await on_all(nodes, main)
     assert own == ["its own"] * 20
     assert all(cause.startswith(f"rank 0: {told}") for causes in others for cause in causes), others

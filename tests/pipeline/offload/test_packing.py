@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from asyncpar.pipeline.offload.packing import take_apart
+from tests.soak import chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ def test_an_array_of_any_kind_comes_back(array: Any) -> None:
     assert back.flags.writeable == array.flags.writeable
 
 
+@settings(max_examples=chosen(40, soak=100))
 @given(hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_side=0)))
 def test_an_array_of_any_dtype_and_shape_comes_back(array: Any) -> None:
     same_bits(again({"array": array})["array"], array)
@@ -115,6 +117,7 @@ def check_same(one: Any, other: Any) -> None:
         assert one == other
 
 
+@settings(max_examples=chosen(30, soak=100))
 @given(VALUES)
 def test_any_nesting_comes_back(value: Any) -> None:
     check_same(again(value), value)

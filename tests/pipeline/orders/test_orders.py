@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.pipeline import OperationKind, PipelineSchedule, simulate
 from tests.pipeline.schedules import Golden, built_in_schedules, cells_of, goldens
+from tests.soak import chosen
 
 F, B, I, W = (  # noqa: E741
     OperationKind.FORWARD,
@@ -73,7 +74,7 @@ def test_round_robin_does_one_micro_batch_at_a_time() -> None:
     assert cells(Type.ROUND_ROBIN, 1, micro_batches=2, chunks=2) == "1F0 3F0 3B0 1B0 1F1 3F1 3B1 1B1"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.ONE_FORWARD_ONE_BACKWARD]))
 def test_interleaved_with_one_chunk_is_one_f1b(one_f1b: PipelineSchedule) -> None:
     interleaved = PipelineSchedule(
@@ -85,7 +86,7 @@ def test_interleaved_with_one_chunk_is_one_f1b(one_f1b: PipelineSchedule) -> Non
     assert interleaved.digest() == one_f1b.digest()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=chosen(40, soak=100), deadline=None)
 @given(built_in_schedules())
 def test_every_stage_passes_every_micro_batch_forward_and_backward_once(schedule: PipelineSchedule) -> None:
     done = Counter(
@@ -100,28 +101,28 @@ def test_every_stage_passes_every_micro_batch_forward_and_backward_once(schedule
             assert kinds in ({F, B}, {F, I, W})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=chosen(40, soak=100), deadline=None)
 @given(built_in_schedules())
 def test_all_types_of_all_sizes_can_be_run(schedule: PipelineSchedule) -> None:
     simulation = simulate(schedule)
     assert simulation.ideal == 3 * schedule.num_microbatches * schedule.num_model_chunks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.ONE_FORWARD_ONE_BACKWARD]))
 def test_one_f1b_keeps_no_more_than_ranks_that_are_left(schedule: PipelineSchedule) -> None:
     p, m = schedule.num_stages, schedule.num_microbatches
     assert simulate(schedule).peak_in_flight == tuple(min(p - rank, m) for rank in range(p))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.SEQUENTIAL, Type.GPIPE]))
 def test_schedules_of_two_phases_keep_everything(schedule: PipelineSchedule) -> None:
     kept = schedule.num_microbatches * schedule.num_model_chunks
     assert simulate(schedule).peak_in_flight == (kept,) * schedule.num_stages
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.ROUND_ROBIN]))
 def test_round_robin_keeps_one_micro_batch_and_idles_all_but_one_rank(schedule: PipelineSchedule) -> None:
     simulation = simulate(schedule)
@@ -129,7 +130,7 @@ def test_round_robin_keeps_one_micro_batch_and_idles_all_but_one_rank(schedule: 
     assert simulation.bubble_fraction == pytest.approx((schedule.num_stages - 1) / schedule.num_stages)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.INTERLEAVED_ONE_F1B, Type.ZERO_BUBBLE], least_micro_batches=6))
 def test_the_bubble_is_the_least_also_where_micro_batches_are_no_multiple_of_ranks(schedule: PipelineSchedule) -> None:
     simulation = simulate(schedule)
@@ -137,7 +138,7 @@ def test_the_bubble_is_the_least_also_where_micro_batches_are_no_multiple_of_ran
     assert simulation.makespan - simulation.ideal == per_rank * (schedule.num_stages - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.ZBV, Type.DUALPIPE_V], least_micro_batches=12))
 def test_v_shaped_schedules_lose_one_step_per_rank_and_keep_equally_much(schedule: PipelineSchedule) -> None:
     simulation = simulate(schedule)
@@ -146,7 +147,7 @@ def test_v_shaped_schedules_lose_one_step_per_rank_and_keep_equally_much(schedul
     assert simulation.peak_in_flight == (2 * p + (schedule.schedule_type is Type.DUALPIPE_V),) * p
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=chosen(20, soak=40), deadline=None)
 @given(built_in_schedules(types=[Type.ZERO_BUBBLE]), st.integers(1, 4))
 def test_zero_bubble_keeps_no_more_than_one_group_of_micro_batches_per_chunk(
     schedule: PipelineSchedule, groups: int
