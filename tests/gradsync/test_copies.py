@@ -19,8 +19,9 @@ from tests.gradsync.worlds import Rank, assert_right, compressed, draw_and_synch
 from tests.soak import chosen, is_soak
 
 STEPS = chosen(2, soak=3)
-SAMPLE = 13
-FACTORIZATIONS = ((2, 2, 1), (3, 2, 1), (4, 2, 1), (2, 1, 2), (3, 1, 3), (4, 1, 3), (2, 2, 2), (3, 2, 2))
+SAMPLE, SEED = 8, 21714
+SMALL = ((2, 2, 1), (3, 2, 1), (2, 1, 2), (3, 1, 3), (2, 2, 2))
+FACTORIZATIONS = chosen(SMALL, soak=(*SMALL, (4, 2, 1), (4, 1, 3), (3, 2, 2)))
 CODECS = ("none", "bf16", "int8", "topk:0.25+int8", "randomk:0.5", "powersgd:2", "auto")
 HOSTS = ("one", "each", "pairs", "threes", "fours", "uneven")
 TRANSPORTS = ("inproc", "inproc", "launched")
@@ -55,7 +56,7 @@ def cases() -> list[Case]:
     if is_soak():
         return everything
     weights = [3 if case.transport == "inproc" else 1 for case in everything]  # sockets take longer
-    return list(dict.fromkeys(random.Random(9).choices(everything, weights, k=SAMPLE)))
+    return list(dict.fromkeys(random.Random(SEED).choices(everything, weights, k=SAMPLE)))
 
 
 REPORTED = (

@@ -66,7 +66,7 @@ async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, 
         async with parallel_world(dp, tp, pp, compression=compressed(codec), when_not_finite=policy) as ranks:
             await draw_and_synchronize(ranks)
             number, has_split = 0, False
-            for turns in range(1 + 10 * place, 120, chosen(30, soak=11)):
+            for turns in range(1 + 10 * place, 120, chosen(50, soak=11)):
                 number += 2
                 for rank in ranks:
                     rank.draw(number)
@@ -87,7 +87,7 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
     hosts = ["a", "b", "b", "a", "c"]
     async with parallel_world(5, hosts=hosts, parallelism=parallelism, compression=compressed(codec)) as ranks:
         await draw_and_synchronize(ranks)
-        for number in range(1, 20, chosen(3, soak=1)):
+        for number in range(1, 20, chosen(6, soak=1)):
             for rank in ranks:
                 rank.draw(number)
             failed = [result is not None for result in await cancel_after(ranks, number % 5, 1 + 5 * number)]
@@ -105,7 +105,7 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
 async def test_a_rank_may_be_cancelled_while_auto_is_measured(
     dp: int, tp: int, pp: int, hosts: str, culprit: int
 ) -> None:
-    for turns in (*range(1, 60, chosen(27, soak=6)), *range(60, 1000, chosen(480, soak=120))):
+    for turns in (*range(1, 60, chosen(40, soak=6)), *range(60, 1000, chosen(480, soak=120))):
         async with parallel_world(dp, tp, pp, hosts=list(hosts), compression=compressed("auto")) as ranks:
             failed = [result is not None for result in await cancel_after(ranks, culprit, turns)]
             await settle(ranks, 1, may_disagree=any(failed) and not all(failed))
@@ -117,7 +117,7 @@ async def test_one_rank_may_refuse_a_step_in_which_another_is_cancelled(dp: int,
     """A rank that is cancelled while it hears of the refusal does not know that the others begin anew."""
     async with parallel_world(dp, tp, pp) as ranks:
         await draw_and_synchronize(ranks)
-        for number, turns in enumerate(range(1, 40, chosen(8, soak=3))):
+        for number, turns in enumerate(range(1, 40, chosen(13, soak=3))):
             tasks = [asyncio.ensure_future(refuse_or_step(rank, refuses=rank.node.rank == 1)) for rank in ranks]
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -145,8 +145,7 @@ async def settle(ranks: Sequence[Rank], number: int, *, may_disagree: bool) -> N
         await draw_and_synchronize(ranks, number)
 
 
-@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
-@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize(("dp", "tp", "pp", "place"), [(*shape, place) for shape, place in in_turn(SHAPES, [0, -1])])
 async def test_a_block_that_raises_fails_the_step_on_all_ranks(dp: int, tp: int, pp: int, place: int) -> None:
     async with parallel_world(dp, tp, pp) as ranks:
         culprit = range(len(ranks))[place]
@@ -157,7 +156,7 @@ async def test_a_block_that_raises_fails_the_step_on_all_ranks(dp: int, tp: int,
                     step.ready(next(iter(rank.model.parameters())).name)
                     raise ZeroDivisionError
 
-        for _ in range(3):
+        for _ in range(chosen(2, soak=3)):
             before = [rank.model.gradients() for rank in ranks]
             errors = await on_all_failing(ranks, main)
             for rank, error, gradients in zip(ranks, errors, before, strict=True):
@@ -213,8 +212,10 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(absent: int) -> None:
     assert all(f"rank {absent}" in str(error) for error in errors)
 
 
-@pytest.mark.parametrize(("milliseconds", "seconds"), [(2_000, 2.0), (None, 300.0)])
-@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 1, 1), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("milliseconds", "seconds", "dp", "tp", "pp"),
+    [(*time, *shape) for time, shape in in_turn([(2_000, 2.0), (None, 300.0)], [(2, 1, 1), (2, 2, 1)])],
+)
 def test_the_time_is_that_of_the_configuration_or_else_of_the_communicator(
     dp: int, tp: int, pp: int, milliseconds: int | None, seconds: float
 ) -> None:

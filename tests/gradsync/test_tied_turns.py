@@ -50,5 +50,5 @@ async def test_tied_tensors_may_be_registered_in_any_order(dp: int, tp: int, pp:
                 tie = gradient.placement.tied
                 assert (gradient.grad == (5.0 if tie is None else 2.0 * (TIES.index(tie) + 1.0))).all()
 
-    async with local_world(config.world_size) as nodes, asyncio.timeout(20.0):
+    async with local_world(config.world_size) as nodes, asyncio.timeout(30):
         await asyncio.gather(*map(main, nodes))

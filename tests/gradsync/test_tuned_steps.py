@@ -22,7 +22,9 @@ from tests.gradsync.worlds import (
     synchronize_all,
 )
 from tests.products import in_turn
+from tests.soak import chosen
 
+STEPS = chosen(12, soak=24)
 EAGER = TuningConfig(budget=0.5, bucket_sizes_mb=(0.0002, 1.0), segments=("4k", "64k"))
 
 
@@ -36,7 +38,7 @@ def tables_of(ranks: Sequence[Rank]) -> set[str]:
 )
 async def test_every_step_is_right_whatever_is_tried(codec: str, hosts: list[str]) -> None:
     async with parallel_world(3, hosts=hosts, tuning=EAGER, compression=compressed(codec)) as ranks:
-        for step in range(24):
+        for step in range(STEPS):
             await draw_and_synchronize(ranks, step)
             assert len(tables_of(ranks)) == 1
             assert_copies_equal(ranks)
@@ -44,7 +46,7 @@ async def test_every_step_is_right_whatever_is_tried(codec: str, hosts: list[str
                 for rank in ranks:
                     assert_right(rank, step=step)
         (table,) = tables_of(ranks)
-        assert "24 steps" in table
+        assert f"{STEPS} steps" in table
 
 
 async def test_ranks_try_other_choices_and_send_nothing_more_to_agree() -> None:

@@ -23,7 +23,7 @@ from tests.multinode.worlds import (
     on_all_failing,
     train_alone,
 )
-from tests.products import sampled
+from tests.products import in_turn, sampled
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
 
@@ -89,8 +89,7 @@ def test_a_backward_pass_that_fails_ends_the_step_on_all_ranks_and_the_next_one_
     run_virtual(main())
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("culprit", [0, 1, 3])
+@pytest.mark.parametrize(("culprit", "stage"), in_turn([0, 1, 3], STAGES))
 def test_a_rank_that_is_cancelled_ends_the_step_on_all_ranks_and_the_next_one_works(
     culprit: int, stage: ZeROStage
 ) -> None:
@@ -119,8 +118,7 @@ def test_a_rank_that_is_cancelled_ends_the_step_on_all_ranks_and_the_next_one_wo
     run_virtual(main())
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("missing", [0, 1, 3])
+@pytest.mark.parametrize(("missing", "stage"), in_turn([0, 1, 3], STAGES))
 def test_a_rank_that_never_comes_is_named_when_time_is_up(missing: int, stage: ZeROStage) -> None:
     async def main() -> None:
         async with members(2, 2, stage=stage) as ranks:

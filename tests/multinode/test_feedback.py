@@ -15,7 +15,7 @@ from tests.products import in_turn
 from tests.soak import chosen
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
-STEPS, RATE = chosen(25, soak=50), 0.1
+STEPS, RATE = chosen(15, soak=50), 0.1
 
 
 def constant_gradient(parameter: Parameter, rank: int) -> Array:

@@ -25,7 +25,7 @@ from tests.multinode.worlds import (
     on_all,
     train_alone,
 )
-from tests.products import sampled
+from tests.products import in_turn, sampled
 
 WORLDS = [(2, 2), (3, 2), (2, 3), (1, 1), (1, 3), (3, 1)]
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
@@ -40,8 +40,7 @@ def assert_close(ranks: list[Member], alone: Model, *, tolerance: float = 1e-12)
             assert value.tobytes() == ranks[0].model.values()[name].tobytes(), f"{name} on rank {member.rank}"
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "stage"), in_turn(WORLDS, STAGES))
 async def test_all_ranks_train_as_one_process_does(world: tuple[int, int], stage: ZeROStage) -> None:
     async with members(*world, stage=stage, gradient_bucket_size_mb=TINY_BUCKETS) as ranks:
         await on_all(ranks, lambda member: member.train(3))
@@ -55,8 +54,7 @@ async def test_micro_steps_weigh_the_same(micro_steps: int, overlaps: bool, stag
         assert_close(ranks, train_alone(4, steps=3, micro_steps=micro_steps))
 
 
-@pytest.mark.parametrize("rule", [SGD(momentum=0.9), Adam()])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "rule"), in_turn(STAGES, [SGD(momentum=0.9), Adam()]))
 async def test_any_rule_will_do(rule: SGD | Adam, stage: ZeROStage) -> None:
     async with members(2, 2, rule=rule, stage=stage) as ranks:
         await on_all(ranks, lambda member: member.train(3))

@@ -19,7 +19,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+PATIENCE = 55.0
 """Seconds after which ranks are taken for hung."""
 
 SHAPES: dict[str, tuple[int, ...]] = {"embedding": (7, 5), "weight": (11, 6), "bias": (6,), "scale": ()}
