@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from asyncpar.errors import PeerCancelled
 from asyncpar.torch import DistributedDataParallel as Replicas
+from tests.products import in_turn
 from tests.torch.models import (
     WIDTH,
     assert_close,
@@ -103,9 +104,11 @@ COMPILED = {
 }
 
 
+SETTINGS: list[dict[str, Any]] = [{}, {"find_unused_parameters": True}, {"static_graph": True}]
+
+
 @on_ranks(2, limit=120)
-@pytest.mark.parametrize("settings", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-@pytest.mark.parametrize("what", list(COMPILED))
+@pytest.mark.parametrize(("what", "settings"), in_turn(COMPILED, SETTINGS))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_replicas_without_copies_are_compiled_and_train_as_those_of_torch(
     backend: str, what: str, settings: dict[str, Any]

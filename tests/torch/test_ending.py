@@ -26,20 +26,36 @@ from tests.shared_files import left_behind, shared_files
 from tests.torch.fork_servers import fork_servers
 from tests.torch.pendings import Pendings
 from tests.torch.ranks import initialize, place
-from tests.torch.worlds import World, on_ranks, open_world
+from tests.torch.worlds import World, Worlds, on_ranks, open_world
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def apart() -> Iterator[World]:
-    """Two ranks that have no group yet."""
+def fresh() -> Iterator[World]:
+    """Two new ranks that have no group yet."""
     with open_world(2, joins=False) as world:
         yield world
 
 
-def meet(name: str) -> int:
-    """Form a default group, and return this rank."""
+@pytest.fixture(scope="module", name="worlds")
+def open_worlds() -> Iterator[Worlds]:
+    worlds = Worlds(joins=False)
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture
+def apart(worlds: Worlds) -> World:
+    """Two ranks that have no group, but may have had several: each test is to give its groups names of its own."""
+    return worlds.get(2)
+
+
+def meet(name: str, *, transport: str = "") -> int:
+    """Form a default group, over the usual transport unless told otherwise, and return this rank."""
+    os.environ.pop("ASYNCPAR_TRANSPORT", None)
+    if transport:
+        os.environ["ASYNCPAR_TRANSPORT"] = transport
     initialize(init_method=f"{place().meeting}-{name}")
     return dist.get_rank()
 
@@ -56,8 +72,6 @@ def all_works() -> None:
 
 
 def end_right_after(transport: str) -> None:
-    if transport:
-        os.environ["ASYNCPAR_TRANSPORT"] = transport
     mine = place().rank
     small, large = torch.ones(3), torch.ones(1 << 18)
     lists = [torch.ones(3), torch.ones(3)]
@@ -74,7 +88,7 @@ def end_right_after(transport: str) -> None:
     ]
     one_sided: list[Callable[[], Any]] = [lambda: dist.send(small, 1) if mine == 0 else dist.recv(small, 0)]
     for number, call in enumerate([*both, *one_sided]):
-        meet(f"end-{transport}-{number}")
+        meet(f"end-{transport}-{number}", transport=transport)
         words = store()
         leaves_alone = transport == "tcp" and number >= len(both)  # else rank 0 has to wait for the other
         if mine == 1:
@@ -85,7 +99,6 @@ def end_right_after(transport: str) -> None:
         if mine == 0 and leaves_alone:
             words.set("go", "alone")
         dist.destroy_process_group()
-    os.environ.pop("ASYNCPAR_TRANSPORT", None)
 
 
 @pytest.mark.parametrize("transport", ["", "tcp"])
@@ -208,9 +221,9 @@ def begin_and_end_often() -> None:
     assert counts()["files"] <= before["files"] + 8  # one world's, until its memory is collected
 
 
-def test_nothing_is_left_after_many_groups(apart: World) -> None:
+def test_nothing_is_left_after_many_groups(fresh: World) -> None:
     before = shared_files()
-    apart.run(begin_and_end_often, limit=60)
+    fresh.run(begin_and_end_often, limit=60)
     assert not left_behind(before)
 
 
@@ -229,8 +242,8 @@ def make_and_destroy_groups() -> None:
     dist.destroy_process_group()
 
 
-def test_groups_that_are_destroyed_leave_their_shared_memory_to_others(apart: World) -> None:
-    apart.run(make_and_destroy_groups, limit=60)
+def test_groups_that_are_destroyed_leave_their_shared_memory_to_others(fresh: World) -> None:
+    fresh.run(make_and_destroy_groups, limit=60)
 
 
 @on_ranks(2)
@@ -289,10 +302,8 @@ def _tell_and(words: Any, deliver: Callable[[], None], *_: object) -> None:
 
 def send_and_end(transport: str) -> None:
     """Rank 0 begins to send, and ends its group at once; rank 1 receives a while after that."""
-    if transport:
-        os.environ["ASYNCPAR_TRANSPORT"] = transport
     for number, count in enumerate([3, 1 << 12, 1 << 20]):
-        rank = meet(f"send-{transport}-{number}")
+        rank = meet(f"send-{transport}-{number}", transport=transport)
         words = store()
         if rank == 0:
             sent = [dist.isend(torch.full((count,), float(n)), 1, tag=n) for n in range(3)]
@@ -355,15 +366,13 @@ def leave_memory() -> None:
         gc.enable()
 
 
-def test_a_world_that_was_left_is_collected_only_if_its_memory_is_still_mapped(apart: World) -> None:
-    apart.run(leave_memory, limit=50)
+def test_a_world_that_was_left_is_collected_only_if_its_memory_is_still_mapped(fresh: World) -> None:
+    fresh.run(leave_memory, limit=50)
 
 
 def end_alone(transport: str) -> None:
     """Rank 1 ends while rank 0 waits for more of it, and stays until rank 0 has noticed and ends too."""
-    if transport:
-        os.environ["ASYNCPAR_TRANSPORT"] = transport
-    mine = meet(f"alone-{transport}")
+    mine = meet(f"alone-{transport}", transport=transport)
     part = dist.new_group([0, 1])
     x = torch.ones(3)
     if mine == 1:

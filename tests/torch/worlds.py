@@ -249,16 +249,18 @@ def open_world(size: int, *, joins: bool = True, backend: str = BACKEND) -> Iter
 
 
 class Worlds:
-    """The worlds of a session, one per size, each started when first asked for and again after it was broken."""
+    """Worlds of a session or module, one per size, each started when first asked for and again after it was broken."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins: bool = True) -> None:
+        """Without ``joins`` they have no group yet."""
+        self._joins = joins
         self._open: dict[int, tuple[World, Any]] = {}
 
     def get(self, size: int) -> World:
         if size in self._open and self._open[size][0].is_broken:
             self._close(size)
         if size not in self._open:
-            opened = open_world(size)
+            opened = open_world(size, joins=self._joins)
             self._open[size] = opened.__enter__(), opened
         return self._open[size][0]
 
