@@ -16,6 +16,8 @@ import pytest
 import asyncpar as ap
 from asyncpar.checkpoint import latest
 from asyncpar.train import Summary
+from asyncpar.train.summary import Expectation
+from scripts.examples import train_lm
 from scripts.examples.train_lm import main
 from tests.core.config.test_environment import PLACE
 from tests.program_host import ProgramHost
@@ -24,6 +26,8 @@ from tests.soak import first
 EMPTY = str(Path(ap.__file__).with_name("py.typed"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_lm.py"
 TINY = ("--steps", "6", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
+
+SMALLEST = ("--steps", "3", "--batch", "4", "--seq", "8", "--dim", "2", "--layers", "1", "--heads", "1")
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_pictures")]  # those of ``test_demo.py`` draw one
 
@@ -117,9 +121,22 @@ def test_ranks_that_do_not_wait_for_each_other_pass_the_check(tmp_path: Path) ->
     assert {name: len(losses) for name, losses in summary["losses"].items()} == {"2 ranks": 6, "one process": 6}
 
 
+def test_numbers_that_miss_the_promise_fail_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, with losses that are to differ by less than nothing."""
+    monkeypatch.setattr(train_lm, "make_expectation", lambda *_: Expectation(every_loss=-1.0))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *SMALLEST, "--check", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert str(ended.value).startswith("train_lm: the check failed: losses differ from those of one process by ")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["ranks"] == 1
+
+
+@pytest.mark.soak
 def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
-    smallest = ("--steps", "3", "--batch", "4", "--seq", "8", "--dim", "2", "--layers", "1", "--heads", "1")
-    done = run(*smallest, "--codec", "int8", "--check", "--out", tmp_path, ranks=2, transport="tcp")
+    done = run(*SMALLEST, "--codec", "int8", "--check", "--out", tmp_path, ranks=2, transport="tcp")
     assert done.returncode == 1
     assert "train_lm: the check failed: the bytes on the wire shrank" in done.stderr
     assert last_line(done)["ranks"] == 2
@@ -192,46 +209,66 @@ def test_bad_input_ends_processes_with_one_line(tmp_path: Path, option: tuple[st
     assert done.stdout == ""
 
 
-LAYERED = ("--steps", "8", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "4", "--heads", "2")
+SLOWEST = "Ranks, the slowest first"
+LAYERED = (
+    "--steps",
+    "8",
+    "--batch",
+    "8",
+    "--seq",
+    "16",
+    "--dim",
+    "32",
+    "--layers",
+    "4",
+    "--heads",
+    "2",
+    "--held-out",
+    "0.1",
+)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("ranks", "layout", "described"),
-    first(
-        1,
-        [
-            (2, ("--pp", 2), "dp 1, pp 2, one_forward_one_backward"),
-            (4, ("--dp", 2, "--pp", 2), "dp 2, pp 2, one_forward_one_backward"),
-            (4, ("--tp", 2, "--zero", 3, "--recompute", "all"), "dp 2, tp 2, zero 3, recompute all"),
-        ],
-    ),
+    [
+        (2, ("--pp", 2), "dp 1, pp 2, one_forward_one_backward"),
+        (4, ("--dp", 2, "--pp", 2), "dp 2, pp 2, one_forward_one_backward"),
+        (4, ("--tp", 2, "--zero", 3, "--recompute", "all"), "dp 2, tp 2, zero 3, recompute all"),
+    ],
 )
 def test_ranks_in_any_layout_train_as_one_process_does(
     tmp_path: Path, ranks: int, layout: tuple[object, ...], described: str
 ) -> None:
-    """By default as few as there can be: ``test_demo.py`` has four."""
-    done = run(*LAYERED, *layout, "--held-out", 0.1, "--check", "--out", tmp_path, ranks=ranks)
+    """By default, the run that goes on below has two ranks, and that of ``test_demo.py`` four."""
+    done = run(*LAYERED, *layout, "--check", "--out", tmp_path, ranks=ranks)
+    check_layout(done, described)
+    assert SLOWEST in done.stderr
+
+
+def check_layout(done: subprocess.CompletedProcess[str], described: str) -> None:
+    """The ranks of a layout have trained as one process does."""
     assert done.returncode == 0, done.stderr
     figures = last_line(done)
+    assert figures["max_relative_loss_difference"] <= 1e-5
     assert figures["layout"] == described
     assert figures["last_loss"] < figures["first_loss"]
     assert 4.0 < figures["held_out_loss"] < 6.0
-    assert "Ranks, the slowest first" in done.stderr
 
 
 def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path: Path, host: ProgramHost) -> None:
     options = (*LAYERED, "--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
     launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node"]
-    command = [*launch, "2", str(SCRIPT), *options, "--pp", "2", "--out", str(tmp_path)]
+    command = [*launch, "2", str(SCRIPT), *options, "--tp", "2", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         while latest_step(tmp_path / "saved") < 2 and running.poll() is None:
             time.sleep(0.01)
         running.kill()
     saved = latest_step(tmp_path / "saved")
     assert saved >= 2
-    done = run(*options, "--tp", 2, "--check", "--out", tmp_path, ranks=2)
-    assert done.returncode == 0, done.stderr
-    assert last_line(done)["max_relative_loss_difference"] <= 1e-5
+    done = run(*options, "--pp", 2, "--check", "--out", tmp_path, ranks=2)
+    check_layout(done, "dp 1, pp 2, one_forward_one_backward")
+    assert (SLOWEST in done.stderr) is (saved < 8)  # of the steps that were left
     assert latest_step(tmp_path / "saved") == 8
     other = alone(host, tmp_path, *options, "--lr", 0.1, "--zero", 1, "--out", tmp_path)
     assert other.returncode != 0
