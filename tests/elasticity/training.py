@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.elasticity.step import ElasticStep
-from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.nn.optimizers import Adam, Optimizer
 from asyncpar.nn.parameter import Initializer, Parameter
 
 if TYPE_CHECKING:  # processes of ranks run this program, too
+    from asyncpar.elasticity.step import ElasticStep
+    from asyncpar.elasticity.worlds import WorldSource
     from asyncpar.testing.elastic_worlds import TaskWorld
 
 PORTIONS = 8
 
-OnStep = Callable[[str, ElasticStep], None]
+OnStep = Callable[[str, "ElasticStep"], None]
 
 
 class Model:
