@@ -1,13 +1,11 @@
 """Worlds from a director at the other end of an inherited socket: how a process of an elastic job gets its worlds.
 
-Theory of operation.  Both sides write JSON objects, one per line.  The process says that it is ready (``join``), how
-far it has come (``progress``), that it begins anew (``withdraw``) or is not admitted by those who train (``differs``),
-what it has when a world ends (``report``), where it can be reached in a world that forms (``address``), that it asks to
-leave (``depart``), and that it leaves (``leave``).  The director answers with worlds, with the addresses of all their
-members, and says when a world is revoked, when a change waits for the end of a step, whether who asks to leave is
-``refused``, and why the job is ``over``.  A process asks, too, for how long it may commit (``lease``), and is answered
-behind all that the director has said before.  The socket is private to the two; whatever goes between members carries
-the job's token.
+Theory of operation.  Both sides write the messages of ``pipe_messages``.  The process asks for donors, joins with what
+it has, withdraws to have it anew, reports what it has when a world ends and where it can be reached in one that forms,
+and leaves.  The director answers with worlds and with the addresses of all their members, and announces when a world is
+revoked, when a change waits for the end of a step, and why the job is over.  A process asks, too, for how long it may
+commit, and is answered behind all that the director has sent before.  The socket is private to the two; whatever goes
+between members carries the job's token.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, assert_never
 
 from asyncpar.bootstrap import WorldBootstrap
 from asyncpar.core.config.world import Member, World
@@ -23,9 +21,32 @@ from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.worlds import Membership, OnRevoked
 from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
-from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.net.membership.lineage import Lineage, MemberReport
+from asyncpar.net.membership.pipe_messages import (
+    AgentMessage,
+    AllServed,
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    Join,
+    LeaseGranted,
+    LeaseWanted,
+    Leave,
+    LeaveRefused,
+    LeaveWanted,
+    LinksServed,
+    NotAdmitted,
+    PipeMessage,
+    Progress,
+    RankMessage,
+    Report,
+    Withdraw,
+    Withdrawn,
+    WorldFormed,
+    WorldRevoked,
+)
 
 _MOST_WORDS = 1000
 
@@ -49,11 +70,11 @@ class RankPipe(Protocol):
         """Can messages be written?"""
         ...
 
-    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+    async def open(self, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]) -> None:
         """Pass each message of the agent to ``take``, and why none follows to ``end``; once."""
         ...
 
-    def write(self, message: dict[str, Any]) -> None:
+    def write(self, message: RankMessage) -> None:
         """Send ``message`` to the agent, if the pipe is open; never waits."""
         ...
 
@@ -65,7 +86,7 @@ class RankPipe(Protocol):
         """Return the member ``name`` as the donor that serves its snapshots at ``address``."""
         ...
 
-    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Served:
+    async def serve_links(self, stack: AsyncExitStack, certified: Sequence[int] | None) -> Served:
         """Accept links of the next world from now on, until ``stack`` is closed.
 
         ``certified`` are the numbers in the certificates of its ranks, None if they have none.
@@ -82,16 +103,16 @@ class PipeWorlds:
 
     def __init__(self, pipe: RankPipe) -> None:
         self._pipe = pipe
-        self._answers: dict[str, asyncio.Future[Any]] = {}
+        self._answers: dict[type[PipeMessage], asyncio.Future[Any]] = {}
         self._generation = -1
         """That of the last world that was announced."""
-        self._addresses: asyncio.Future[list[Any]] | None = None
+        self._addresses: asyncio.Future[tuple[str, ...]] | None = None
         """Those of its members, once all can be connected to."""
         self._callbacks: list[OnRevoked] = []
         self._pending = -1
         self._reached: Lineage | None = None
         """How far this process has come while it waits for its first world."""
-        self._lease = CommitLease(lambda: self._write({"kind": "lease", "steps": self._count_steps()}))
+        self._lease = CommitLease(lambda: self._write(LeaseWanted(self._count_steps())))
         self._end: Exception | None = None
         self._is_drained = False
         """No world comes any more, whatever is asked for: the job is complete, or this process leaves it."""
@@ -106,7 +127,7 @@ class PipeWorlds:
 
     async def donors(self) -> Sequence[Donor] | None:
         """See ``WorldSource``."""
-        found = await self._ask("donors", {"kind": "donors"})
+        found = await self._ask(DonorsFound, DonorsWanted())
         if found is None:
             return None
         for donor in self._donors:
@@ -119,9 +140,8 @@ class PipeWorlds:
         self._reached, self._count_steps = lineage, lambda: shelf.steps
         if self._snapshots_at is None:
             self._snapshots_at = await self._pipe.serve_snapshots(shelf)
-        place = {"address": self._snapshots_at, "settings": dict(shelf.settings)}
-        message = {"kind": "join", "lineage": encode_lineage(self._reached), **place}
-        membership = await self._ask("world", message)
+        settings = tuple((str(name), str(value)) for name, value in dict(shelf.settings).items())
+        membership = await self._ask(WorldFormed, Join(self._reached, self._snapshots_at, settings))
         if membership is None:
             raise PeerLost("no world comes for this rank: the job is complete", cause="the job is complete")
         assert isinstance(membership, Membership)
@@ -130,26 +150,19 @@ class PipeWorlds:
     def progress(self, lineage: Lineage) -> None:
         """See ``WorldSource``."""
         self._reached = lineage  # if the server of snapshots is starting, ``join`` tells it
-        self._write({"kind": "progress", "lineage": encode_lineage(lineage)})
+        self._write(Progress(lineage))
 
     async def withdraw(self) -> None:
         """See ``WorldSource``.  Messages of the director before its answer are void."""
-        await self._ask("withdrawn", {"kind": "withdraw"})
+        await self._ask(Withdrawn, Withdraw())
 
     def refused(self, why: str) -> None:
         """See ``WorldSource``."""
-        self._write({"kind": "differs", "why": why[:_MOST_WORDS]})
+        self._write(NotAdmitted(why[:_MOST_WORDS]))
 
     async def next_world(self, report: MemberReport) -> Membership | None:
         """See ``WorldSource``."""
-        message = {
-            "kind": "report",
-            "generation": report.generation,
-            "lineage": encode_lineage(report.lineage),
-            "prepared": encode_lineage(report.prepared),
-            "suspects": [list(suspect) for suspect in report.suspects],
-        }
-        membership = await self._ask("world", message)
+        membership = await self._ask(WorldFormed, Report(report))
         assert membership is None or isinstance(membership, Membership)
         return membership
 
@@ -168,7 +181,7 @@ class PipeWorlds:
     async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         """See ``WorldSource``."""
         step, why = failed or (None, "")
-        self._write({"kind": "leave", "failed": step, "why": why[:_MOST_WORDS]})
+        self._write(Leave(step, why[:_MOST_WORDS]))
         for donor in self._donors:
             await donor.close()
         await self._pipe.close()
@@ -181,73 +194,71 @@ class PipeWorlds:
         if not self._pipe.is_open or self._end is not None:
             return False
         self._refused = refused
-        self._write({"kind": "depart"})
+        self._write(LeaveWanted())
         return True
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, answer: str, message: dict[str, Any]) -> Any:
+    async def _ask(self, answer: type[PipeMessage], message: RankMessage) -> Any:
         if not self._is_opened:
             self._is_opened = True
             await self._pipe.open(self._take, self._fail)
         if self._end is not None:
             raise self._end
-        if self._is_drained and answer in ("world", "donors"):
+        if self._is_drained and answer in (WorldFormed, DonorsFound):
             return None
         future = self._answers[answer] = asyncio.get_running_loop().create_future()
         self._write(message)
         return await future
 
-    def _write(self, message: dict[str, Any]) -> None:
+    def _write(self, message: RankMessage) -> None:
         self._pipe.write(message)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: AgentMessage) -> None:
         """Take a message of the agent, which may repeat what a leader before has announced, or come late."""
         if self._end is not None:
             return
         try:
             self._obey(message)
-        except (ProtocolError, LookupError, TypeError, ValueError) as error:
+        except ValueError as error:
             self._fail(ProtocolError(f"the director of this job sent something else than expected: {error}"))
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        match message["kind"]:
-            case "donors":
-                self._settle("donors", message["donors"])
-            case "world":
+    def _obey(self, message: AgentMessage) -> None:
+        match message:
+            case DonorsFound(donors):
+                self._settle(DonorsFound, donors)
+            case WorldFormed():
                 self._announced(message)
-            case "withdrawn":
-                self._settle("withdrawn", None)
-            case "lease":
-                self._lease.grant(float(message["seconds"]))
-            case "drained":
+            case Withdrawn():
+                self._settle(Withdrawn, None)
+            case LeaseGranted(seconds):
+                self._lease.grant(seconds)
+            case Drained():
                 self._is_drained = True
-                self._settle("world", None)
-                self._settle("donors", None)
-            case "members":
-                self._take_members(int(message["generation"]), message["members"])
-            case "revoked":
-                why = None if message["planned"] else PeerLost(message["why"], cause=message["why"])
+                self._settle(WorldFormed, None)
+                self._settle(DonorsFound, None)
+            case AllServed(generation, addresses):
+                self._take_addresses(generation, addresses)
+            case WorldRevoked(generation, why, is_planned):
                 for callback in self._callbacks:
-                    callback(message["generation"], why)
-            case "pending":
-                self._pending = max(self._pending, int(message["generation"]))
-            case "refused":
+                    callback(generation, None if is_planned else PeerLost(why, cause=why))
+            case ChangeWaits(generation):
+                self._pending = max(self._pending, generation)
+            case LeaveRefused():
                 self._refused()
-            case "over":
-                self._fail(LaunchError(message["why"]))
-            case kind:
-                raise ValueError(f"unknown kind {kind!r}")
+            case JobOver(why):
+                self._fail(LaunchError(why))
+            case _:
+                assert_never(message)
 
-    def _announced(self, message: dict[str, Any]) -> None:
+    def _announced(self, world: WorldFormed) -> None:
         """Go on to the next world; one that was announced before, or is over, comes again for nothing."""
-        membership = self._membership(message)
-        if membership.generation > self._generation:
-            self._generation = membership.generation
+        if world.generation > self._generation:
+            self._generation = world.generation
             self._addresses = asyncio.get_running_loop().create_future()
-            self._settle("world", membership)
+            self._settle(WorldFormed, self._membership(world))
 
-    def _take_members(self, generation: int, members: list[Any]) -> None:
+    def _take_addresses(self, generation: int, members: tuple[str, ...]) -> None:
         """Take the addresses of the members of a world: those of the current one, once."""
         addresses = self._addresses
         if generation > self._generation:
@@ -255,7 +266,7 @@ class PipeWorlds:
         if generation == self._generation and addresses is not None and not addresses.done():
             addresses.set_result(members)
 
-    def _settle(self, answer: str, value: Any) -> None:
+    def _settle(self, answer: type[PipeMessage], value: Any) -> None:
         future = self._answers.get(answer)
         if future is not None and not future.done():
             future.set_result(value)
@@ -274,53 +285,32 @@ class PipeWorlds:
 
     # -- worlds --------------------------------------------------------------------------------------------------------
 
-    def _membership(self, message: dict[str, Any]) -> Membership:
-        generation, rank, hosts, job = (message[key] for key in ("generation", "rank", "hosts", "job"))
-        certified = _read_certified(message.get("certified"), len(hosts))
-        lineage = decode_lineage(message["lineage"])
-        if lineage is None:
-            raise ProtocolError(f"world: expected a lineage, got none for generation {generation}")
+    def _membership(self, formed: WorldFormed) -> Membership:
+        generation, hosts = formed.generation, formed.hosts
 
         async def attach(stack: AsyncExitStack) -> WorldBootstrap:
-            address, bootstrap = await self._pipe.serve_links(stack, certified)
-            self._write({"kind": "address", "generation": generation, "address": address})
-            addresses = await self._members(generation)
+            address, bootstrap = await self._pipe.serve_links(stack, formed.certified)
+            self._write(LinksServed(generation, address))
+            addresses = await self._all_served(generation)
             members = tuple(
                 Member(rank=place, host=host, host_id=host, local_rank=hosts[:place].count(host), address=address)
                 for place, (host, address) in enumerate(zip(hosts, addresses, strict=True))
             )
-            return bootstrap(World(members=members, generation=generation, job=job), rank)
+            return bootstrap(World(members=members, generation=generation, job=formed.job), formed.rank)
 
-        change = WorldChange(
-            generation=generation,
-            joined=tuple(message["joined"]),
-            left=tuple(message["left"]),
-            why=message["why"],
-            is_by_loss=message["is_by_loss"],
-        )
         return Membership(
             generation=generation,
-            rank=rank,
+            rank=formed.rank,
             size=len(hosts),
             attach=attach,
-            lineage=lineage,
-            decision=Decision(message["decision"]),
-            change=change,
+            lineage=formed.lineage,
+            decision=formed.decision,
+            change=formed.change,
         )
 
-    async def _members(self, generation: int) -> list[Any]:
+    async def _all_served(self, generation: int) -> tuple[str, ...]:
         """Return the addresses of the members of the world of ``generation``, once all can be connected to."""
         addresses = self._addresses
         if generation != self._generation or addresses is None:
             raise StaleGeneration(f"generation {generation} is over: {self._generation} was announced meanwhile")
         return await asyncio.shield(addresses)  # who stops waiting leaves it to be set
-
-
-def _read_certified(content: Any, size: int) -> list[int] | None:
-    """Return the numbers in the certificates of the ranks of a world, None if they have none."""
-    if content is None:
-        return None
-    numbers = [int(number) for number in content]
-    if len(numbers) != size or min(numbers, default=0) < 0:
-        raise ProtocolError(f"world: expected the numbers of {size} certificates, got {content!r}")
-    return numbers

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.bootstrap import WorldBootstrap, answer_agent, arena_settings, serve_links
@@ -22,7 +20,7 @@ from asyncpar.elasticity.pipe import Served
 from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
 from asyncpar.net.membership.credentials import read_elastic_credentials
-from asyncpar.net.membership.pipe_messages import MOST_BYTES
+from asyncpar.net.membership.pipe_messages import MOST_BYTES, AgentMessage, RankMessage, decode_agent_line, encode_line
 from asyncpar.net.security.identity import role_in
 from asyncpar.net.transport.rpc import RpcServer
 
@@ -54,17 +52,17 @@ class SocketPipe:
         """See ``RankPipe``."""
         return self._writer is not None and not self._writer.is_closing()
 
-    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+    async def open(self, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]) -> None:
         """See ``RankPipe``."""
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MOST_BYTES)
         reading = asyncio.create_task(_read(reader, take, end), name="asyncpar director")
         self._stack.push_async_callback(_end_task, reading)
         self._stack.push_async_callback(close_stream, self._writer)
 
-    def write(self, message: dict[str, Any]) -> None:
+    def write(self, message: RankMessage) -> None:
         """See ``RankPipe``."""
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(encode_line(message))
 
     async def serve_snapshots(self, shelf: SnapshotShelf) -> str:
         """See ``RankPipe``."""
@@ -78,7 +76,7 @@ class SocketPipe:
         """See ``RankPipe``."""
         return RemoteDonor(name, address, self._credentials, role_in(name))
 
-    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Served:
+    async def serve_links(self, stack: AsyncExitStack, certified: Sequence[int] | None) -> Served:
         """See ``RankPipe``."""
         credentials, gateway = self._credentials.in_world(certified), ActorGateway()
         server, connector = await serve_links(stack, credentials, bind=self._bind, transport=None, gateway=gateway)
@@ -106,15 +104,15 @@ class SocketPipe:
 
 
 async def _read(
-    reader: asyncio.StreamReader, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]
+    reader: asyncio.StreamReader, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]
 ) -> None:
     try:
         while line := await reader.readline():
-            take(json.loads(line))
+            take(decode_agent_line(line))
         end(LaunchError("the director of this job is gone"))
     except OSError as error:
         end(LaunchError(f"the director of this job is gone: {error}"))
-    except (RecursionError, ValueError) as error:
+    except (ProtocolError, ValueError) as error:  # ValueError: a line is too long
         end(ProtocolError(f"the director of this job sent something else than expected: {error}"))
 
 

@@ -6,9 +6,8 @@ Processes, pipes and the connections between ranks are objects in memory; the me
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
@@ -22,6 +21,14 @@ from asyncpar.errors import LaunchError, PeerLost
 from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, SlotEvent, StartRank, WriteToRank
 from asyncpar.launch.failure import RankEnd
 from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.pipe_messages import (
+    AgentMessage,
+    Join,
+    RankMessage,
+    decode_agent_line,
+    decode_rank_line,
+    encode_line,
+)
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.links import Links
 
@@ -55,7 +62,7 @@ class TaskSlots:
         """Set when processes have started."""
         self._notice = notice
         self._first = first
-        self._arriving: dict[TaskPipe, dict[str, Any]] | None = {}
+        self._arriving: dict[TaskPipe, Join] | None = {}
         """The arrivals of the first members, until all are there; None afterwards."""
         self._feed: Callable[[SlotEvent], None] = lambda _: None
         self._processes: list[TaskProcess] = []
@@ -100,10 +107,10 @@ class TaskSlots:
 
     # -- for pipes -----------------------------------------------------------------------------------------------------
 
-    def pass_on(self, pipe: TaskPipe, message: dict[str, Any]) -> None:
+    def pass_on(self, pipe: TaskPipe, message: RankMessage) -> None:
         """Pass a message to the agent, behind those before; the arrivals of the first members go together."""
         arriving = self._arriving
-        if arriving is None or message["kind"] != "join":
+        if arriving is None or not isinstance(message, Join):
             self._send(pipe, message)
             return
         arriving[pipe] = message
@@ -113,8 +120,8 @@ class TaskSlots:
             for one in present:
                 self._send(one, arriving[one])
 
-    def _send(self, pipe: TaskPipe, message: dict[str, Any]) -> None:
-        asyncio.get_running_loop().call_soon(self._feed, RankSaid(pipe.member, _copied(message)))
+    def _send(self, pipe: TaskPipe, message: RankMessage) -> None:
+        asyncio.get_running_loop().call_soon(self._feed, RankSaid(pipe.member, decode_rank_line(encode_line(message))))
 
     def shelf(self, member: str) -> SnapshotShelf:
         """Return what a member gives to joining ones.  Raises ``PeerLost`` if it is gone."""
@@ -142,7 +149,9 @@ class TaskSlots:
     def write(self, order: WriteToRank) -> None:
         for process in self._processes:
             if process.pipe.member == order.member:
-                asyncio.get_running_loop().call_soon(process.pipe.deliver, _copied(order.message))
+                asyncio.get_running_loop().call_soon(
+                    process.pipe.deliver, decode_agent_line(encode_line(order.message))
+                )
 
     def signal(self, slot: int, number: int) -> None:
         """Kill a process; one with a program has the grace after SIGTERM to end by itself."""
@@ -169,12 +178,12 @@ class TaskPipe:
         """Whether the process of the member has ended."""
         self.shelf: SnapshotShelf | None = None
         self._slots = slots
-        self._take: Callable[[dict[str, Any]], None] | None = None
-        self._early: list[dict[str, Any]] = []
+        self._take: Callable[[AgentMessage], None] | None = None
+        self._early: list[AgentMessage] = []
         self._links: Links | None = None
         self._fabric: InprocFabric | None = None
 
-    def deliver(self, message: dict[str, Any]) -> None:
+    def deliver(self, message: AgentMessage) -> None:
         """Take a message of the agent: it waits until the pipe is open."""
         if self._take is None:
             self._early.append(message)
@@ -185,14 +194,14 @@ class TaskPipe:
     def is_open(self) -> bool:
         return self._take is not None and not self.is_closed and not self.is_gone
 
-    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+    async def open(self, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]) -> None:
         del end  # the agent outlives its members
         self._take = take
         early, self._early = self._early, []
         for message in early:
             take(message)
 
-    def write(self, message: dict[str, Any]) -> None:
+    def write(self, message: RankMessage) -> None:
         if self.is_open:
             self._slots.pass_on(self, message)
 
@@ -204,7 +213,7 @@ class TaskPipe:
         del address  # a member is found by its name
         return TaskDonor(self._slots, name)
 
-    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Served:
+    async def serve_links(self, stack: AsyncExitStack, certified: Sequence[int] | None) -> Served:
         del certified
 
         def bootstrap(world: World, rank: int) -> WorldBootstrap:
@@ -266,9 +275,3 @@ class TaskDonor:
     @property
     def _shelf(self) -> SnapshotShelf:
         return self._slots.shelf(self.name)
-
-
-def _copied(message: dict[str, Any]) -> dict[str, Any]:
-    """Return ``message`` as it comes out of a pipe."""
-    found: dict[str, Any] = json.loads(json.dumps(message))
-    return found

@@ -2,57 +2,108 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import itertools
 import json
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-import asyncpar as ap
 from asyncpar.core.config.environment import ELASTIC_PIPE
 from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
 from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
 from asyncpar.net.membership.credentials import create_secret
-from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
-from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
+from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport, first_lineage
+from asyncpar.net.membership.pipe_messages import (
+    AgentMessage,
+    AllServed,
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    Join,
+    LeaseGranted,
+    LeaseWanted,
+    Leave,
+    LeaveRefused,
+    LeaveWanted,
+    LinksServed,
+    NotAdmitted,
+    PipeMessage,
+    Progress,
+    RankMessage,
+    Report,
+    Withdraw,
+    Withdrawn,
+    WorldFormed,
+    WorldRevoked,
+    decode_agent_line,
+    decode_rank_line,
+    encode_line,
+)
+from asyncpar.net.membership.world_messages import WorldChange
 
 START = first_lineage(b"state")
 
-WORLD: dict[str, Any] = {
-    "kind": "world",
-    "generation": 0,
-    "rank": 0,
-    "hosts": ["here"],
-    "lineage": [0, START.digest.hex()],
-    "decision": "abort",
-    "job": "job",
-    "joined": [],
-    "left": [],
-    "why": "",
-    "is_by_loss": False,
-}
-MEMBERS = {"kind": "members", "generation": 0, "members": ["127.0.0.1:1"]}
+WORLD = WorldFormed(
+    generation=0,
+    rank=0,
+    hosts=("here",),
+    job="job",
+    lineage=START,
+    decision=Decision.ABORT,
+    change=WorldChange(generation=0),
+)
+SERVED = AllServed(0, ("127.0.0.1:1",))
+CHANGE = WorldChange(generation=3, joined=("a",), left=("b", "c"), why="so", is_by_loss=True)
+REPORT = MemberReport(generation=2, lineage=START, prepared=Lineage(1, b"\0\xff"), suspects=((1, "it is silent"),))
 
+MESSAGES: list[PipeMessage] = [
+    DonorsWanted(),
+    Join(Lineage(7, b"\0\xff"), "here:1", (("portions", "8"),)),
+    Progress(START),
+    Withdraw(),
+    NotAdmitted("its step 4 differs"),
+    Report(REPORT),
+    LinksServed(3, "here:2"),
+    LeaseWanted(4),
+    LeaveWanted(),
+    Leave(4, "ValueError: \n"),
+    DonorsFound((("one/0/0", "here:1"),)),
+    replace(WORLD, rank=1, hosts=("here", "there"), change=CHANGE, certified=(4, 2)),
+    Withdrawn(),
+    LeaseGranted(0.5),
+    Drained(),
+    SERVED,
+    WorldRevoked(0, "m1 is gone", is_planned=True),
+    ChangeWaits(5),
+    LeaveRefused(),
+    JobOver("it is over"),
+]
+
+AS_JSON: dict[str, Any] = msgspec.to_builtins(WORLD)
 CANNOT_BE_MEANT: list[list[Any]] = [
     ["text"],
     [{}],
     [{"kind": "else"}],
-    [{"kind": "donors"}],
-    [MEMBERS],
-    [{"kind": "revoked", "generation": "none", "why": "", "planned": False}],
-    [{"kind": "revoked", "generation": 0, "why": ""}],
-    *[[{**WORLD, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
-    *[[{**WORLD, key: wrong}] for key, wrong in [("decision", "perhaps"), ("joined", 1), ("hosts", 1)]],
-    *[[{name: value for name, value in WORLD.items() if name != key}] for key in WORLD],
+    [{"kind": "AllServed"}],
+    [msgspec.to_builtins(SERVED)],  # before its world
+    [{"kind": "WorldRevoked", "generation": "none", "why": "", "is_planned": False}],
+    [{"kind": "WorldRevoked", "generation": 0, "why": ""}],
+    *[[{**AS_JSON, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
+    *[[{**AS_JSON, key: wrong}] for key, wrong in [("decision", "perhaps"), ("change", 1), ("hosts", 1)]],
+    *[[{**AS_JSON, key: wrong}] for key, wrong in [("rank", 1), ("rank", -1), ("certified", []), ("certified", [-1])]],
+    *[[{name: value for name, value in AS_JSON.items() if name != key}] for key in AS_JSON if key != "certified"],
 ]
 
 
@@ -112,8 +163,8 @@ async def test_a_line_that_is_no_message_ends_what_waits_for_the_director(line: 
 
 async def test_a_world_that_ends_by_plan_is_told_from_one_with_a_loss(tmp_path: Path) -> None:
     director = Director(tmp_path)
-    told = [{"kind": "revoked", "generation": 0, "why": "m1 is gone", "planned": planned} for planned in (True, False)]
-    await director.answer(b"".join(json.dumps(one).encode() + b"\n" for one in [*told, {"kind": "else"}]))
+    told = b"".join(encode_line(WorldRevoked(0, "m1 is gone", is_planned)) for is_planned in (True, False))
+    await director.answer(told + b'{"kind": "else"}\n')
     planned, lost, _ = director.heard
     assert planned is None
     assert isinstance(lost, PeerLost)
@@ -135,17 +186,17 @@ class StrawPipe:
     """See ``RankPipe``: keeps what is written, and lets a test say what the agent says."""
 
     def __init__(self) -> None:
-        self.take: Callable[[dict[str, Any]], None] = lambda _: None
-        self.written: list[dict[str, Any]] = []
+        self.take: Callable[[AgentMessage], None] = lambda _: None
+        self.written: list[RankMessage] = []
 
     @property
     def is_open(self) -> bool:
         return True
 
-    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+    async def open(self, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]) -> None:
         self.take = take
 
-    def write(self, message: dict[str, Any]) -> None:
+    def write(self, message: RankMessage) -> None:
         self.written.append(message)
 
     async def serve_snapshots(self, shelf: object) -> str:
@@ -154,20 +205,20 @@ class StrawPipe:
     def donor(self, name: str, address: str) -> Any:
         raise AssertionError("nobody is healed")
 
-    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Any:
+    async def serve_links(self, stack: AsyncExitStack, certified: Sequence[int] | None) -> Any:
         return "here:2", lambda world, rank: (world, rank)
 
     async def close(self) -> None:
         pass
 
 
-def of_generation(generation: int) -> list[dict[str, Any]]:
+def of_generation(generation: int) -> list[AgentMessage]:
     """Return what an agent says of a world, in the order in which it happens."""
     return [
-        {**WORLD, "generation": generation},
-        {"kind": "members", "generation": generation, "members": [f"127.0.0.1:{generation}"]},
-        {"kind": "pending", "generation": generation},
-        {"kind": "revoked", "generation": generation, "why": "so", "planned": False},
+        replace(WORLD, generation=generation),
+        AllServed(generation, (f"127.0.0.1:{generation}",)),
+        ChangeWaits(generation),
+        WorldRevoked(generation, "so", is_planned=False),
     ]
 
 
@@ -231,45 +282,38 @@ def test_a_socket_that_is_none_is_named(number: str, tmp_path: Path) -> None:
         SocketPipe({ELASTIC_PIPE: number, "ASYNCPAR_SECRET_FILE": str(tmp_path / "secret")})
 
 
-def test_lineages_travel_as_they_are() -> None:
-    lineage = Lineage(7, b"\0\xff")
-    assert decode_lineage(json.loads(json.dumps(encode_lineage(lineage)))) == lineage
-    assert decode_lineage(encode_lineage(None)) is None
-    for damaged in ([1], ["x", ""], [1, "zz"], 3):
-        with pytest.raises(ProtocolError, match="lineage"):
-            decode_lineage(damaged)
+RANK_MESSAGES: tuple[type[PipeMessage], ...] = get_args(RankMessage)
+AGENT_MESSAGES: tuple[type[PipeMessage], ...] = get_args(AgentMessage)
 
 
-PACKAGE = Path(ap.__file__).parent
-AGENT = ("launch/agents/elastic_ranks.py", "launch/agents/host_agent.py", "launch/agents/rank_dialogue.py")
-RANK = ("elasticity/pipe.py",)
+def test_every_message_is_of_one_side() -> None:
+    assert sorted(kind.__name__ for kind in PipeMessage.__subclasses__()) == sorted(
+        kind.__name__ for kind in (*RANK_MESSAGES, *AGENT_MESSAGES)
+    )
 
 
-def kinds(files: tuple[str, ...]) -> tuple[set[str], set[str]]:
-    """Return the kinds of messages that are written in ``files``, and those that are looked for."""
-    written, understood = set[str](), set[str]()
-    for name in files:
-        for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Dict):
-                found = [value for key, value in zip(node.keys, node.values, strict=True) if is_text(key, "kind")]
-                written |= {str(value.value) for value in found if isinstance(value, ast.Constant)}
-            elif isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant):
-                understood.add(str(node.value.value))
-            elif isinstance(node, ast.Compare) and "message.get('kind')" in ast.unparse(node.left):
-                understood |= {str(one.value) for one in node.comparators if isinstance(one, ast.Constant)}
-    return written, understood
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_travel_as_they_are_and_only_in_their_direction(message: PipeMessage) -> None:
+    line = encode_line(message)
+    assert line.count(b"\n") == 1
+    ways: list[Callable[[bytes], PipeMessage]] = [decode_rank_line, decode_agent_line]
+    there, back = reversed(ways) if isinstance(message, AGENT_MESSAGES) else ways
+    assert there(line) == message
+    with pytest.raises(ProtocolError, match="expected a message that"):
+        back(line)
 
 
-def is_text(node: ast.expr | None, text: str) -> bool:
-    return isinstance(node, ast.Constant) and node.value == text
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_with_a_field_of_another_type_is_refused(message: PipeMessage) -> None:
+    content = msgspec.to_builtins(message)
+    decode = decode_agent_line if isinstance(message, AGENT_MESSAGES) else decode_rank_line
+    for name in content:
+        with pytest.raises(ProtocolError):
+            decode(json.dumps({**content, name: {"of": ["another", "type"]}}).encode())
 
 
-def test_ranks_and_agents_understand_whatever_the_other_one_says_and_nothing_else() -> None:
-    by_agent, for_agent = kinds(AGENT)
-    by_rank, for_rank = kinds(RANK)
-    assert len(by_agent) > 8
-    assert by_agent == for_rank
-    assert by_rank == for_agent
+def test_all_messages_are_tried() -> None:
+    assert {type(message) for message in MESSAGES} == {*RANK_MESSAGES, *AGENT_MESSAGES}
 
 
 async def test_a_job_that_is_over_ends_whatever_a_rank_waits_for() -> None:
@@ -277,7 +321,7 @@ async def test_a_job_that_is_over_ends_whatever_a_rank_waits_for() -> None:
     worlds = PipeWorlds(pipe)
     waiting = asyncio.ensure_future(worlds.donors())
     await asyncio.sleep(0)
-    pipe.take({"kind": "over", "why": "step 3: it failed in every place"})
+    pipe.take(JobOver("step 3: it failed in every place"))
     with pytest.raises(LaunchError, match="step 3: it failed in every place"):
         await waiting
 
@@ -290,8 +334,8 @@ async def test_a_rank_that_is_dismissed_at_any_moment_is_answered(asked: str, is
     opening = asyncio.ensure_future(worlds.withdraw())
     await asyncio.sleep(0)
     if is_before:  # as a job that is complete while a rank withdraws to have the state anew
-        pipe.take({"kind": "drained"})
-    pipe.take({"kind": "withdrawn"})
+        pipe.take(Drained())
+    pipe.take(Withdrawn())
     await opening
     ways: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
         "donors": worlds.donors,
@@ -301,7 +345,7 @@ async def test_a_rank_that_is_dismissed_at_any_moment_is_answered(asked: str, is
     asking = asyncio.ensure_future(ways[asked]())
     await asyncio.sleep(0)
     if not is_before:
-        pipe.take({"kind": "drained"})
+        pipe.take(Drained())
     async with asyncio.timeout(60):
         if asked == "join":
             with pytest.raises(PeerLost, match="the job is complete"):

@@ -39,9 +39,29 @@ from asyncpar.launch.agents.host_protocol import (
     WriteToRank,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
-from asyncpar.launch.agents.rank_dialogue import heard_from_rank, world_for_rank
+from asyncpar.launch.agents.rank_dialogue import event_for_leader, world_for_rank
 from asyncpar.launch.failure import RankEnd, describe
 from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.pipe_messages import (
+    AgentMessage,
+    AllServed,
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    Join,
+    LeaseWanted,
+    Leave,
+    LeaveRefused,
+    LeaveWanted,
+    NotAdmitted,
+    Progress,
+    RankMessage,
+    Withdraw,
+    Withdrawn,
+    WorldRevoked,
+)
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
     ChangePending,
@@ -50,19 +70,15 @@ from asyncpar.net.membership.world_messages import (
     HostParked,
     JobClosed,
     JobStopped,
-    MemberArrived,
     MemberDied,
     MemberDismissed,
     MemberDraining,
-    MemberFailed,
     MemberHealing,
     MemberLeft,
-    MemberProgressed,
     MemberResumed,
     MemberStopped,
     MembersWanted,
     MemberWaits,
-    MemberWithdrawn,
     WorldAnnounced,
     WorldEnded,
     WorldStarted,
@@ -222,32 +238,30 @@ class ElasticRanks:
 
     # -- what ranks say ------------------------------------------------------------------------------------------------
 
-    def _said(self, member: str, message: dict[str, object]) -> list[SlotCommand]:
+    def _said(self, member: str, message: RankMessage) -> list[SlotCommand]:
         slot = next((slot for slot in self._slots if slot.member == member), None)
         if slot is None:
             return []
-        if message.get("kind") == "donors":
-            self._asked += 1
-            slot.asked_at = self._asked
-            return []
-        if message.get("kind") == "depart":
-            return [self._depart(slot, member)]
-        if message.get("kind") == "lease":
-            steps = message.get("steps")
-            slot.steps = max(slot.steps, steps) if isinstance(steps, int) else slot.steps
-            return [] if slot.free_because else [GrantLease(member)]
-        if message.get("kind") == "differs":
-            return self._refused(slot, str(message.get("why", "")))
-        event = heard_from_rank(member, self._host, message)
-        commands: list[SlotCommand] = [TellLeader(event)]
-        match event:
-            case MemberArrived() | MemberProgressed():
-                slot.lineage = event.lineage
-            case MemberLeft() | MemberFailed() | MemberDied():
+        event = event_for_leader(member, self._host, message)
+        commands: list[SlotCommand] = [] if event is None else [TellLeader(event)]
+        match message:
+            case DonorsWanted():
+                self._asked += 1
+                slot.asked_at = self._asked
+            case LeaveWanted():
+                commands.append(self._depart(slot, member))
+            case LeaseWanted(steps):
+                slot.steps = max(slot.steps, steps)
+                commands += [] if slot.free_because else [GrantLease(member)]
+            case NotAdmitted(why):
+                commands += self._refused(slot, why)
+            case Join(lineage) | Progress(lineage):
+                slot.lineage = lineage
+            case Leave():
                 slot.has_left = True
-            case MemberWithdrawn():
+            case Withdraw():
                 slot.lineage = None
-                commands.append(WriteToRank(member, {"kind": "withdrawn"}))
+                commands.append(WriteToRank(member, Withdrawn()))
         return commands
 
     def _refused(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
@@ -260,7 +274,7 @@ class ElasticRanks:
         others = () if self._world is None else [placed.name for placed in self._world.members if placed.name != member]
         is_ending = slot.kill_at is not None or bool(slot.free_because) or self._end is not None
         if is_ending or self._parked or slot.generation < 0 or not others:
-            return WriteToRank(member, {"kind": "refused"})
+            return WriteToRank(member, LeaveRefused())
         slot.is_departing = True
         return TellLeader(MemberDraining(member))
 
@@ -275,7 +289,7 @@ class ElasticRanks:
                 continue
             if self._end is not None:  # also one that had a place: those who could heal it are done
                 slot.asked_at, slot.free_because = None, _DRAINED
-                commands.append(WriteToRank(slot.member, {"kind": "drained"}))
+                commands.append(WriteToRank(slot.member, Drained()))
             elif is_full:
                 commands += [] if slot.has_said else self._say_waits(slot, say_full(self._record.most_hosts))
             elif slot.has_place or sum(one.has_place for one in self._slots) < self._record.slots:
@@ -295,9 +309,9 @@ class ElasticRanks:
     def _heal(self, member: str, number: int) -> list[SlotCommand]:
         """Tell a newcomer from whom it can have the state: from another one first each time."""
         placed = () if self._world is None else self._world.members
-        found = [[one.name, one.address] for one in placed if one.name != member]
+        found = [(one.name, one.address) for one in placed if one.name != member]
         start = number % len(found) if found else 0
-        told = WriteToRank(member, {"kind": "donors", "donors": [*found[start:], *found[:start]]})
+        told = WriteToRank(member, DonorsFound((*found[start:], *found[:start])))
         return [TellLeader(MemberHealing(member, self._host)), told] if found else [told]
 
     # -- what was decided ----------------------------------------------------------------------------------------------
@@ -310,15 +324,13 @@ class ElasticRanks:
             case WorldAnnounced():
                 return self._announced(event)
             case WorldStarted(generation, addresses):
-                content = {"kind": "members", "generation": generation, "members": list(addresses)}
-                return self._write(content, lambda slot: slot.generation == generation)
+                return self._write(AllServed(generation, addresses), lambda slot: slot.generation == generation)
             case WorldEnded(generation, why, is_planned):
                 return self._revoke(generation, why, is_planned=is_planned)
             case HostParked(why):
                 return self._park(why)
             case ChangePending(generation):
-                content = {"kind": "pending", "generation": generation}
-                return self._write(content, lambda slot: slot.generation == generation)
+                return self._write(ChangeWaits(generation), lambda slot: slot.generation == generation)
             case MemberDismissed(member, why):
                 return self._dismissed(event, member, why)
             case MembersWanted(generation):
@@ -337,10 +349,9 @@ class ElasticRanks:
         return [command for event in held for command in self._world_changed(event)]
 
     def _revoke(self, generation: int, why: str, *, is_planned: bool = False) -> list[SlotCommand]:
-        revoked = {"kind": "revoked", "generation": generation, "why": why, "planned": is_planned}
-        return self._write(revoked, lambda slot: slot.generation == generation)
+        return self._write(WorldRevoked(generation, why, is_planned), lambda slot: slot.generation == generation)
 
-    def _write(self, message: dict[str, object], wanted: Callable[[_RankSlot], bool]) -> list[SlotCommand]:
+    def _write(self, message: AgentMessage, wanted: Callable[[_RankSlot], bool]) -> list[SlotCommand]:
         slots = [slot for slot in self._slots if slot.member is not None and wanted(slot)]
         return [WriteToRank(slot.member, message) for slot in slots if slot.member is not None]
 
@@ -386,7 +397,7 @@ class ElasticRanks:
             return [*self._refused(slot, why), SignalRank(slot.number, signal.SIGKILL)]
         if event.is_drained or (self._end is not None and self._end.is_complete and slot.generation < 0):
             slot.free_because = _DRAINED
-            return [WriteToRank(member, {"kind": "drained"})]
+            return [WriteToRank(member, Drained())]
         return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
 
     def _free(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
@@ -491,7 +502,7 @@ class ElasticRanks:
             case JobStopped(number, why) if number == self._number and self._end is None:
                 end = self._failed()
                 message = f"{why}\n{end.message}" if end.message else why
-                told = self._write({"kind": "over", "why": why}, lambda _: True)
+                told = self._write(JobOver(why), lambda _: True)
                 return told + self._close(JobEnd(exit_code=end.exit_code, message=message))
             case HostDismissed(why):
                 said: list[SlotCommand] = [SayLine(f"the others have gone on without this host: {why}")]

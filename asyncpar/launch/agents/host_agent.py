@@ -41,6 +41,7 @@ from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.net.membership.pipe_messages import LeaseGranted
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.membership.world_messages import (
     HostCommand,
@@ -343,7 +344,7 @@ class HostAgent:
             case WriteToRank():
                 job.processes.write(command)
             case GrantLease(member):
-                job.processes.write(WriteToRank(member, {"kind": "lease", "seconds": self._group.lease}))
+                job.processes.write(WriteToRank(member, LeaseGranted(self._group.lease)))
             case OpenRendezvous(generation, world_size, certified):
                 name = job.record.name
                 self._rendezvous.open(generation=generation, world_size=world_size, job=name, certified=certified)

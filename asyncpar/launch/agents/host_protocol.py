@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd
+from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage
 from asyncpar.net.membership.world_messages import HostCommand, HostEvent
 
 
@@ -15,7 +16,7 @@ class RankSaid:
     """The process of ``member`` has said ``message`` over its pipe."""
 
     member: str
-    message: dict[str, Any]
+    message: RankMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class WriteToRank:
     """Write ``message`` to the pipe of ``member``."""
 
     member: str
-    message: dict[str, Any]
+    message: AgentMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping
@@ -39,7 +38,7 @@ from asyncpar.launch.rank_process import command_line, elastic_environment, find
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
-from asyncpar.net.membership.pipe_messages import MOST_BYTES
+from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_rank_line, encode_line
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE
 
 _LAST_WORDS = 0.2
@@ -130,7 +129,7 @@ class SlotProcesses:
         """Write to the pipe of a member, if its process runs."""
         for running in self._running.values():
             if running.member == order.member and running.writer is not None and not running.writer.is_closing():
-                running.writer.write(json.dumps(order.message).encode() + b"\n")
+                running.writer.write(encode_line(order.message))
 
     async def close(self) -> None:
         """End whatever runs, and return when nothing is left."""
@@ -229,8 +228,8 @@ class SlotProcesses:
         try:
             with suppress(ConnectionError):
                 while line := await reader.readline():
-                    self._feed(RankSaid(running.member, _read_message(line)))
-        except (ProtocolError, RecursionError, ValueError) as error:
+                    self._feed(RankSaid(running.member, decode_rank_line(line)))
+        except (ProtocolError, ValueError) as error:  # ValueError: a line is too long
             running.group.kill()
             await self._tools.display.lines(f"asyncpar agent: {running.member} is killed: its pipe: {error}\n".encode())
 
@@ -275,10 +274,3 @@ class SlotProcesses:
         if limit is not None:
             loop = asyncio.get_running_loop()
             running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))
-
-
-def _read_message(line: bytes) -> dict[str, Any]:
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ProtocolError(f"expected a message with a kind, got {type(message).__name__}")
-    return message

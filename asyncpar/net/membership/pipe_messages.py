@@ -5,26 +5,204 @@ They stand apart from the end in the process, so that agents import nothing of t
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Final
+
+import msgspec
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
+from asyncpar.net.membership.world_messages import WorldChange
 
 MOST_BYTES: Final = 1 << 20
 """The longest line."""
 
-
-def encode_lineage(lineage: Lineage | None) -> list[Any] | None:
-    """Return a lineage as JSON."""
-    return None if lineage is None else [lineage.step, lineage.digest.hex()]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
-def decode_lineage(content: Any) -> Lineage | None:
-    """Return the lineage in ``content``.  Raises ``ProtocolError`` if it is none."""
-    if content is None:
-        return None
+class PipeMessage(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
+    """A message of either side."""
+
+
+# -- of a rank ---------------------------------------------------------------------------------------------------------
+
+
+class DonorsWanted(PipeMessage, frozen=True):
+    """Ask for the members that serve the state; answered by ``DonorsFound``, or ``Drained``."""
+
+
+class Join(PipeMessage, frozen=True):
+    """Join with the state of ``lineage``, served at ``address``; answered by ``WorldFormed``, or ``Drained``."""
+
+    lineage: Lineage
+    address: str
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+class Progress(PipeMessage, frozen=True):
+    """Report the state reached while waiting for a first world."""
+
+    lineage: Lineage
+
+
+class Withdraw(PipeMessage, frozen=True):
+    """Take the arrival back, to have the state anew; answered by ``Withdrawn``, and what came before that is void."""
+
+
+class NotAdmitted(PipeMessage, frozen=True):
+    """Report why the members that train do not admit this process."""
+
+    why: str
+
+
+class Report(PipeMessage, frozen=True):
+    """Report the state at the end of a world; answered by the next ``WorldFormed``, or ``Drained``."""
+
+    report: MemberReport
+
+
+class LinksServed(PipeMessage, frozen=True):
+    """Report where links of the world of ``generation`` are accepted."""
+
+    generation: int
+    address: str
+
+
+class LeaseWanted(PipeMessage, frozen=True):
+    """Ask for how long steps may be committed; ``steps`` are committed here.  Answered by ``LeaseGranted``."""
+
+    steps: int = -1
+
+
+class LeaveWanted(PipeMessage, frozen=True):
+    """Ask to be drained, as this process got SIGTERM; ``LeaveRefused`` if it is not."""
+
+
+class Leave(PipeMessage, frozen=True):
+    """Announce the end of this process, because of ``why`` ("": it is done), in the step ``failed`` if that failed."""
+
+    failed: int | None = None
+    why: str = ""
+
+
+RankMessage = (
+    DonorsWanted | Join | Progress | Withdraw | NotAdmitted | Report | LinksServed | LeaseWanted | LeaveWanted | Leave
+)
+
+
+# -- of an agent -------------------------------------------------------------------------------------------------------
+
+
+class DonorsFound(PipeMessage, frozen=True):
+    """Name the donors and their addresses, those to be asked first in front."""
+
+    donors: tuple[tuple[str, str], ...] = ()
+
+
+class WorldFormed(PipeMessage, frozen=True, kw_only=True):
+    """Announce the next world: the place of the rank in it, the hosts of its ranks, and the state it begins with.
+
+    ``certified`` are the numbers in the certificates of its ranks, None if they have none.
+    """
+
+    generation: int
+    rank: _Natural
+    hosts: tuple[str, ...]
+    job: str
+    lineage: Lineage
+    decision: Decision
+    change: WorldChange
+    certified: tuple[_Natural, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a place outside of the world, and for another number of certificates."""
+        size = len(self.hosts)
+        if self.rank >= size:
+            raise ValueError(f"rank: expected less than {size}, got {self.rank}")
+        if self.certified is not None and len(self.certified) != size:
+            raise ValueError(f"certified: expected the numbers of {size} certificates, got {self.certified}")
+
+
+class Withdrawn(PipeMessage, frozen=True):
+    """Confirm ``Withdraw``."""
+
+
+class LeaseGranted(PipeMessage, frozen=True):
+    """Allow commits for ``seconds`` from the question on."""
+
+    seconds: float
+
+
+class Drained(PipeMessage, frozen=True):
+    """Announce that no world comes for this rank: the job is complete, or the rank leaves it."""
+
+
+class AllServed(PipeMessage, frozen=True):
+    """Name the addresses of all ranks of the world of ``generation``: each accepts links."""
+
+    generation: int
+    addresses: tuple[str, ...]
+
+
+class WorldRevoked(PipeMessage, frozen=True):
+    """Announce the end of the world of ``generation``; ``is_planned``: no member of it is lost."""
+
+    generation: int
+    why: str
+    is_planned: bool
+
+
+class ChangeWaits(PipeMessage, frozen=True):
+    """Announce that the world of ``generation`` changes at the end of the current step."""
+
+    generation: int
+
+
+class LeaveRefused(PipeMessage, frozen=True):
+    """Refuse ``LeaveWanted``: the process ends at once."""
+
+
+class JobOver(PipeMessage, frozen=True):
+    """Announce the end of the job."""
+
+    why: str
+
+
+AgentMessage = (
+    DonorsFound
+    | WorldFormed
+    | Withdrawn
+    | LeaseGranted
+    | Drained
+    | AllServed
+    | WorldRevoked
+    | ChangeWaits
+    | LeaveRefused
+    | JobOver
+)
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+_rank_decoder = msgspec.json.Decoder(RankMessage)
+_agent_decoder = msgspec.json.Decoder(AgentMessage)
+
+
+def encode_line(message: PipeMessage) -> bytes:
+    """Encode ``message`` as a line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_rank_line(line: bytes) -> RankMessage:
+    """Decode a line of a rank.  Raises ``ProtocolError`` if ranks send no such message."""
     try:
-        step, digest = content
-        return Lineage(int(step), bytes.fromhex(digest))
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"lineage: expected a step and a digest, got {content!r}") from error
+        return _rank_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"expected a message that ranks send: {error}") from error
+
+
+def decode_agent_line(line: bytes) -> AgentMessage:
+    """Decode a line of an agent.  Raises ``ProtocolError`` if agents send no such message."""
+    try:
+        return _agent_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"expected a message that agents send: {error}") from error

@@ -30,6 +30,7 @@ from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob,
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
+from asyncpar.net.membership.pipe_messages import decode_agent_line, encode_line
 from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE
 from asyncpar.net.membership.world_messages import JobOpened
@@ -126,7 +127,8 @@ class SimulatedSlots:
     def write(self, order: WriteToRank) -> None:
         for running in self._running.values():
             if running.member == order.member:
-                running.pipe.to_rank.send(running.pipe.deliver, order.message)
+                message = decode_agent_line(encode_line(order.message))
+                running.pipe.to_rank.call(running.pipe.deliver, message)
 
     def signal(self, slot: int, number: int) -> None:
         running = self._running.get(slot)

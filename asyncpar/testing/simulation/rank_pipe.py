@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from typing import Any, Final
@@ -15,6 +14,7 @@ from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepU
 from asyncpar.elasticity.pipe import Served
 from asyncpar.errors import PeerLost
 from asyncpar.net.membership.lineage import Lineage
+from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage, decode_rank_line, encode_line
 from asyncpar.testing.simulation.connector import SimConnector
 from asyncpar.testing.simulation.group_network import address_of, node_at
 from asyncpar.testing.simulation.network import SimulatedNetwork
@@ -34,13 +34,8 @@ class PipeDirection:
         self._target = target
         self._last = -math.inf
 
-    def send(self, take: Callable[[dict[str, Any]], object], message: dict[str, Any]) -> None:
-        """Let the target ``take`` a copy of ``message``, behind what was sent before; a dead one takes nothing."""
-        copy = json.loads(json.dumps(message))
-        self.call(take, copy)
-
     def call(self, take: Callable[..., object], *content: Any) -> None:
-        """Let the target call ``take`` with ``content``, behind what was sent before."""
+        """Let the target call ``take`` with ``content``, behind what was sent before; a dead one takes nothing."""
         loop = self._network.loop
         self._last = max(self._last + _INSTANT, loop.now + PIPE_SECONDS)
         loop.schedule(self._target, self._last, take, *content)
@@ -57,7 +52,7 @@ class SimulatedRankPipe:
         *,
         member: str,
         to_agent: PipeDirection,
-        said: Callable[[dict[str, Any]], None],
+        said: Callable[[RankMessage], None],
     ) -> None:
         self.to_rank = PipeDirection(network, process)
         self._network = network
@@ -66,11 +61,11 @@ class SimulatedRankPipe:
         self._member = member
         self._to_agent = to_agent
         self._said = said
-        self._take: Callable[[dict[str, Any]], None] | None = None
-        self._early: list[dict[str, Any]] = []
+        self._take: Callable[[AgentMessage], None] | None = None
+        self._early: list[AgentMessage] = []
         self._shelf: SnapshotShelf | None = None
 
-    def deliver(self, message: dict[str, Any]) -> None:
+    def deliver(self, message: AgentMessage) -> None:
         """Take a message of the agent: it waits until the pipe is open."""
         if self._take is None:
             self._early.append(message)
@@ -81,16 +76,16 @@ class SimulatedRankPipe:
     def is_open(self) -> bool:
         return self._take is not None
 
-    async def open(self, take: Callable[[dict[str, Any]], None], end: Callable[[Exception], None]) -> None:
+    async def open(self, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]) -> None:
         del end  # a rank ends with its agent
         self._take = take
         early, self._early = self._early, []
         for message in early:
             take(message)
 
-    def write(self, message: dict[str, Any]) -> None:
+    def write(self, message: RankMessage) -> None:
         if self._take is not None:
-            self._to_agent.send(self._said, message)
+            self._to_agent.call(self._said, decode_rank_line(encode_line(message)))
 
     async def serve_snapshots(self, shelf: SnapshotShelf) -> str:
         self._shelf = shelf
@@ -101,7 +96,7 @@ class SimulatedRankPipe:
     def donor(self, name: str, address: str) -> SimulatedDonor:
         return SimulatedDonor(self._network, name, node_at(address))
 
-    async def serve_links(self, stack: AsyncExitStack, certified: list[int] | None) -> Served:
+    async def serve_links(self, stack: AsyncExitStack, certified: Sequence[int] | None) -> Served:
         del certified
         nodes: list[int] = []
         connector = SimConnector(self._network, self._process, self._dice, node_of=nodes.__getitem__)

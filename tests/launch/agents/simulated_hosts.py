@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.interruption import Interruption
@@ -25,8 +27,28 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
 from asyncpar.net.membership import consensus_messages as consensus
 from asyncpar.net.membership.consensus_messages import Entry, Term
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.pipe_messages import decode_lineage, encode_lineage
+from asyncpar.net.membership.lineage import Lineage, MemberReport
+from asyncpar.net.membership.pipe_messages import (
+    AgentMessage,
+    AllServed,
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    Join,
+    LeaseGranted,
+    LeaseWanted,
+    LinksServed,
+    PipeMessage,
+    Progress,
+    RankMessage,
+    Report,
+    Withdraw,
+    Withdrawn,
+    WorldFormed,
+    WorldRevoked,
+)
 from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.membership.world_messages import HostCommand, JobOpened
@@ -36,6 +58,8 @@ from asyncpar.testing.simulation.cluster import SimulatedCluster
 from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of, running
 from asyncpar.testing.simulation.network import SimulatedNetwork
 from asyncpar.testing.simulation.process import SimulatedProcess
+
+Answer = TypeVar("Answer", bound=PipeMessage)
 
 START: Final = Lineage(0, b"start")
 STEP_SECONDS: Final = 0.05
@@ -164,7 +188,7 @@ class StrawRank:
         self,
         network: SimulatedNetwork,
         member: str,
-        say: Callable[[dict[str, Any]], None],
+        say: Callable[[RankMessage], None],
         may_die: Callable[[], bool],
     ) -> None:
         self.member = member
@@ -174,26 +198,26 @@ class StrawRank:
         self._lineage = START
         self._has_state = self._is_gone = False
         self._prepared: Lineage | None = None
-        self._lease = CommitLease(lambda: say({"kind": "lease"}))
+        self._lease = CommitLease(lambda: say(LeaseWanted()))
         self._holding: Interruption | None = None
-        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._revoked = -1
         self._pending = -1
         self._news = asyncio.Event()
         self._votes: dict[tuple[int, int], dict[int, bool]] = {}
         self._own: dict[tuple[int, int], tuple[str, ...]] = {}
 
-    def hear(self, message: dict[str, Any]) -> None:
-        match message["kind"]:
-            case "revoked":
-                self._revoked = max(self._revoked, message["generation"])
+    def hear(self, message: AgentMessage) -> None:
+        match message:
+            case WorldRevoked(generation):
+                self._revoked = max(self._revoked, generation)
                 if self._holding is not None:
                     self._holding.interrupt()
-            case "lease":
-                self._lease.grant(message["seconds"])
-            case "pending":
-                self._pending = max(self._pending, message["generation"])
-            case "over":
+            case LeaseGranted(seconds):
+                self._lease.grant(seconds)
+            case ChangeWaits(generation):
+                self._pending = max(self._pending, generation)
+            case JobOver():
                 self._revoked = 1 << 60
             case _:
                 self._inbox.put_nowait(message)
@@ -204,42 +228,42 @@ class StrawRank:
         self._network.serve(f"vote {self.member}", self._take_vote)
         try:
             message = await self._join()
-            while message["kind"] == "world":
+            while isinstance(message, WorldFormed):
                 message = await self._live(message)
         finally:
             self._is_gone = True
 
     # -- newcomers
 
-    async def _join(self) -> dict[str, Any]:
+    async def _join(self) -> WorldFormed | Drained:
         while True:
-            self._say({"kind": "donors"})
-            donors = (await self._next("donors"))["donors"]
+            self._say(DonorsWanted())
+            donors = (await self._next(DonorsFound)).donors
             if not donors or await self._heal(donors):
                 break
             await asyncio.sleep(0.1)
             await self._withdraw()
         node = running().node
         self._has_state = True
-        self._say({"kind": "join", "lineage": encode_lineage(self._lineage), "address": f"{node}"})
+        self._say(Join(self._lineage, f"{node}"))
         while True:
             try:
                 async with asyncio.timeout(0.2):
-                    return await self._next("world", "drained")
+                    return await self._next(WorldFormed, Drained)
             except TimeoutError:
                 before = self._lineage
                 if donors and not await self._fetch_any(donors):
                     await self._withdraw()
                     return await self._join()
                 if self._lineage != before and self._inbox.empty():
-                    self._say({"kind": "progress", "lineage": encode_lineage(self._lineage)})
+                    self._say(Progress(self._lineage))
 
     async def _withdraw(self) -> None:
         self._has_state = False
-        self._say({"kind": "withdraw"})
-        await self._next("withdrawn")
+        self._say(Withdraw())
+        await self._next(Withdrawn)
 
-    async def _heal(self, donors: list[list[str]]) -> bool:
+    async def _heal(self, donors: Sequence[tuple[str, str]]) -> bool:
         """Fetch the state that donors have when they have ended another step; False if none is left."""
         if not await self._fetch_any(donors):
             return False
@@ -250,16 +274,16 @@ class StrawRank:
                 return False
         return True
 
-    async def _fetch_any(self, donors: list[list[str]]) -> bool:
+    async def _fetch_any(self, donors: Sequence[tuple[str, str]]) -> bool:
         return any(await asyncio.gather(*(self._fetch(donor) for donor in donors)))
 
-    async def _fetch(self, donor: list[str]) -> bool:
+    async def _fetch(self, donor: tuple[str, str]) -> bool:
         name, node = donor
         try:
             found = await self._network.call(int(node), f"state {name}", self.member, timeout=FETCH_SECONDS)
         except OSError:
             return False
-        lineage = decode_lineage(found)
+        lineage = msgspec.convert(found, Lineage | None)
         if lineage is None:  # it has none itself, or is gone
             return False
         if lineage.step >= self._lineage.step:
@@ -267,12 +291,12 @@ class StrawRank:
         return True
 
     async def _give_state(self, _: str) -> Any:
-        return encode_lineage(self._lineage if self._has_state and not self._is_gone else None)
+        return msgspec.to_builtins(self._lineage if self._has_state and not self._is_gone else None)
 
-    async def _next(self, *kinds: str) -> dict[str, Any]:
+    async def _next(self, *kinds: type[Answer]) -> Answer:
         while True:
             message = await self._inbox.get()
-            if message["kind"] in kinds:
+            if isinstance(message, kinds):
                 return message
 
     async def _sleep(self, seconds: float) -> None:
@@ -290,13 +314,13 @@ class StrawRank:
 
     # -- worlds
 
-    async def _live(self, world: dict[str, Any]) -> dict[str, Any]:
+    async def _live(self, world: WorldFormed) -> WorldFormed | Drained:
         """Be in a world until it is over; return what comes next."""
-        generation, rank = int(world["generation"]), int(world["rank"])
-        await self._begin(generation, decode_lineage(world["lineage"]))
+        generation, rank = world.generation, world.rank
+        await self._begin(generation, world.lineage)
         node = running().node
-        self._say({"kind": "address", "generation": generation, "address": f"{node} {self.member}"})
-        suspects: list[list[Any]] = []
+        self._say(LinksServed(generation, f"{node} {self.member}"))
+        suspects: list[tuple[int, str]] = []
         members: list[str] = []
         while generation > self._revoked and not members:
             members = await self._members(generation)
@@ -307,15 +331,16 @@ class StrawRank:
             missing = await self._step(generation, rank, members)
             if missing is None:
                 break
-            suspects += [[one, "does not answer"] for one in missing]
+            suspects += [(one, "does not answer") for one in missing]
             if missing or any(self._votes[generation, self._lineage.step - 1].values()):
                 break
-        report = {"generation": generation, "lineage": encode_lineage(self._lineage), "suspects": suspects}
-        self._say({"kind": "report", "prepared": encode_lineage(self._prepared), **report})
-        return await self._next("world", "drained")
+        report = MemberReport(
+            generation=generation, lineage=self._lineage, prepared=self._prepared, suspects=tuple(suspects)
+        )
+        self._say(Report(report))
+        return await self._next(WorldFormed, Drained)
 
-    async def _begin(self, generation: int, lineage: Lineage | None) -> None:
-        assert lineage is not None
+    async def _begin(self, generation: int, lineage: Lineage) -> None:
         prepared, self._prepared = self._prepared, None
         if self._lineage.step < lineage.step:
             if prepared != lineage:
@@ -331,8 +356,8 @@ class StrawRank:
             await self._news.wait()
         if not self._inbox.empty():
             message = self._inbox.get_nowait()
-            if message["kind"] == "members" and message["generation"] == generation:
-                return list(message["members"])
+            if isinstance(message, AllServed) and message.generation == generation:
+                return list(message.addresses)
         return []
 
     async def _step(self, generation: int, rank: int, members: list[str]) -> list[int] | None:
@@ -431,7 +456,7 @@ class StrawProcesses:
     def start(self, order: StartRank) -> None:
         loop = asyncio.get_running_loop()
 
-        def say(message: dict[str, Any]) -> None:
+        def say(message: RankMessage) -> None:
             loop.call_soon(self._feed, RankSaid(order.member, message))
 
         _note(Started(order.member))

@@ -45,6 +45,21 @@ from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_gro
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.pipe_messages import (
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    Join,
+    LeaseWanted,
+    Leave,
+    LeaveRefused,
+    LeaveWanted,
+    NotAdmitted,
+    WorldFormed,
+    WorldRevoked,
+)
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
     ChangePending,
@@ -170,7 +185,7 @@ def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_befo
     if is_outlived:
         host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
     host.feed(JobStopped(1, "it is over"))
-    assert host.of(WriteToRank) == [WriteToRank("a/0/1", {"kind": "over", "why": "it is over"})]
+    assert host.of(WriteToRank) == [WriteToRank("a/0/1", JobOver("it is over"))]
     [closed] = host.told
     end = decode_end(closed.record)
     if is_outlived:
@@ -184,28 +199,29 @@ def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_t
     names = map(str, range(10))
     machine = ElasticRanks(1, record(ElasticMode.RANKS, slots=2), host="a", draw=lambda: next(names), certified=(4, 5))
     assert machine.begin(0.0) == [StartRank(0, "a/0/0@rank-4"), StartRank(1, "a/1/1@rank-5")]
-    machine.handle(RankSaid("a/1/1@rank-5", {"kind": "join", "lineage": [0, ""], "address": "x"}), now=0.0)
+    machine.handle(RankSaid("a/1/1@rank-5", Join(Lineage(0, b""), "x")), now=0.0)
     members = [PlacedMember(name=name, host=name[0]) for name in ("b/0/0@rank-0", "a/1/1@rank-5")]
     told = [one for one in machine.handle(announced(0, *members), now=0.0) if isinstance(one, WriteToRank)]
-    heard = [(one.member, one.message["rank"], one.message["certified"]) for one in told]
-    assert heard == [("a/1/1@rank-5", 1, [0, 5])]
+    worlds = [(one.member, one.message) for one in told if isinstance(one.message, WorldFormed)]
+    heard = [(member, world.rank, world.certified) for member, world in worlds]
+    assert heard == [("a/1/1@rank-5", 1, (0, 5))]
 
 
 def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
     host = Host(ElasticMode.RANKS)
-    asked = RankSaid("a/0/0", {"kind": "donors"})
+    asked = RankSaid("a/0/0", DonorsWanted())
     host.feed(asked)
-    assert host.last == [WriteToRank("a/0/0", {"kind": "donors", "donors": []})]
+    assert host.last == [WriteToRank("a/0/0", DonorsFound())]
     members = [PlacedMember(name=name, host=name[0], address=f"at {name}") for name in ("a/0/0", "b/0/0")]
     host.feed(announced(0, *members))
     host.feed(asked)
-    told = WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b/0/0"]]})
+    told = WriteToRank("a/0/0", DonorsFound((("b/0/0", "at b/0/0"),)))
     assert host.last == [TellLeader(MemberHealing("a/0/0", "a")), told]
 
 
 def test_a_member_that_asks_may_commit_unless_it_is_to_end() -> None:
     host = Host(ElasticMode.RANKS)
-    asks = RankSaid("a/0/0", {"kind": "lease"})
+    asks = RankSaid("a/0/0", LeaseWanted())
     host.feed(asks)
     assert host.last == [GrantLease("a/0/0")]
     host.feed(MemberDismissed("a/0/0", "it did not answer"))
@@ -216,7 +232,7 @@ def test_a_member_that_asks_may_commit_unless_it_is_to_end() -> None:
 def test_a_spare_waits_and_steps_in_for_a_rank_that_is_lost() -> None:
     host = Host(ElasticMode.RANKS, slots=2, spares=1)
     assert host.of(StartRank) == [StartRank(0, "a/0/0"), StartRank(1, "a/1/1"), StartRank(2, "a/2/2")]
-    asks = {"kind": "donors"}
+    asks = DonorsWanted()
     assert [host.feed(RankSaid(member, asks)) != [] for member in ("a/2/2", "a/0/0", "a/1/1")] == [True, True, False]
     assert host.machine.spares == {1}
     placed = [PlacedMember(name=name, host="a", address=f"at {name}") for name in ("a/2/2", "a/0/0")]
@@ -245,19 +261,19 @@ def test_ranks_of_a_host_without_a_place_wait_until_a_host_is_lost() -> None:
     host = Host(ElasticMode.RANKS)
     placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
     host.feed(announced(0, *placed))
-    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
+    assert host.feed(RankSaid("a/0/0", DonorsWanted())) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
     assert host.machine.spares == {0}
     assert host.wait(60.0) == [], "it waits without a word"
     host.feed(announced(1, *placed[:1]))
     assert host.told == [MemberHealing("a/0/0", "a")]
-    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "donors", "donors": [["b/0/0", "at b"]]})]
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", DonorsFound((("b/0/0", "at b"),)))]
 
 
 def test_ranks_of_a_host_without_a_place_ask_when_more_are_needed() -> None:
     host = Host(ElasticMode.RANKS)
     placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
     host.feed(announced(0, *placed))
-    host.feed(RankSaid("a/0/0", {"kind": "donors"}))
+    host.feed(RankSaid("a/0/0", DonorsWanted()))
     assert host.feed(WorldEnded(0, "c is lost")) == []
     host.feed(announced(1, *placed))
     assert host.feed(WorldEnded(1, "c is lost, and two hosts are needed")) == []
@@ -268,16 +284,16 @@ def test_ranks_of_a_host_without_a_place_ask_when_more_are_needed() -> None:
 def test_ranks_of_a_host_without_a_place_end_well_with_the_job() -> None:
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, *(PlacedMember(name=f"{name}/0/0", host=name) for name in "bc")))
-    host.feed(RankSaid("a/0/0", {"kind": "donors"}))
+    host.feed(RankSaid("a/0/0", DonorsWanted()))
     host.feed(JobClosed(number=1, record=encode_record(JobEnd(exit_code=0))))
-    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "drained"})]
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", Drained())]
     assert host.gone(0, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
 def test_who_comes_too_late_for_the_last_place_says_so_once_and_stays() -> None:
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
-    host.feed(RankSaid("a/0/0", {"kind": "donors"}))
+    host.feed(RankSaid("a/0/0", DonorsWanted()))
     waits = MemberWaits("a/0/0", "the job has all its 2 hosts")
     assert host.feed(waits) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
     assert host.feed(waits) == []
@@ -288,7 +304,7 @@ def test_who_comes_too_late_for_the_last_place_says_so_once_and_stays() -> None:
 
 def test_a_spare_that_withdraws_is_answered_at_once_and_keeps_its_place() -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
-    asks = {"kind": "donors"}
+    asks = DonorsWanted()
     assert host.feed(RankSaid("a/1/1", asks)) != []
     assert host.feed(RankSaid("a/0/0", asks)) == []
     assert host.feed(RankSaid("a/1/1", asks)) != []
@@ -297,7 +313,7 @@ def test_a_spare_that_withdraws_is_answered_at_once_and_keeps_its_place() -> Non
 @pytest.mark.parametrize("asks_later", [False, True])
 def test_a_spare_ends_well_with_the_job(asks_later: bool) -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
-    asks = {"kind": "donors"}
+    asks = DonorsWanted()
     host.feed(RankSaid("a/0/0", asks))
     if not asks_later:
         assert host.feed(RankSaid("a/1/1", asks)) == []
@@ -307,15 +323,15 @@ def test_a_spare_ends_well_with_the_job(asks_later: bool) -> None:
     told = host.feed(closed)
     if asks_later:
         told = host.feed(RankSaid("a/1/1", asks))
-    assert told == [WriteToRank("a/1/1", {"kind": "drained"})]
+    assert told == [WriteToRank("a/1/1", Drained())]
     assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
 def test_spares_of_a_host_that_leaves_take_no_place() -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
     for member in ("a/0/0", "a/1/1"):
-        host.feed(RankSaid(member, {"kind": "donors"}))
-    host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+        host.feed(RankSaid(member, DonorsWanted()))
+    host.feed(RankSaid("a/0/0", Join(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
     host.feed(LeaveHost(10.0, "got SIGTERM"))
     assert host.of(SignalRank) == [SignalRank(1, signal.SIGTERM)]
@@ -370,26 +386,30 @@ def test_a_rank_that_ends_well_completes_the_job_and_the_others_are_left_alone()
 def test_a_rank_that_is_being_healed_when_the_job_is_complete_ends_well(*, asks_first: bool) -> None:
     host = Host(ElasticMode.RANKS, slots=2)
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
-    host.feed(RankSaid("a/1/1", {"kind": "donors"}))
-    assert host.of(WriteToRank)[-1].message["donors"], "it is told from whom it can have the state"
+    host.feed(RankSaid("a/1/1", DonorsWanted()))
+    found = host.of(WriteToRank)[-1].message
+    assert isinstance(found, DonorsFound)
+    assert found.donors, "it is told from whom it can have the state"
     complete = JobClosed(number=1, record=encode_record(JobEnd(exit_code=0)))
     if asks_first:
-        host.feed(RankSaid("a/1/1", {"kind": "donors"}))
+        host.feed(RankSaid("a/1/1", DonorsWanted()))
         host.feed(complete)
     else:
         host.feed(complete)
-        host.feed(RankSaid("a/1/1", {"kind": "donors"}))  # those who could have given it are gone
-        assert host.of(WriteToRank) == [WriteToRank("a/1/1", {"kind": "drained"})]
-    assert host.feed(MemberDismissed("a/1/1", "all members are lost")) == [WriteToRank("a/1/1", {"kind": "drained"})]
+        host.feed(RankSaid("a/1/1", DonorsWanted()))  # those who could have given it are gone
+        assert host.of(WriteToRank) == [WriteToRank("a/1/1", Drained())]
+    assert host.feed(MemberDismissed("a/1/1", "all members are lost")) == [WriteToRank("a/1/1", Drained())]
     host.gone(0, 0)
     assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
 def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> None:
     host = Host(ElasticMode.RANKS)
-    host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(RankSaid("a/0/0", Join(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
-    assert host.of(WriteToRank)[0].message["rank"] == 0
+    world = host.of(WriteToRank)[0].message
+    assert isinstance(world, WorldFormed)
+    assert world.rank == 0
     host.feed(LeaveHost(10.0, "got SIGTERM"))
     assert host.told == [HostDraining("a")]
     host.wait(10.0)
@@ -402,18 +422,18 @@ def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> 
 def in_world_of_two(**settings: Any) -> Host:
     """A host whose rank trains with one of another host."""
     host = Host(ElasticMode.RANKS, **settings)
-    host.feed(RankSaid("a/0/0", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(RankSaid("a/0/0", Join(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
     return host
 
 
 def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_a_step_and_starts_again() -> None:
     host = in_world_of_two(restarts=0)
-    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    host.feed(RankSaid("a/0/0", LeaveWanted()))
     assert host.told == [MemberDraining("a/0/0")]
     assert host.of(SignalRank) == []
     host.feed(MemberDismissed("a/0/0", "drained", is_drained=True))
-    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "drained"})]
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", Drained())]
     host.gone(0, 0)
     assert host.told == [MemberLeft("a/0/0")], "the job is not complete"
     assert host.wait(0.0) == [StartRank(0, "a/0/1")]
@@ -422,7 +442,7 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_a_step_and_starts_again()
 
 def test_a_rank_that_gets_sigterm_does_not_start_again_where_its_host_leaves() -> None:
     host = in_world_of_two()
-    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    host.feed(RankSaid("a/0/0", LeaveWanted()))
     host.feed(LeaveHost(10.0, "got SIGTERM"))
     host.feed(MemberDismissed("a/0/0", "drained", is_drained=True))
     assert host.gone(0, 0)[-1] == RanksOver(None)
@@ -430,7 +450,7 @@ def test_a_rank_that_gets_sigterm_does_not_start_again_where_its_host_leaves() -
 
 def test_a_rank_that_asked_to_leave_and_comes_to_its_end_completes_the_job() -> None:
     host = in_world_of_two()
-    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
+    host.feed(RankSaid("a/0/0", LeaveWanted()))
     host.gone(0, 0)
     left, closed = host.told
     assert (left, decode_end(closed.record)) == (MemberLeft("a/0/0"), JobEnd(exit_code=0))
@@ -454,20 +474,13 @@ def end_of_time(host: Host) -> None:
 def test_a_rank_that_gets_sigterm_ends_at_once_where_it_cannot_hand_over(happens: Callable[[Host], Any]) -> None:
     host = in_world_of_two()
     happens(host)
-    host.feed(RankSaid("a/0/0", {"kind": "depart"}))
-    assert host.last == [WriteToRank("a/0/0", {"kind": "refused"})]
+    host.feed(RankSaid("a/0/0", LeaveWanted()))
+    assert host.last == [WriteToRank("a/0/0", LeaveRefused())]
 
 
 def test_a_rank_that_gets_sigterm_before_its_first_world_ends_at_once() -> None:
     host = Host(ElasticMode.RANKS)
-    assert host.feed(RankSaid("a/0/0", {"kind": "depart"})) == [WriteToRank("a/0/0", {"kind": "refused"})]
-
-
-def test_what_a_rank_says_is_checked() -> None:
-    host = Host(ElasticMode.RANKS)
-    for message in ({"kind": "nonsense"}, {"kind": "join"}, {"kind": "join", "lineage": None, "address": ""}):
-        with pytest.raises(ProtocolError):
-            host.feed(RankSaid("a/0/0", message))
+    assert host.feed(RankSaid("a/0/0", LeaveWanted())) == [WriteToRank("a/0/0", LeaveRefused())]
 
 
 def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
@@ -583,24 +596,24 @@ def test_options_that_cannot_be_are_named() -> None:
 def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
-    host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(RankSaid(member, Join(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
-    revoked = {"kind": "revoked", "generation": 0, "why": "no quorum", "planned": False}
+    revoked = WorldRevoked(0, "no quorum", is_planned=False)
     assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
     held: list[SlotEvent] = [announced(1, PlacedMember(name=member, host="a")), WorldEnded(1, "so"), ChangePending(1)]
     assert [host.feed(event) for event in held] == [[], [], []], "revoked at once, it would be followed by another"
     said = host.feed(HostParked(""))
-    kinds = [command.message["kind"] for command in said if isinstance(command, WriteToRank)]
-    assert kinds == ["world", "revoked", "pending"], "it goes on with what was announced meanwhile"
+    kinds = [type(command.message) for command in said if isinstance(command, WriteToRank)]
+    assert kinds == [WorldFormed, WorldRevoked, ChangeWaits], "it goes on with what was announced meanwhile"
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
 def test_ranks_are_told_whether_their_world_ends_by_plan(is_planned: bool) -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
-    host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(RankSaid(member, Join(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
-    revoked = {"kind": "revoked", "generation": 0, "why": "so", "planned": is_planned}
+    revoked = WorldRevoked(0, "so", is_planned)
     assert host.feed(WorldEnded(0, "so", is_planned=is_planned)) == [WriteToRank(member, revoked)]
 
 
@@ -623,12 +636,12 @@ def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever
     host = Host(ElasticMode.RANKS, restarts=3)
     others = PlacedMember(name="b/0/0", host="b")
     host.feed(announced(0, others))
-    host.feed(RankSaid("a/0/0", {"kind": "differs", "why": "its step 4 differs"}))
+    host.feed(RankSaid("a/0/0", NotAdmitted("its step 4 differs")))
     assert host.last == [SayLine("rank a/0 is not admitted: its step 4 differs")]
     host.gone(0, 1)
     assert host.of(SayLine) == [SayLine("rank a/0 exited with code 1; it starts again in 0.25 s (restart 1 of 3)")]
     assert host.wait(0.25) == [StartRank(0, "a/0/1")]
-    host.feed(RankSaid("a/0/1", {"kind": "differs", "why": "its step 9 differs"}))
+    host.feed(RankSaid("a/0/1", NotAdmitted("its step 9 differs")))
     assert host.last == []
     assert isinstance(host.machine, ElasticRanks)
     assert host.machine.refusals == {0: "its step 9 differs"}
@@ -640,7 +653,7 @@ def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever
     host.gone(0, -signal.SIGKILL)
     assert host.of(StartRank) == []
     assert host.wait(1.0) == [StartRank(0, "a/0/3")]
-    host.feed(RankSaid("a/0/3", {"kind": "join", "lineage": [0, ""], "address": "x"}))
+    host.feed(RankSaid("a/0/3", Join(Lineage(0, b""), "x")))
     host.feed(announced(1, others, PlacedMember(name="a/0/3", host="a")))
     assert host.machine.refusals == {}
 
@@ -650,21 +663,21 @@ def test_a_newcomer_of_a_parked_host_waits_for_the_quorum_before_it_is_named_don
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
     host.feed(HostParked("no quorum"))
-    assert host.feed(RankSaid("a/0/0", {"kind": "donors"})) == []
+    assert host.feed(RankSaid("a/0/0", DonorsWanted())) == []
     host.feed(announced(1, PlacedMember(name="c/0/0", host="c", address="at c")))
     assert host.of(WriteToRank) == []
     host.feed(HostParked(""))
-    assert host.of(WriteToRank) == [WriteToRank("a/0/0", {"kind": "donors", "donors": [["c/0/0", "at c"]]})]
+    assert host.of(WriteToRank) == [WriteToRank("a/0/0", DonorsFound((("c/0/0", "at c"),)))]
 
 
 def test_a_rank_that_ends_with_an_exception_outside_its_steps_is_lost_and_not_done() -> None:
     """Ranks that are done are not replaced: a job all of whose ranks crashed would never end."""
     host = Host(ElasticMode.RANKS)
-    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": "ProtocolError: it came twice"}))
+    host.feed(RankSaid("a/0/0", Leave(None, "ProtocolError: it came twice")))
     assert host.told == [MemberDied("a/0/0", "ended with ProtocolError: it came twice")]
-    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": 4, "why": "ValueError: 4"}))
+    host.feed(RankSaid("a/0/0", Leave(4, "ValueError: 4")))
     assert host.told == [MemberFailed("a/0/0", 4, "ValueError: 4")]
-    host.feed(RankSaid("a/0/0", {"kind": "leave", "failed": None, "why": ""}))
+    host.feed(RankSaid("a/0/0", Leave()))
     assert host.told == [MemberLeft("a/0/0")]
 
 
@@ -672,9 +685,9 @@ def test_a_member_that_the_others_have_gone_on_without_is_ended_although_nobody_
     host = Host(ElasticMode.RANKS, slots=2)
     placed = [PlacedMember(name=name, host="a") for name in ("a/0/0", "a/1/1")]
     for member in ("a/0/0", "a/1/1"):
-        host.feed(RankSaid(member, {"kind": "join", "lineage": [0, ""], "address": "x"}))
+        host.feed(RankSaid(member, Join(Lineage(0, b""), "x")))
     host.feed(announced(0, *placed))
-    host.feed(RankSaid("a/1/1", {"kind": "leave", "failed": None, "why": ""}))
+    host.feed(RankSaid("a/1/1", Leave()))
     said = host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
     assert [one for one in said if isinstance(one, SignalRank)] == [SignalRank(0, signal.SIGKILL)], (
         "the other one is done"

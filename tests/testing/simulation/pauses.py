@@ -115,7 +115,7 @@ async def _waits_for_the_future(worlds: PipeWorlds, generation: int) -> Any:
     return await worlds._addresses  # noqa: SLF001
 
 
-def _takes_once(worlds: PipeWorlds, generation: int, members: list[Any]) -> None:
+def _takes_once(worlds: PipeWorlds, generation: int, members: tuple[str, ...]) -> None:
     addresses = worlds._addresses  # noqa: SLF001
     if addresses is None or addresses.done():
         raise ValueError(f"the members of generation {generation} came twice")
@@ -157,8 +157,8 @@ MISSING: dict[str, Missing] = {
         prevents="a rank dies of addresses that come after its world was revoked",
         siege=Siege(size=4, kinds=("reset", "pause_rank", "isolate"), of_others=("pause_rank",), pair_chance=1.0),
         patches=(
-            (PipeWorlds, "_members", _waits_for_the_future),
-            (PipeWorlds, "_take_members", _takes_once),
+            (PipeWorlds, "_all_served", _waits_for_the_future),
+            (PipeWorlds, "_take_addresses", _takes_once),
             (ElasticDirector, "ready", _starts_what_is_over),
         ),
     ),
