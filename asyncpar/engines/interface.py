@@ -16,7 +16,7 @@ import msgspec
 
 from asyncpar.core.config.checks import check_count, check_positive
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.errors import UsageError
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import check_transport

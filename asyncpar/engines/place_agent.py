@@ -19,7 +19,7 @@ import msgspec
 
 from asyncpar.core.addresses import join_address
 from asyncpar.core.config.secret import Secret
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.engines.interface import (
     BeginRanks,
     Interrupt,

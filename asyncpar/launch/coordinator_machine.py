@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.launch.failure import (
     LEFT_EARLY,
     RankEnd,

@@ -16,7 +16,7 @@ import select
 from abc import ABC, abstractmethod
 
 from asyncpar.core.concurrency.worker import DaemonThread
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.harmless import HarmlessStream, harmless_bytes, harmless_line, harmless_values
 from asyncpar.observe.progress_line import drawn_line, plain_line
 

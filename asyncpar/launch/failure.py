@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from asyncpar.core.observe.reported import ProgressRecord
-from asyncpar.core.observe.reporting import Phase
-from asyncpar.core.observe.waits import WaitNotice, spell_ranks
+from asyncpar.core.observe.rank_reports import FailureReport
+from asyncpar.core.observe.waits import spell_ranks
 from asyncpar.core.signals import signal_name
 from asyncpar.errors import PeerLost
 from asyncpar.observe.holdups import find_odd_calls, follow_blames
@@ -21,22 +18,6 @@ _LONGEST_REASON = 800
 _LONGEST_CONSEQUENCE = 240
 _NOTICEABLE = 0.05
 """Seconds between two failures that are worth a word."""
-
-
-class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", tag_field="kind"):
-    """The exception that ended a rank, as it reported it.
-
-    ``time`` is on the monotonic clock of its host; ``blames`` is the rank that a ``PeerError`` names, and ``call`` what
-    the rank called where others called something else (``OperationMismatch``; "": that is not what went wrong).
-    """
-
-    type_name: str = msgspec.field(name="type")
-    message: str
-    traceback: str
-    time: float = 0.0
-    is_peer_error: bool = False
-    blames: int | None = None
-    call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,38 +208,3 @@ def _evidence(failure: RankEnd) -> list[str]:
     crash = crash_line(failure.stderr_tail)  # it is named where the end is
     tail = [line for line in failure.stderr_tail.strip().splitlines() if line != crash or not crash][-_TAIL_LINES:]
     return ["  end of its stderr:", *(f"    {line}" for line in tail)] if tail else []
-
-
-class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):
-    """The phase of a rank in joining its world."""
-
-    phase: Phase
-
-
-class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
-    """A heartbeat."""
-
-
-class WaitRecord(msgspec.Struct, frozen=True, tag="waiting", tag_field="kind"):
-    """The rank has waited for long; ``notice`` None: it goes on, or what it waited for ``has_failed``."""
-
-    notice: WaitNotice | None = None
-    has_failed: bool = False
-
-
-class BlockedRecord(msgspec.Struct, frozen=True, tag="blocked", tag_field="kind"):
-    """Code blocks the rank's event loop; ``where`` "": it goes on."""
-
-    where: str = ""
-
-
-Record = ProgressRecord | FailureReport | PhaseRecord | BeatRecord | WaitRecord | BlockedRecord
-
-
-def parse_record(line: bytes) -> Record | None:
-    """Return the record in ``line``; None if it is none."""
-    try:
-        record: Record = msgspec.json.decode(line, type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return record

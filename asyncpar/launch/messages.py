@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.rank_reports import FailureReport, Phase
 from asyncpar.core.observe.waits import WaitNotice
-from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.protocol import (
     AgentAssignment,
     AgentHello,

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.observe.reported import ProgressRecord
-from asyncpar.core.private_files import make_private_folder, open_private
-from asyncpar.core.system_errors import os_reason
-from asyncpar.launch.display import Display, LineSplitter, write_all
-from asyncpar.launch.failure import (
+from asyncpar.core.observe.rank_reports import (
     BeatRecord,
     BlockedRecord,
     FailureReport,
     PhaseRecord,
+    ProgressRecord,
     WaitRecord,
     parse_record,
 )
+from asyncpar.core.private_files import make_private_folder, open_private
+from asyncpar.core.system_errors import os_reason
+from asyncpar.launch.display import Display, LineSplitter, write_all
 from asyncpar.launch.options import StreamChoice, Streams
 from asyncpar.launch.post_mortem import TailFile
 from asyncpar.launch.tracebacks import HOLD_SECONDS, REPORTED_HOLD_SECONDS, TracebackHold

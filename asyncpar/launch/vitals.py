@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.core.observe.waits import CONDITION_WORDS
 
 LOOK_SECONDS: Final = 0.2

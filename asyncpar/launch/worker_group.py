@@ -19,12 +19,13 @@ import msgspec
 from asyncpar import errors
 from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss, encode_condition, encode_loss
+from asyncpar.core.observe.rank_reports import FailureReport
 from asyncpar.core.observe.recorder import RING_FD
 from asyncpar.core.observe.stack_dump import STACKS_FD, read_stack_dump
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerError
 from asyncpar.launch.display import Display
-from asyncpar.launch.failure import FailureReport, RankEnd, describe_cause
+from asyncpar.launch.failure import RankEnd, describe_cause
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem

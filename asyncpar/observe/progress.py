@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, SupportsFloat, TextIO
 
 from asyncpar.core.config.rank_place import find_rank_place
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.core.observe.reporting import Reporter, process_reporter
 from asyncpar.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.engines.interface import PlaceOutput, PlaceProgress
 from asyncpar.engines.output import PlaceMessages, StreamConsole
 

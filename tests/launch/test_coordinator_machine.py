@@ -9,10 +9,11 @@ from typing import TypeVar
 import pytest
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.observe.reporting import Phase as Phase_
+from asyncpar.core.observe.rank_reports import FailureReport
+from asyncpar.core.observe.rank_reports import Phase as Phase_
 from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
-from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.protocol import (
     AgentArrived,
     AgentAssignment,

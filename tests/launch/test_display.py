@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.launch.display import OutputStream, PlainDisplay, TerminalDisplay
 from asyncpar.testing import run_virtual
 

@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
+from asyncpar.core.observe.rank_reports import FailureReport
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
-from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_arrivals import FIRST_SECONDS
 from asyncpar.launch.protocol import (
     AgentArrived,

@@ -7,15 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
-from asyncpar.launch.failure import (
-    FailureReport,
-    RankEnd,
-    add_leavers,
-    choose_first,
-    describe,
-    describe_ending,
-    exit_code_of,
-)
+from asyncpar.core.observe.rank_reports import FailureReport
+from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe, describe_ending, exit_code_of
 
 
 def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> RankEnd:

@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.dashboard.page_file import report_page
 from asyncpar.dashboard.picture import Painter

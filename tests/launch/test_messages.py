@@ -9,8 +9,8 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.observe.reporting import Phase
-from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.core.observe.rank_reports import FailureReport, Phase
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.messages import (
     decode_hello,
     decode_order,

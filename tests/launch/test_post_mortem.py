@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.rank_reports import FailureReport
 from asyncpar.core.observe.recorder import Recorder
 from asyncpar.core.observe.records import EventKind, RankIdentity, image_bytes
 from asyncpar.errors import UsageError
-from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.post_mortem import LOG_BYTES, PostMortem, TailFile, redacted, summarize
 from asyncpar.observe.image import read_image
 from tests.launch.conftest import LIMIT, Launcher

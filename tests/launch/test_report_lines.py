@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.core.observe.reported import ProgressRecord
-from asyncpar.launch.failure import FailureReport, parse_record
+from asyncpar.core.observe.rank_reports import FailureReport, ProgressRecord, parse_record
 
 
 def test_records_are_recognized() -> None:

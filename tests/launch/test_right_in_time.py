@@ -15,7 +15,7 @@ import pytest
 
 from asyncpar.core.observe.loop_watch import LONG_SECONDS
 from asyncpar.core.observe.rank_observer import WAIT_SECONDS
-from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.dashboard.picture import Painter
 from asyncpar.launch.commands.job_text import show_job

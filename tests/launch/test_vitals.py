@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from asyncpar.core.observe.reporting import Phase
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.launch.vitals import (
     FORMING_SECONDS,
     HUNG_SECONDS,

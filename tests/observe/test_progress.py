@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 import asyncpar as ap
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.core.observe.reporting import Reporter, process_reporter
 from asyncpar.errors import UsageError
 from asyncpar.observe import progress as module

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from asyncpar.core.observe.reported import ProgressRecord
+from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.observe.progress_line import drawn_line, plain_line
 
 RECORD = ProgressRecord(description="train", completed=12.0, total=300.0, fields={"loss": "2.31", "speed": "1.2 MB/s"})

@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
-from asyncpar.core.observe.reporting import Phase, Reporter
+from asyncpar.core.observe.rank_reports import Phase
+from asyncpar.core.observe.reporting import Reporter
 from asyncpar.errors import PeerLost
 
 BEAT_SECONDS: Final = 1.0

@@ -6,21 +6,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final, SupportsFloat
 
-import msgspec
-
 from asyncpar.errors import UsageError
 
 MOST_VALUES: Final = 32
 LONGEST_NAME: Final = 60
-
-
-class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
-    """The progress that a rank reports."""
-
-    description: str
-    completed: float
-    total: float | None = None
-    fields: dict[str, str] = {}
 
 
 class ReportedValues:

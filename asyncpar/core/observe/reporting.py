@@ -7,7 +7,6 @@ Without an agent every call is free and does nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
@@ -17,14 +16,21 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import StrEnum
 from functools import cache
 from numbers import Integral, Real
 from types import TracebackType
 from typing import SupportsFloat
 
-import msgspec
-
+from asyncpar.core.observe.rank_reports import (
+    BeatRecord,
+    BlockedRecord,
+    FailureReport,
+    Phase,
+    PhaseRecord,
+    ProgressRecord,
+    WaitRecord,
+    encode_record,
+)
 from asyncpar.core.observe.reported import reported
 from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.core.system_errors import os_reason
@@ -79,14 +85,6 @@ _LONGEST_CHAIN = 100
 _FAILURE_PATIENCE = 1.0
 
 Clock = Callable[[], float]
-
-
-class Phase(StrEnum):
-    """Steps of a rank on its way into its world."""
-
-    FORMING = "forming"
-    MEMBER = "member"
-    LEFT = "left"
 
 
 class Reporter:
@@ -155,20 +153,15 @@ class Reporter:
             **{name: reported.values[name] for name in reported.values if name not in fields},
         }
         shown = {_cut(key): _cut(value) for key, value in list(together.items())[:_MOST_FIELDS]}
-        record = {
-            "kind": "progress",
-            "description": _cut(description),
-            "completed": float(completed),
-            "total": None if total is None else float(total),
-            "fields": shown,
-        }
-        line = _encode(record)
+        line = encode_record(
+            ProgressRecord(_cut(description), float(completed), None if total is None else float(total), shown)
+        )
         if len(line) <= _ATOMIC_BYTES:
             self._write(line, patience=0.0)
 
     def phase(self, phase: Phase) -> None:
         """Tell in which phase this rank is from now on."""
-        self._write(_encode({"kind": "phase", "phase": phase}), patience=0.0)
+        self._write(encode_record(PhaseRecord(phase)), patience=0.0)
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -176,12 +169,11 @@ class Reporter:
 
     def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
         """Tell that this rank has waited for long; None: it goes on, or what it waited for ``has_failed``."""
-        fields = None if notice is None else msgspec.to_builtins(notice)
-        self._write(_encode({"kind": "waiting", "notice": fields, "has_failed": has_failed}))
+        self._write(encode_record(WaitRecord(notice, has_failed)))
 
     def blocked(self, where: str) -> None:
         """Tell that the code at ``where`` blocks the event loop; "": it goes on."""
-        self._write(_encode({"kind": "blocked", "where": where[:_LONGEST_NAME]}))
+        self._write(encode_record(BlockedRecord(_encodable(where)[:_LONGEST_NAME])))
 
     def failure(self, error: BaseException) -> None:
         """Record the exception that ends this rank.  Only the first one counts."""
@@ -191,19 +183,17 @@ class Reporter:
         text = traceback_of(error)
         peer = find_peer_error(error)
         headline = _unwrapped(error)
-        record = {
-            "kind": "failure",
-            "time": min(self._clock(), _first_seen(error)),
-            "type": text_of(type(headline).__name__)[:_LONGEST_NAME],
-            "message": text_of(headline)[:_LONGEST_TRACEBACK],
-            "traceback": text[-_LONGEST_TRACEBACK:],
-            "is_peer_error": peer is not None,
-            "blames": _blamed(error, peer),
-            "call": next((each.call for each in _chain(error) if isinstance(each, OperationMismatch)), "")[
-                :_LONGEST_NAME
-            ],
-        }
-        self._write(_encode(record), patience=_FAILURE_PATIENCE)
+        call = next((each.call for each in _chain(error) if isinstance(each, OperationMismatch)), "")
+        report = FailureReport(
+            time=min(self._clock(), _first_seen(error)),
+            type_name=text_of(type(headline).__name__)[:_LONGEST_NAME],
+            message=text_of(headline)[:_LONGEST_TRACEBACK],
+            traceback=text[-_LONGEST_TRACEBACK:],
+            is_peer_error=peer is not None,
+            blames=_blamed(error, peer),
+            call=_encodable(call)[:_LONGEST_NAME],
+        )
+        self._write(encode_record(report), patience=_FAILURE_PATIENCE)
 
     def _write(self, line: bytes, *, patience: float = 0.0) -> None:
         descriptor = self._descriptor
@@ -323,11 +313,7 @@ class _FailureHook:
         self._previous(kind, error, where)
 
 
-_BEAT = b'{"kind": "beat"}\n'
-
-
-def _encode(record: Mapping[str, object]) -> bytes:
-    return json.dumps(record).encode() + b"\n"
+_BEAT = encode_record(BeatRecord())
 
 
 def _cut(value: object) -> str:

@@ -15,11 +15,11 @@ import pytest
 from asyncpar.actors.runtime.failure import brief, describe_error
 from asyncpar.collectives.causes import reason_of
 from asyncpar.core.observe.loop_watch import Blocked, LoopWatch, Sleeper, format_frames
-from asyncpar.core.observe.reported import ProgressRecord
-from asyncpar.core.observe.reporting import Phase, Reporter, find_peer_error, record_failures
+from asyncpar.core.observe.rank_reports import FailureReport, Phase, ProgressRecord, parse_record
+from asyncpar.core.observe.reporting import Reporter, find_peer_error, record_failures
 from asyncpar.errors import PeerLost
 from asyncpar.launch.display import LineSplitter
-from asyncpar.launch.failure import FailureReport, RankEnd, describe, parse_record
+from asyncpar.launch.failure import RankEnd, describe
 from asyncpar.observe.progress_line import drawn_line, plain_line
 
 HUGE = 10**6
