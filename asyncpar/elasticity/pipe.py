@@ -30,22 +30,22 @@ from asyncpar.net.membership.pipe_messages import (
     DonorsWanted,
     Drained,
     JobOver,
-    Join,
+    JoinWorld,
     LeaseGranted,
     LeaseWanted,
-    Leave,
+    LeaveJob,
     LeaveRefused,
     LeaveWanted,
     LinksServed,
     NotAdmitted,
     PipeMessage,
-    Progress,
     RankMessage,
-    Report,
+    StateReached,
     Withdraw,
     Withdrawn,
     WorldFormed,
-    WorldRevoked,
+    WorldOver,
+    WorldReport,
 )
 
 _MOST_WORDS = 1000
@@ -141,7 +141,7 @@ class PipeWorlds:
         if self._snapshots_at is None:
             self._snapshots_at = await self._pipe.serve_snapshots(shelf)
         settings = tuple((str(name), str(value)) for name, value in dict(shelf.settings).items())
-        membership = await self._ask(WorldFormed, Join(self._reached, self._snapshots_at, settings))
+        membership = await self._ask(WorldFormed, JoinWorld(self._reached, self._snapshots_at, settings))
         if membership is None:
             raise PeerLost("no world comes for this rank: the job is complete", cause="the job is complete")
         assert isinstance(membership, Membership)
@@ -150,7 +150,7 @@ class PipeWorlds:
     def progress(self, lineage: Lineage) -> None:
         """See ``WorldSource``."""
         self._reached = lineage  # if the server of snapshots is starting, ``join`` tells it
-        self._write(Progress(lineage))
+        self._write(StateReached(lineage))
 
     async def withdraw(self) -> None:
         """See ``WorldSource``.  Messages of the director before its answer are void."""
@@ -162,7 +162,7 @@ class PipeWorlds:
 
     async def next_world(self, report: MemberReport) -> Membership | None:
         """See ``WorldSource``."""
-        membership = await self._ask(WorldFormed, Report(report))
+        membership = await self._ask(WorldFormed, WorldReport(report))
         assert membership is None or isinstance(membership, Membership)
         return membership
 
@@ -181,7 +181,7 @@ class PipeWorlds:
     async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         """See ``WorldSource``."""
         step, why = failed or (None, "")
-        self._write(Leave(step, why[:_MOST_WORDS]))
+        self._write(LeaveJob(step, why[:_MOST_WORDS]))
         for donor in self._donors:
             await donor.close()
         await self._pipe.close()
@@ -239,7 +239,7 @@ class PipeWorlds:
                 self._settle(DonorsFound, None)
             case AllServed(generation, addresses):
                 self._take_addresses(generation, addresses)
-            case WorldRevoked(generation, why, is_planned):
+            case WorldOver(generation, why, is_planned):
                 for callback in self._callbacks:
                     callback(generation, None if is_planned else PeerLost(why, cause=why))
             case ChangeWaits(generation):

@@ -23,7 +23,7 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.pipe_messages import (
     AgentMessage,
-    Join,
+    JoinWorld,
     RankMessage,
     decode_agent_line,
     decode_rank_line,
@@ -62,7 +62,7 @@ class TaskSlots:
         """Set when processes have started."""
         self._notice = notice
         self._first = first
-        self._arriving: dict[TaskPipe, Join] | None = {}
+        self._arriving: dict[TaskPipe, JoinWorld] | None = {}
         """The arrivals of the first members, until all are there; None afterwards."""
         self._feed: Callable[[SlotEvent], None] = lambda _: None
         self._processes: list[TaskProcess] = []
@@ -110,7 +110,7 @@ class TaskSlots:
     def pass_on(self, pipe: TaskPipe, message: RankMessage) -> None:
         """Pass a message to the agent, behind those before; the arrivals of the first members go together."""
         arriving = self._arriving
-        if arriving is None or not isinstance(message, Join):
+        if arriving is None or not isinstance(message, JoinWorld):
             self._send(pipe, message)
             return
         arriving[pipe] = message

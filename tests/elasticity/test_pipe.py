@@ -31,22 +31,22 @@ from asyncpar.net.membership.pipe_messages import (
     DonorsWanted,
     Drained,
     JobOver,
-    Join,
+    JoinWorld,
     LeaseGranted,
     LeaseWanted,
-    Leave,
+    LeaveJob,
     LeaveRefused,
     LeaveWanted,
     LinksServed,
     NotAdmitted,
     PipeMessage,
-    Progress,
     RankMessage,
-    Report,
+    StateReached,
     Withdraw,
     Withdrawn,
     WorldFormed,
-    WorldRevoked,
+    WorldOver,
+    WorldReport,
     decode_agent_line,
     decode_rank_line,
     encode_line,
@@ -70,22 +70,22 @@ REPORT = MemberReport(generation=2, lineage=START, prepared=Lineage(1, b"\0\xff"
 
 MESSAGES: list[PipeMessage] = [
     DonorsWanted(),
-    Join(Lineage(7, b"\0\xff"), "here:1", (("portions", "8"),)),
-    Progress(START),
+    JoinWorld(Lineage(7, b"\0\xff"), "here:1", (("portions", "8"),)),
+    StateReached(START),
     Withdraw(),
     NotAdmitted("its step 4 differs"),
-    Report(REPORT),
+    WorldReport(REPORT),
     LinksServed(3, "here:2"),
     LeaseWanted(4),
     LeaveWanted(),
-    Leave(4, "ValueError: \n"),
+    LeaveJob(4, "ValueError: \n"),
     DonorsFound((("one/0/0", "here:1"),)),
     replace(WORLD, rank=1, hosts=("here", "there"), change=CHANGE, certified=(4, 2)),
     Withdrawn(),
     LeaseGranted(0.5),
     Drained(),
     SERVED,
-    WorldRevoked(0, "m1 is gone", is_planned=True),
+    WorldOver(0, "m1 is gone", is_planned=True),
     ChangeWaits(5),
     LeaveRefused(),
     JobOver("it is over"),
@@ -98,8 +98,8 @@ CANNOT_BE_MEANT: list[list[Any]] = [
     [{"kind": "else"}],
     [{"kind": "AllServed"}],
     [msgspec.to_builtins(SERVED)],  # before its world
-    [{"kind": "WorldRevoked", "generation": "none", "why": "", "is_planned": False}],
-    [{"kind": "WorldRevoked", "generation": 0, "why": ""}],
+    [{"kind": "WorldOver", "generation": "none", "why": "", "is_planned": False}],
+    [{"kind": "WorldOver", "generation": 0, "why": ""}],
     *[[{**AS_JSON, key: wrong}] for key, wrong in [("lineage", None), ("lineage", [0, "?"]), ("lineage", 1)]],
     *[[{**AS_JSON, key: wrong}] for key, wrong in [("decision", "perhaps"), ("change", 1), ("hosts", 1)]],
     *[[{**AS_JSON, key: wrong}] for key, wrong in [("rank", 1), ("rank", -1), ("certified", []), ("certified", [-1])]],
@@ -163,7 +163,7 @@ async def test_a_line_that_is_no_message_ends_what_waits_for_the_director(line: 
 
 async def test_a_world_that_ends_by_plan_is_told_from_one_with_a_loss(tmp_path: Path) -> None:
     director = Director(tmp_path)
-    told = b"".join(encode_line(WorldRevoked(0, "m1 is gone", is_planned)) for is_planned in (True, False))
+    told = b"".join(encode_line(WorldOver(0, "m1 is gone", is_planned)) for is_planned in (True, False))
     await director.answer(told + b'{"kind": "else"}\n')
     planned, lost, _ = director.heard
     assert planned is None
@@ -218,7 +218,7 @@ def of_generation(generation: int) -> list[AgentMessage]:
         replace(WORLD, generation=generation),
         AllServed(generation, (f"127.0.0.1:{generation}",)),
         ChangeWaits(generation),
-        WorldRevoked(generation, "so", is_planned=False),
+        WorldOver(generation, "so", is_planned=False),
     ]
 
 

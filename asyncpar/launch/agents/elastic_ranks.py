@@ -50,17 +50,17 @@ from asyncpar.net.membership.pipe_messages import (
     DonorsWanted,
     Drained,
     JobOver,
-    Join,
+    JoinWorld,
     LeaseWanted,
-    Leave,
+    LeaveJob,
     LeaveRefused,
     LeaveWanted,
     NotAdmitted,
-    Progress,
     RankMessage,
+    StateReached,
     Withdraw,
     Withdrawn,
-    WorldRevoked,
+    WorldOver,
 )
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
@@ -255,9 +255,9 @@ class ElasticRanks:
                 commands += [] if slot.free_because else [GrantLease(member)]
             case NotAdmitted(why):
                 commands += self._refused(slot, why)
-            case Join(lineage) | Progress(lineage):
+            case JoinWorld(lineage) | StateReached(lineage):
                 slot.lineage = lineage
-            case Leave():
+            case LeaveJob():
                 slot.has_left = True
             case Withdraw():
                 slot.lineage = None
@@ -349,7 +349,7 @@ class ElasticRanks:
         return [command for event in held for command in self._world_changed(event)]
 
     def _revoke(self, generation: int, why: str, *, is_planned: bool = False) -> list[SlotCommand]:
-        return self._write(WorldRevoked(generation, why, is_planned), lambda slot: slot.generation == generation)
+        return self._write(WorldOver(generation, why, is_planned), lambda slot: slot.generation == generation)
 
     def _write(self, message: AgentMessage, wanted: Callable[[_RankSlot], bool]) -> list[SlotCommand]:
         slots = [slot for slot in self._slots if slot.member is not None and wanted(slot)]

@@ -6,17 +6,17 @@ from typing import assert_never
 
 from asyncpar.net.membership.pipe_messages import (
     DonorsWanted,
-    Join,
+    JoinWorld,
     LeaseWanted,
-    Leave,
+    LeaveJob,
     LeaveWanted,
     LinksServed,
     NotAdmitted,
-    Progress,
     RankMessage,
-    Report,
+    StateReached,
     Withdraw,
     WorldFormed,
+    WorldReport,
 )
 from asyncpar.net.membership.world_messages import (
     HostEvent,
@@ -36,22 +36,22 @@ from asyncpar.net.security.identity import role_in
 def event_for_leader(member: str, host: str, message: RankMessage) -> HostEvent | None:
     """Translate ``message`` of ``member`` for the leader; None for what the host decides by itself."""
     match message:
-        case Join(lineage, address, settings):
+        case JoinWorld(lineage, address, settings):
             ordered = tuple(sorted(settings))
             return MemberArrived(member=member, host=host, lineage=lineage, settings=ordered, address=address)
-        case Progress(lineage):
+        case StateReached(lineage):
             return MemberProgressed(member, lineage)
         case Withdraw():
             return MemberWithdrawn(member)
         case LinksServed(generation, address):
             return MemberReady(member, generation, address)
-        case Report(report):
+        case WorldReport(report):
             return MemberReported(member=member, report=report)
-        case Leave(failed, why) if failed is not None:
+        case LeaveJob(failed, why) if failed is not None:
             return MemberFailed(member, failed, why)
-        case Leave(why=why) if why:  # not in a step: it is not done
+        case LeaveJob(why=why) if why:  # not in a step: it is not done
             return MemberDied(member, f"ended with {why}")
-        case Leave():
+        case LeaveJob():
             return MemberLeft(member)
         case DonorsWanted() | NotAdmitted() | LeaseWanted() | LeaveWanted():
             return None

@@ -30,7 +30,7 @@ class DonorsWanted(PipeMessage, frozen=True):
     """Ask for the members that serve the state; answered by ``DonorsFound``, or ``Drained``."""
 
 
-class Join(PipeMessage, frozen=True):
+class JoinWorld(PipeMessage, frozen=True):
     """Join with the state of ``lineage``, served at ``address``; answered by ``WorldFormed``, or ``Drained``."""
 
     lineage: Lineage
@@ -38,7 +38,7 @@ class Join(PipeMessage, frozen=True):
     settings: tuple[tuple[str, str], ...] = ()
 
 
-class Progress(PipeMessage, frozen=True):
+class StateReached(PipeMessage, frozen=True):
     """Report the state reached while waiting for a first world."""
 
     lineage: Lineage
@@ -54,7 +54,7 @@ class NotAdmitted(PipeMessage, frozen=True):
     why: str
 
 
-class Report(PipeMessage, frozen=True):
+class WorldReport(PipeMessage, frozen=True):
     """Report the state at the end of a world; answered by the next ``WorldFormed``, or ``Drained``."""
 
     report: MemberReport
@@ -77,7 +77,7 @@ class LeaveWanted(PipeMessage, frozen=True):
     """Ask to be drained, as this process got SIGTERM; ``LeaveRefused`` if it is not."""
 
 
-class Leave(PipeMessage, frozen=True):
+class LeaveJob(PipeMessage, frozen=True):
     """Announce the end of this process, because of ``why`` ("": it is done), in the step ``failed`` if that failed."""
 
     failed: int | None = None
@@ -85,7 +85,16 @@ class Leave(PipeMessage, frozen=True):
 
 
 RankMessage = (
-    DonorsWanted | Join | Progress | Withdraw | NotAdmitted | Report | LinksServed | LeaseWanted | LeaveWanted | Leave
+    DonorsWanted
+    | JoinWorld
+    | StateReached
+    | Withdraw
+    | NotAdmitted
+    | WorldReport
+    | LinksServed
+    | LeaseWanted
+    | LeaveWanted
+    | LeaveJob
 )
 
 
@@ -143,7 +152,7 @@ class AllServed(PipeMessage, frozen=True):
     addresses: tuple[str, ...]
 
 
-class WorldRevoked(PipeMessage, frozen=True):
+class WorldOver(PipeMessage, frozen=True):
     """Announce the end of the world of ``generation``; ``is_planned``: no member of it is lost."""
 
     generation: int
@@ -174,7 +183,7 @@ AgentMessage = (
     | LeaseGranted
     | Drained
     | AllServed
-    | WorldRevoked
+    | WorldOver
     | ChangeWaits
     | LeaveRefused
     | JobOver

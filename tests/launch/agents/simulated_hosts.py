@@ -36,18 +36,18 @@ from asyncpar.net.membership.pipe_messages import (
     DonorsWanted,
     Drained,
     JobOver,
-    Join,
+    JoinWorld,
     LeaseGranted,
     LeaseWanted,
     LinksServed,
     PipeMessage,
-    Progress,
     RankMessage,
-    Report,
+    StateReached,
     Withdraw,
     Withdrawn,
     WorldFormed,
-    WorldRevoked,
+    WorldOver,
+    WorldReport,
 )
 from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.vote_file import VoteFile
@@ -209,7 +209,7 @@ class StrawRank:
 
     def hear(self, message: AgentMessage) -> None:
         match message:
-            case WorldRevoked(generation):
+            case WorldOver(generation):
                 self._revoked = max(self._revoked, generation)
                 if self._holding is not None:
                     self._holding.interrupt()
@@ -245,7 +245,7 @@ class StrawRank:
             await self._withdraw()
         node = running().node
         self._has_state = True
-        self._say(Join(self._lineage, f"{node}"))
+        self._say(JoinWorld(self._lineage, f"{node}"))
         while True:
             try:
                 async with asyncio.timeout(0.2):
@@ -256,7 +256,7 @@ class StrawRank:
                     await self._withdraw()
                     return await self._join()
                 if self._lineage != before and self._inbox.empty():
-                    self._say(Progress(self._lineage))
+                    self._say(StateReached(self._lineage))
 
     async def _withdraw(self) -> None:
         self._has_state = False
@@ -337,7 +337,7 @@ class StrawRank:
         report = MemberReport(
             generation=generation, lineage=self._lineage, prepared=self._prepared, suspects=tuple(suspects)
         )
-        self._say(Report(report))
+        self._say(WorldReport(report))
         return await self._next(WorldFormed, Drained)
 
     async def _begin(self, generation: int, lineage: Lineage) -> None:

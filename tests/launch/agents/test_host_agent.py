@@ -192,7 +192,7 @@ async def test_a_killed_rank_starts_again_and_comes_back_into_the_world(tmp_path
 
 GARBLED = """
     import os, socket, time
-    LINES = [b"\\xff\\n", b"[1]\\n", b'{"kind": "Join"}\\n', b"[" * 100_000 + b"\\n"]
+    LINES = [b"\\xff\\n", b"[1]\\n", b'{"kind": "JoinWorld"}\\n', b"[" * 100_000 + b"\\n"]
     number = len([name for name in os.listdir() if name.startswith("try-")])
     open(f"try-{number}", "w").close()
     socket.socket(fileno=int(os.environ["ASYNCPAR_ELASTIC_FD"])).sendall(LINES[number])

@@ -51,14 +51,14 @@ from asyncpar.net.membership.pipe_messages import (
     DonorsWanted,
     Drained,
     JobOver,
-    Join,
+    JoinWorld,
     LeaseWanted,
-    Leave,
+    LeaveJob,
     LeaveRefused,
     LeaveWanted,
     NotAdmitted,
     WorldFormed,
-    WorldRevoked,
+    WorldOver,
 )
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
@@ -199,7 +199,7 @@ def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_t
     names = map(str, range(10))
     machine = ElasticRanks(1, record(ElasticMode.RANKS, slots=2), host="a", draw=lambda: next(names), certified=(4, 5))
     assert machine.begin(0.0) == [StartRank(0, "a/0/0@rank-4"), StartRank(1, "a/1/1@rank-5")]
-    machine.handle(RankSaid("a/1/1@rank-5", Join(Lineage(0, b""), "x")), now=0.0)
+    machine.handle(RankSaid("a/1/1@rank-5", JoinWorld(Lineage(0, b""), "x")), now=0.0)
     members = [PlacedMember(name=name, host=name[0]) for name in ("b/0/0@rank-0", "a/1/1@rank-5")]
     told = [one for one in machine.handle(announced(0, *members), now=0.0) if isinstance(one, WriteToRank)]
     worlds = [(one.member, one.message) for one in told if isinstance(one.message, WorldFormed)]
@@ -331,7 +331,7 @@ def test_spares_of_a_host_that_leaves_take_no_place() -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
     for member in ("a/0/0", "a/1/1"):
         host.feed(RankSaid(member, DonorsWanted()))
-    host.feed(RankSaid("a/0/0", Join(Lineage(0, b""), "x")))
+    host.feed(RankSaid("a/0/0", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
     host.feed(LeaveHost(10.0, "got SIGTERM"))
     assert host.of(SignalRank) == [SignalRank(1, signal.SIGTERM)]
@@ -405,7 +405,7 @@ def test_a_rank_that_is_being_healed_when_the_job_is_complete_ends_well(*, asks_
 
 def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> None:
     host = Host(ElasticMode.RANKS)
-    host.feed(RankSaid("a/0/0", Join(Lineage(0, b""), "x")))
+    host.feed(RankSaid("a/0/0", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
     world = host.of(WriteToRank)[0].message
     assert isinstance(world, WorldFormed)
@@ -422,7 +422,7 @@ def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> 
 def in_world_of_two(**settings: Any) -> Host:
     """A host whose rank trains with one of another host."""
     host = Host(ElasticMode.RANKS, **settings)
-    host.feed(RankSaid("a/0/0", Join(Lineage(0, b""), "x")))
+    host.feed(RankSaid("a/0/0", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
     return host
 
@@ -596,24 +596,24 @@ def test_options_that_cannot_be_are_named() -> None:
 def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
-    host.feed(RankSaid(member, Join(Lineage(0, b""), "x")))
+    host.feed(RankSaid(member, JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
-    revoked = WorldRevoked(0, "no quorum", is_planned=False)
+    revoked = WorldOver(0, "no quorum", is_planned=False)
     assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
     held: list[SlotEvent] = [announced(1, PlacedMember(name=member, host="a")), WorldEnded(1, "so"), ChangePending(1)]
     assert [host.feed(event) for event in held] == [[], [], []], "revoked at once, it would be followed by another"
     said = host.feed(HostParked(""))
     kinds = [type(command.message) for command in said if isinstance(command, WriteToRank)]
-    assert kinds == [WorldFormed, WorldRevoked, ChangeWaits], "it goes on with what was announced meanwhile"
+    assert kinds == [WorldFormed, WorldOver, ChangeWaits], "it goes on with what was announced meanwhile"
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
 def test_ranks_are_told_whether_their_world_ends_by_plan(is_planned: bool) -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
-    host.feed(RankSaid(member, Join(Lineage(0, b""), "x")))
+    host.feed(RankSaid(member, JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
-    revoked = WorldRevoked(0, "so", is_planned)
+    revoked = WorldOver(0, "so", is_planned)
     assert host.feed(WorldEnded(0, "so", is_planned=is_planned)) == [WriteToRank(member, revoked)]
 
 
@@ -653,7 +653,7 @@ def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever
     host.gone(0, -signal.SIGKILL)
     assert host.of(StartRank) == []
     assert host.wait(1.0) == [StartRank(0, "a/0/3")]
-    host.feed(RankSaid("a/0/3", Join(Lineage(0, b""), "x")))
+    host.feed(RankSaid("a/0/3", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(1, others, PlacedMember(name="a/0/3", host="a")))
     assert host.machine.refusals == {}
 
@@ -673,11 +673,11 @@ def test_a_newcomer_of_a_parked_host_waits_for_the_quorum_before_it_is_named_don
 def test_a_rank_that_ends_with_an_exception_outside_its_steps_is_lost_and_not_done() -> None:
     """Ranks that are done are not replaced: a job all of whose ranks crashed would never end."""
     host = Host(ElasticMode.RANKS)
-    host.feed(RankSaid("a/0/0", Leave(None, "ProtocolError: it came twice")))
+    host.feed(RankSaid("a/0/0", LeaveJob(None, "ProtocolError: it came twice")))
     assert host.told == [MemberDied("a/0/0", "ended with ProtocolError: it came twice")]
-    host.feed(RankSaid("a/0/0", Leave(4, "ValueError: 4")))
+    host.feed(RankSaid("a/0/0", LeaveJob(4, "ValueError: 4")))
     assert host.told == [MemberFailed("a/0/0", 4, "ValueError: 4")]
-    host.feed(RankSaid("a/0/0", Leave()))
+    host.feed(RankSaid("a/0/0", LeaveJob()))
     assert host.told == [MemberLeft("a/0/0")]
 
 
@@ -685,9 +685,9 @@ def test_a_member_that_the_others_have_gone_on_without_is_ended_although_nobody_
     host = Host(ElasticMode.RANKS, slots=2)
     placed = [PlacedMember(name=name, host="a") for name in ("a/0/0", "a/1/1")]
     for member in ("a/0/0", "a/1/1"):
-        host.feed(RankSaid(member, Join(Lineage(0, b""), "x")))
+        host.feed(RankSaid(member, JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, *placed))
-    host.feed(RankSaid("a/1/1", Leave()))
+    host.feed(RankSaid("a/1/1", LeaveJob()))
     said = host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
     assert [one for one in said if isinstance(one, SignalRank)] == [SignalRank(0, signal.SIGKILL)], (
         "the other one is done"
