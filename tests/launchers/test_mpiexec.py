@@ -58,8 +58,8 @@ def test_a_program_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mpiexec", first(1, PROGRAMS), indirect=True)
 def test_the_language_model_has_the_losses_of_the_launcher(mpiexec: list[str], tmp_path: Path) -> None:
     ranks = [str(ROOT / "scripts" / "examples" / "engines" / "ranks.py"), *TINY]
-    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "4", *ranks]
-    by_mpiexec = [*mpiexec[:-3], "4", sys.executable, *ranks]
+    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", *ranks]
+    by_mpiexec = [*mpiexec[:-3], "2", sys.executable, *ranks]
     figures = []
     for command in (launch, by_mpiexec):
         [output] = outputs_of(command, home=tmp_path)
