@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[int], Ranks]]:
     group.close()
 
 
+@cache
 def undisturbed() -> dict[str, Any]:
     """Return the result of a run of this process alone, as the file of a rank has it."""
     result: dict[str, Any] = json.loads(json.dumps(train(until=UNTIL)))
