@@ -73,7 +73,7 @@ def ask(url: str, path: str) -> Any:
     """Return what the page at ``url`` answers."""
     address, _, token = url.partition("#token=")
     request = urllib.request.Request(f"{address}{path}", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.loads(answer.read())
 
 

@@ -67,7 +67,7 @@ def test_what_was_registered_before_and_after_the_kill_is_cleaned_up(tmp_path: P
     reaper.add_path(after)
     assert reaper.pid != killed
     reaper.close()
-    assert sleeper.wait(10) == -9
+    assert sleeper.wait(60) == -9
     assert list(tmp_path.iterdir()) == []
 
 

@@ -110,7 +110,7 @@ def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: Age
         "drain", drained, "--agent", group.addresses[stopped], "--secret-file", str(group.secret), "--grace", "20"
     )
     assert draining.wait(timeout=40) == 0
-    assert group.agents[drained].wait(timeout=10) == 0
+    assert group.agents[drained].wait(timeout=60) == 0
     eventually(lambda: group.trains(3), "training without the drained host")
 
     (group.folder / "hurry").touch()
@@ -177,14 +177,14 @@ def test_agents_outlive_a_job_that_starts_again_with_every_world_and_take_the_ne
     eventually(lambda: has_world(2), "a world of two")
     pids = [pid for name in running for pid in group.pids(name)]
     second = group.launch(PLAIN, options=("--nnodes", "1:2"))
-    assert second.wait(timeout=20) == 2
+    assert second.wait(timeout=60) == 2
     assert "the agents run job 3" in group.said("launch")
     interrupted.send_signal(signal.SIGINT)
-    assert interrupted.wait(timeout=20) == 130
+    assert interrupted.wait(timeout=60) == 130
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the end of the ranks")
     for name in running:
         group.agents[name].send_signal(signal.SIGINT)
-    assert [group.agents[name].wait(timeout=20) for name in running] == [0, 0]
+    assert [group.agents[name].wait(timeout=60) for name in running] == [0, 0]
 
 
 @pytest.mark.soak
@@ -514,7 +514,7 @@ def test_a_full_disk_and_a_rotated_secret_end_what_has_them_and_the_others_go_on
             "agent", "--name", "three", "--state-dir", str(disk), "--join", group.addresses["one"],
             "--secret-file", str(group.secret), log="again.log",
         )  # fmt: skip
-        assert again.wait(timeout=20) == 1
+        assert again.wait(timeout=60) == 1
         assert "votes: the votes cannot be stored: No space left on device" in group.said("again")
         assert "Traceback" not in group.said("three") + group.said("again")
         launcher.send_signal(signal.SIGINT)

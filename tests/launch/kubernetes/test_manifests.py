@@ -87,7 +87,7 @@ def test_the_command_of_a_pod_starts_a_launcher_with_its_place(tmp_path: Path, i
     (tmp_path / "agent").write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
     (tmp_path / "agent").chmod(0o755)
     environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
-    output = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=20).stdout
+    output = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
     restarts = [] if is_jobset else ["--max-restarts", "3"]
     assert output.splitlines() == [
         *("-m", "asyncpar", "launch", "--node-rank", "1", "--nnodes", "2", "--nproc-per-node", "4"),

@@ -40,7 +40,7 @@ def tools(folder: Path, **bodies: str) -> dict[str, str]:
 def run(job: SlurmJob, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     script = write_script(job)
     return subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=20, check=False
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -88,7 +88,7 @@ def test_ranks_are_asked_to_end_and_the_job_is_queued_again_at_the_time_limit(
         while not (tmp_path / "begun").exists():
             pass
         batch.send_signal(number)
-        output, errors = batch.communicate(timeout=20)
+        output, errors = batch.communicate(timeout=60)
     is_limit = number == signal.SIGUSR1
     assert output == "asked\n" + ("scontrol requeue 30007\n" if requeue and is_limit else "")
     assert ("less than 90 s are left of the time limit" if is_limit else "Slurm ends the job") in errors
@@ -101,7 +101,7 @@ def test_ranks_are_asked_to_end_also_by_a_signal_that_comes_as_they_start(tmp_pa
     early = script.replace("step=$!", "until [ -e begun ]; do sleep 0.02; done; kill -USR1 $$; step=$!")
     assert early != script
     done = subprocess.run(
-        ["bash", "-c", early], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False
+        ["bash", "-c", early], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "asked\nscontrol requeue 30007\n"
     assert done.returncode == 143
