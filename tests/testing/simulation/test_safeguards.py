@@ -10,7 +10,7 @@ import asyncpar as ap
 from asyncpar.net.transport.link import Link
 from asyncpar.testing import simulate
 from asyncpar.testing.simulation import SAFEGUARDS, SimulationFailed, without
-from tests.soak import chosen, is_soak
+from tests.soak import is_soak
 from tests.testing.simulation.scenarios import SCENARIOS, Scenario
 
 LIMIT = 500
@@ -93,10 +93,11 @@ def test_a_safeguard_that_is_missing_is_found(name: str) -> None:
     assert seeds_until_found(name) <= LIMIT
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SAFEGUARDS)
 def test_with_the_safeguard_the_same_runs_are_right(name: str) -> None:
-    for seed in chosen([1], soak=range(200)):
+    for seed in range(200):
         run(SCENARIOS[name], seed)
 
 
