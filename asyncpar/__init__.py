@@ -10,20 +10,9 @@ async def main():
 ap.run(main)
 """
 
-import sys
-
 import lazy_loader
 
 __version__ = "0.2.0"
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 """Names are imported when they are first used: torch imports this package to learn of its backend, see ``torch``."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__ or f"{__name__}.node" in sys.modules:  # then nearly all is there
-        return _load(name)
-    from asyncpar.core.module_objects import kept_from_collection
-
-    with kept_from_collection():
-        return _load(name)
