@@ -15,8 +15,6 @@ from typing import Final
 
 import pytest
 
-from tests import messages
-
 FILE: Final = Path(__file__).with_name("durations.json")
 SHOWN: Final = 30
 SELECTING: Final = {"--quick": "quick", "--soak": "soak", "-k": "keyword", "-m": "markexpr", "--lf": "lf"}
@@ -34,7 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    messages.pytest_configure(config)  # who stores durations needs the reports of setups and teardowns, too
     path = config.getoption("durations_file")
     if path is None or hasattr(config, "workerinput"):
         return
