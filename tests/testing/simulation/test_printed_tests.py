@@ -17,6 +17,7 @@ from asyncpar.testing.simulation import (
     simulate,
     without,
 )
+from tests.soak import chosen
 from tests.testing.simulation.scenarios import SCENARIOS
 from tests.testing.simulation.test_safeguards import FIRST
 
@@ -94,7 +95,7 @@ def test_a_seed_alone_fails_as_it_did_in_the_search(name: str) -> None:
     assert_same(alone.value, caught.value)
 
 
-@pytest.mark.parametrize("name", ["vote-of-all", "fresh-segments", "generation-check"])
+@pytest.mark.parametrize("name", chosen(["vote-of-all"], soak=["vote-of-all", "fresh-segments", "generation-check"]))
 def test_the_printed_test_has_the_safeguards_that_were_taken_away(name: str) -> None:
     scenario = SCENARIOS[name]
     drawn: dict[str, Any] = {"faults": scenario.faults, "kinds": scenario.kinds} if scenario.faults else {}
