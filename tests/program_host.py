@@ -70,11 +70,16 @@ class ProgramHost:
     def _start(self) -> subprocess.Popen[str]:
         root = str(Path(__file__).resolve().parents[1])
         command = [sys.executable, "-m", "tests.program_host"]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # its second thread would spin while the first computes
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment
+        )
 
 
 def _serve() -> None:
     """Run what comes over the input, and say how each program has ended."""
+    import numpy  # noqa: F401  # BLAS has as many threads as the environment says now
+
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
