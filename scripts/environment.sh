@@ -6,8 +6,6 @@ VENV="${ASYNCPAR_VENV:-$ROOT/.venv}"
 PYTHON="$VENV/bin/python"
 # Tests start Python processes by the hundred: where no bytecode may be kept, each compiles all that it imports.
 unset PYTHONDONTWRITEBYTECODE
-# BLAS and torch have one thread in each process: others would spin while they wait, beside other tests.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Arguments of pytest: a worker for each processor and one more, since tests wait for a fifth of their time; a worker
 # takes tests from others when it has none left.
 PARALLEL=(-n "$(($(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1))" --maxprocesses 8 --dist worksteal)
