@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from asyncpar.core.config.world import Member, World
 from asyncpar.net.arena.arena import Arena
 from asyncpar.net.arena.formation import LocalSegment, contribute, form_arena
 from asyncpar.net.arena.settings import ArenaSettings
+from tests.descriptors import open_descriptors
 
 T = TypeVar("T")
 SECRET = b"s" * 32
@@ -98,11 +99,6 @@ class Ranks:
         assert await asyncio.gather(*(self.form(rank) for rank in range(self.size))) == [None] * self.size
 
 
-def _open_files() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def _leave_no_task(test: Awaitable[None]) -> None:
     before = asyncio.all_tasks()
     complaints: list[object] = []
@@ -119,9 +115,11 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def run_one(test: Coroutine[Any, Any, None]) -> None:
         factory().close()  # the first loop of a process opens a few descriptors for good
-        before = _open_files()
+        gc.collect()
+        before = open_descriptors()
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(_leave_no_task(test))
-        assert _open_files() == before, "descriptors were left open"
+        gc.collect()
+        assert open_descriptors() - before == Counter(), "descriptors were left open"
 
     return run_one

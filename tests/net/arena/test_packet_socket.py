@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,20 +17,21 @@ from asyncpar.errors import AuthenticationError, ProtocolError
 from asyncpar.net.arena.formation_machine import ArenaVerdict, Ready, Roster, Unable, encode_message
 from asyncpar.net.arena.packet_socket import MAX_DESCRIPTORS, PacketSocket, check_user, close_all
 from asyncpar.net.wire.handshake import Handshake, LinkTerms
+from tests.descriptors import open_descriptors
 
 TERMS = LinkTerms(job="job", generation=1, dialer=1, listener=0, token=b"t" * 16)
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
         end.setblocking(False)
     yield pair
     for end in pair:
         end.close()
-    assert len(os.listdir("/proc/self/fd")) == len(before), "descriptors were left open"
+    assert open_descriptors() - before == Counter(), "descriptors were left open"
 
 
 async def test_messages_keep_their_bounds_and_order(ends: tuple[socket.socket, socket.socket]) -> None:
