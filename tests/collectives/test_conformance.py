@@ -27,7 +27,7 @@ class TestInproc(OfSampledSizes):
             yield [node.world for node in nodes]
 
 
-class TestShm(OfSampledSizes):
+class TestShm(InSharedWorlds):
     turn = 5
     out_of = 6
     sizes: ClassVar[Sequence[int]] = chosen(OfSampledSizes.sizes, soak=TestInproc.sizes)

@@ -124,7 +124,9 @@ async def test_buckets_in_the_arena_give_the_bits_that_others_give(
             np.testing.assert_array_equal(gradient.view(np.uint8), placed[0][name].view(np.uint8))
 
 
-@pytest.mark.parametrize("error", [ArenaFull("arena: full"), UsageError("arena: no buffers")])
+@pytest.mark.parametrize(
+    ("wait", "error"), in_turn(WAITS, [ArenaFull("arena: full"), UsageError("arena: no buffers")]), indirect=["wait"]
+)
 async def test_where_the_arena_has_no_room_buckets_lie_elsewhere(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
