@@ -1,4 +1,4 @@
-"""Which descriptors this process has open: what a test may have left, whatever other threads do meanwhile."""
+"""Descriptors that this process has open: what a test may have left, whatever other threads do meanwhile."""
 
 from __future__ import annotations
 
