@@ -11,7 +11,7 @@ from tests.products import sampled
 from tests.soak import chosen, is_soak
 from tests.testing.simulation.pauses import FIRST_AT, LEAVING, MISSING, Siege, besiege, besieged, without
 
-SEEDS = chosen(8, soak=500)
+SEEDS = chosen(5, soak=500)
 """How many seeds; all that was promised: 10000."""
 LIMIT = 500
 MOST_SECONDS = 2.0
