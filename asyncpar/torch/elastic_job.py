@@ -122,11 +122,9 @@ class ElasticTraining:
             while (step := self._next(steps)) is not None:
                 yield TorchStep(self._thread, step, self._job, self._model, self._optimizers)
         finally:
-            if (
-                asyncio._get_running_loop() is self._thread.loop
-            ):  # it collects this generator, and cannot wait for itself
+            if asyncio._get_running_loop() is self._thread.loop:  # it collects this, and cannot wait for itself
                 self._thread.start(steps.aclose)
-            else:
+            elif not self._thread.is_closed:  # else its end has closed them
                 self._call(steps.aclose)
 
     def _next(self, steps: AsyncIterator[ElasticStep]) -> ElasticStep | None:

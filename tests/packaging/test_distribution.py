@@ -55,7 +55,6 @@ def python(distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 def pip(python: Path, *words: object) -> str:
     """Run pip of this environment for that of ``python``, which needs none of its own, and return what it printed."""
-    need("pip", "python -m ensurepip")
     return run(sys.executable, "-m", "pip", "--python", python, *words, folder=python.parent)
 
 

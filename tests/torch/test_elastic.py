@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -482,6 +484,19 @@ def test_steps_that_the_loop_collects_are_closed_without_waiting() -> None:
         background().do(kept.clear)
         used(job, model)
         assert job.state.step == 1
+
+
+def test_steps_that_outlive_their_thread_are_collected_without_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    model = make_model()
+    with asyncpar.torch.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), portions=1) as job:
+        kept = [job.steps(until=2)]
+        assert next(kept[0]).number == 0
+    background().close()
+    kept.clear()
+    gc.collect()
+    assert complaints == []
 
 
 def used(job: ElasticTraining, model: torch.nn.Module) -> list[TorchStep]:
