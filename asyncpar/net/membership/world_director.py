@@ -7,7 +7,7 @@ leader after it begins with ``resume``, and hears from all hosts what their memb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asyncpar.net.membership.lineage import (
     Decision,
@@ -122,6 +122,34 @@ DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | CallM
 
 
 @dataclass
+class _Newcomer:
+    """A member that waits for a world: before the first one that is everybody."""
+
+    lineage: Lineage
+    heard_at: float
+    """When it has arrived, or progressed last."""
+    patience: int = 0
+    """How many steps it has to follow before a world is changed for it; doubled when it is late."""
+    followed: int = 0
+    due_since: float | None = None
+    """Since when it could come in after another step."""
+    pace: float = 0.0
+    """How many seconds its last step has taken it; 0: that is not known."""
+
+    def arrived_again(self, lineage: Lineage, now: float) -> _Newcomer:
+        """Return it as of its arrival with ``lineage``: it is as late, and as quick, as it was."""
+        return replace(self, lineage=lineage, heard_at=now, patience=0, followed=0)
+
+    def seconds_behind(self, target: int) -> float:
+        """Return in how many seconds it will be one step from ``target``; 0 if its pace is not known."""
+        return (target - 1 - self.lineage.step) * self.pace
+
+    def wait_longer(self) -> None:
+        """Follow more steps before a world is changed for it again: it was late."""
+        self.patience, self.followed = max(1, 2 * self.patience), 0
+
+
+@dataclass
 class _Current:
     generation: int
     members: tuple[str, ...]
@@ -193,17 +221,7 @@ class ElasticDirector:
         self._rules = rules or WorldRules()
         self._report_within = report_within
         self._ready_within = max(READY_PATIENCE, report_within)
-        self._arrived: dict[str, Lineage] = {}
-        """Who waits for a world: newcomers, and everybody before the first."""
-        self._patience: dict[str, int] = {}
-        """How many steps newcomers have to follow before a world is changed for them; doubled when they are late."""
-        self._followed: dict[str, int] = {}
-        self._due: dict[str, float] = {}
-        """Since when newcomers could come in after another step."""
-        self._heard_at: dict[str, float] = {}
-        """When newcomers have arrived, or progressed last."""
-        self._pace: dict[str, float] = {}
-        """How many seconds their last step has taken them."""
+        self._newcomers: dict[str, _Newcomer] = {}
         self._gather_for = gather_for
         self._has_gathered_in_vain = False
         """Whether the last world was changed for newcomers that were too far behind when it was."""
@@ -251,11 +269,12 @@ class ElasticDirector:
         """Add ``member``, which waits for its first world."""
         if self.trouble is not None:  # it had asked whom to be healed by before, and was late
             return [Evict(member, self.trouble)]
-        self._arrived[member] = lineage
+        known = self._newcomers.get(member)
+        newcomer = _Newcomer(lineage, now) if known is None else known.arrived_again(lineage, now)
+        self._newcomers[member] = newcomer
         if self._world is None:
             return self._form_first(now)
-        self._patience[member] = self._followed[member] = 0
-        return self._heard(member, now)
+        return self._consider(member, newcomer, now)
 
     def reconsider(self, now: float) -> list[DirectorCommand]:
         """Look again whether a world may be formed: a newcomer fetches the state."""
@@ -263,18 +282,18 @@ class ElasticDirector:
 
     def progress(self, member: str, lineage: Lineage, now: float) -> list[DirectorCommand]:
         """Note that ``member`` waits, and has come to ``lineage``."""
-        if member not in self._arrived:
+        newcomer = self._newcomers.get(member)
+        if newcomer is None:
             return []
-        self._arrived[member] = lineage
-        self._followed[member] += 1
-        self._pace[member] = now - self._heard_at[member]
-        return self._heard(member, now)
+        newcomer.pace, newcomer.heard_at = now - newcomer.heard_at, now
+        newcomer.lineage = lineage
+        newcomer.followed += 1
+        return self._consider(member, newcomer, now)
 
-    def _heard(self, member: str, now: float) -> list[DirectorCommand]:
+    def _consider(self, member: str, newcomer: _Newcomer, now: float) -> list[DirectorCommand]:
         """Change the world for a newcomer that has come to where it is now, unless it has to follow more steps."""
-        self._heard_at[member] = now
-        if self._followed[member] >= self._patience[member]:
-            self._due.setdefault(member, now)
+        if newcomer.followed >= newcomer.patience and newcomer.due_since is None:
+            newcomer.due_since = now
         return [*self._announce_gathered(now, member), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
@@ -338,7 +357,7 @@ class ElasticDirector:
 
     def lost(self, member: str, how: str, now: float) -> list[DirectorCommand]:
         """Handle the loss of ``member``."""
-        self._forget(member)
+        self._newcomers.pop(member, None)
         self._stopped.pop(member, None)
         self._leaving.discard(member)
         world = self._world
@@ -377,12 +396,13 @@ class ElasticDirector:
         One of them has just ``progressed``, so that it is not far behind, or has had nothing to follow for a while.
         Who follows quick steps falls behind as it waits: others are not waited for again after that.
         """
-        placed = [member for member in self._arrived if self._rules.may_join(self.members, member)]
-        due = {member: self._due[member] for member in placed if member in self._due}
+        members = self.members
+        placed = {name: one for name, one in self._newcomers.items() if self._rules.may_join(members, name)}
+        due = {name: one.due_since for name, one in placed.items() if one.due_since is not None}
         are_more_coming = len(due) < len(placed) or self._rules.are_more_coming()
         gathers = are_more_coming and not self._has_gathered_in_vain
         is_over = bool(due) and (not gathers or now - min(due.values()) >= self._gather_for)
-        quiet = any(now - self._heard_at[member] >= self._gather_for for member in due)
+        quiet = any(now - placed[name].heard_at >= self._gather_for for name in due)
         return self._announce() if is_over and (progressed in due or quiet) else []
 
     def _end_if_short(self, now: float) -> list[DirectorCommand]:
@@ -399,17 +419,13 @@ class ElasticDirector:
 
     def _may_come(self, members: Sequence[str]) -> bool:
         """Are ``members`` enough for a world, or will they be, with those who wait or fetch the state?"""
-        return self._rules.may_form(members) or self._rules.may_settle((*members, *self._arrived))
-
-    def _forget(self, member: str) -> None:
-        for kept in (self._arrived, self._patience, self._followed, self._due, self._heard_at, self._pace):
-            kept.pop(member, None)
+        return self._rules.may_form(members) or self._rules.may_settle((*members, *self._newcomers))
 
     def _form_first(self, now: float) -> list[DirectorCommand]:
-        if len(self._arrived) < self._size:
+        if len(self._newcomers) < self._size:
             return []
-        members = tuple(sorted(self._arrived))
-        lineages = [self._arrived[member] for member in members]
+        members = tuple(sorted(self._newcomers))
+        lineages = [self._newcomers[member].lineage for member in members]
         if len(set(lineages)) > 1:
             shown = ", ".join(f"{member}: {lineage}" for member, lineage in zip(members, lineages, strict=True))
             self.trouble = f"state: expected the same on all ranks when the job begins, got {shown}"
@@ -441,7 +457,7 @@ class ElasticDirector:
         survivors = world.survivors
         if not survivors:
             self.trouble = "all members are lost"
-            return [Evict(member, self.trouble) for member in self._arrived]
+            return [Evict(member, self.trouble) for member in self._newcomers]
         if any(member not in world.reports for member in survivors):
             return []
         reports = [world.reports[member] for member in survivors]
@@ -460,10 +476,10 @@ class ElasticDirector:
         ready = self._chosen(staying, lambda held: self.is_caught_up(held, lineage))
         late = self._chosen(staying + ready, lambda held: held.step < target)
         patience = world.ready_at + JOIN_PATIENCE - now
-        if not world.lost and any(self._seconds_behind(member, target) < patience for member in late):
+        if not world.lost and any(self._newcomers[member].seconds_behind(target) < patience for member in late):
             return []
         for member in late:
-            self._patience[member], self._followed[member] = max(1, 2 * self._patience[member]), 0
+            self._newcomers[member].wait_longer()
         if not staying + ready:
             staying = survivors
         if not self._rules.may_form(staying + ready) and not self._may_wait_for(staying, lineage):
@@ -471,15 +487,11 @@ class ElasticDirector:
             return [] if has_called else [CallMembers(world.generation)]
         return self._change(world, staying, ready, lineage, now)
 
-    def _seconds_behind(self, member: str, target: int) -> float:
-        """Return in how many seconds a newcomer will be one step from ``target``; 0 if its pace is not known."""
-        return (target - 1 - self._arrived[member].step) * self._pace.get(member, 0.0)
-
     def _chosen(self, members: tuple[str, ...], is_wanted: Callable[[Lineage], bool]) -> tuple[str, ...]:
         """Return the newcomers with a lineage that ``is_wanted`` that have a place beside ``members``."""
         found: tuple[str, ...] = ()
-        for member, held in self._arrived.items():
-            if is_wanted(held) and member not in members and self._rules.may_join(members + found, member):
+        for member, newcomer in self._newcomers.items():
+            if is_wanted(newcomer.lineage) and member not in members and self._rules.may_join(members + found, member):
                 found += (member,)
         return tuple(sorted(found))
 
@@ -507,21 +519,20 @@ class ElasticDirector:
 
     def _refuse_others(self, lineage: Lineage) -> list[DirectorCommand]:
         """Evict newcomers that have come to the step of ``lineage`` with another state: they never come in."""
-        others = [member for member, held in self._arrived.items() if held.step == lineage.step and held != lineage]
-        commands: list[DirectorCommand] = []
-        for member in others:
-            commands.append(Evict(member, differs_from_group(lineage), is_refused=True))
-            self._forget(member)
-        return commands
+        held = {name: newcomer.lineage for name, newcomer in self._newcomers.items()}
+        others = [name for name, other in held.items() if other.step == lineage.step and other != lineage]
+        for name in others:
+            del self._newcomers[name]
+        return [Evict(name, differs_from_group(lineage), is_refused=True) for name in others]
 
     def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:
         """May too few form a world?  If with newcomers who need a step of them, or its repetition, they are enough."""
-        coming = [member for member, held in self._arrived.items() if held.step >= lineage.step - 1]
+        coming = [name for name, newcomer in self._newcomers.items() if newcomer.lineage.step >= lineage.step - 1]
         return self._rules.may_settle((*staying, *coming))
 
     def _ends_with(self, survivors: Sequence[str]) -> bool:
         """Decide whether all leave together: there is nobody to whom they could hand over."""
-        return not self._arrived and not self._rules.are_more_coming() and self._rules.may_end(survivors)
+        return not self._newcomers and not self._rules.are_more_coming() and self._rules.may_end(survivors)
 
     def _leaver(self, world: _Current) -> str | None:
         """Return who leaves: one at a time, and none where another is lost, for what two hold is lost with both."""
@@ -571,9 +582,11 @@ class ElasticDirector:
         self, members: tuple[str, ...], lineage: Lineage, decision: Decision, change: WorldChange, now: float
     ) -> FormWorld:
         self._world = _Current(change.generation, members, now)
-        self._has_gathered_in_vain = bool(self._due) and self._due.keys().isdisjoint(members)
-        self._due.clear()
+        due = {name for name, newcomer in self._newcomers.items() if newcomer.due_since is not None}
+        self._has_gathered_in_vain = bool(due) and due.isdisjoint(members)
         for member in members:
-            self._forget(member)
+            self._newcomers.pop(member, None)
+        for newcomer in self._newcomers.values():
+            newcomer.due_since = None
         self._leaving -= set(change.left)
         return FormWorld(change.generation, members, lineage, decision, change)
