@@ -7,16 +7,18 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from asyncpar.checkpoint import Wanted
 from asyncpar.collectives.communicator import Communicator, step_meter
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.observe.records import EventState
+from asyncpar.core.observe.steps import StepMeter
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid.analysis import PerformanceAnalysis
 from asyncpar.hybrid.assembly import Assembly, GradientScale, agree_on_groups, assemble
@@ -36,6 +38,56 @@ from asyncpar.zero.share import StatePiece
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Session:
+    """The parts that train by one configuration."""
+
+    config: HybridConfig
+    assembly: Assembly
+    scaler: LossScaler
+    runner: StepRunner
+    randomness: StepRandomness
+    meeting: Communicator
+    meter: StepMeter
+    wanted: list[Wanted]
+    release: Callable[[], None]
+
+    @classmethod
+    async def open(
+        cls, config: HybridConfig, model: ParallelModel, world: Communicator, *, name: str = "hybrid"
+    ) -> _Session:
+        """Build this rank's parts.  All ranks of ``world`` call it; see ``ThreeDParallelismCoordinator.create``."""
+        scale = GradientScale()  # lives as long as the session
+        world.claim(name, scale, kind=ThreeDParallelismCoordinator.__name__)
+        release = partial(world.release, name, scale)
+        try:
+            groups = await agree_on_groups(config, model, world, name=name)
+            assembly = await assemble(config, model, groups, scale)
+        except BaseException:
+            release()
+            raise
+        meeting = groups.world.subgroup(range(groups.world.size), name="meeting of coordinators")
+        assert meeting is not None, "this rank is in its own group"
+        scaler = LossScaler(config.scaling)
+        return cls(
+            config=config,
+            assembly=assembly,
+            scaler=scaler,
+            runner=StepRunner(config, model, assembly, scale, scaler),
+            randomness=StepRandomness(assembly.stages),
+            meeting=meeting,
+            meter=step_meter(groups.world, "training"),
+            wanted=wanted_by(assembly.flow),
+            release=release,
+        )
+
+    async def close(self) -> None:
+        """Free everything.  Idempotent."""
+        await self.assembly.alarm.close()
+        await self.assembly.close()
+        self.release()
+
+
 class ThreeDParallelismCoordinator:
     """This rank's part in training ``model``; all ranks make one with equal arguments, and call it in the same order.
 
@@ -45,35 +97,20 @@ class ThreeDParallelismCoordinator:
     then the step was taken, and the next one works.  ``StepTorn`` asks for a checkpoint to be loaded.
     """
 
-    def __init__(
-        self,
-        config: HybridConfig,
-        model: ParallelModel,
-        assembly: Assembly,
-        scale: GradientScale,
-        *,
-        release: Callable[[], None],
-    ) -> None:
-        self.config = config
+    def __init__(self, model: ParallelModel, session: _Session) -> None:
         self.model = model
-        self.monitor = Performance3DMonitor(assembly.groups.mapping.global_rank)
-        self._assembly = assembly
-        self._release = release
-        self._scaler = LossScaler(config.scaling)
-        self._runner = StepRunner(config, model, assembly, scale, self._scaler)
-        self._randomness = StepRandomness(assembly.stages)
-        self._alarm = assembly.alarm
-        meeting = assembly.groups.world.subgroup(range(assembly.groups.world.size), name="meeting of coordinators")
-        assert meeting is not None, "this rank is in its own group"
-        self._meeting = meeting
-        self._meter = step_meter(assembly.groups.world, "training")
-        self._wanted = wanted_by(assembly.flow)
+        self.monitor = Performance3DMonitor(session.assembly.groups.mapping.global_rank)
+        self._begin(session)
+        self.steps = 0
+        """Number of steps so far, skipped ones included."""
+
+    def _begin(self, session: _Session) -> None:
+        """Train with ``session`` from the next step on."""
+        self._session = session
         self._verdict: StepVerdict | None = None
         self._seconds_before = 0.0
         self._last_norm = self._last_rate = 0.0
         self._has_failed = self._was_taken = self._is_torn = False
-        self.steps = 0
-        """Number of steps so far, skipped ones included."""
 
     @classmethod
     async def create(
@@ -84,44 +121,40 @@ class ThreeDParallelismCoordinator:
         ``name`` tells apart coordinators in one world, and belongs to one until it is closed.  Raises ``UsageError``
         for a model that cannot be spread like that, and, on every rank, where ranks differ in configuration or model.
         """
-        scale = GradientScale()  # lives as long as the coordinator
-        world.claim(name, scale, kind=cls.__name__)
-        release = partial(world.release, name, scale)
-        try:
-            groups = await agree_on_groups(config, model, world, name=name)
-            assembly = await assemble(config, model, groups, scale)
-        except BaseException:
-            release()
-            raise
-        return cls(config, model, assembly, scale, release=release)
+        return cls(model, await _Session.open(config, model, world, name=name))
+
+    @property
+    def config(self) -> HybridConfig:
+        """The configuration of the next step."""
+        return self._session.config
 
     @property
     def groups(self) -> ProcessGroups:
         """This rank's place, and the groups that it is in."""
-        return self._assembly.groups
+        return self._session.assembly.groups
 
     @property
     def takes_inputs(self) -> bool:
         """Does this rank hold the first stage?  Other ranks ignore their inputs."""
-        return self._assembly.executor.has_first_stage
+        return self._session.assembly.executor.has_first_stage
 
     @property
     def takes_targets(self) -> bool:
         """Does this rank hold the last stage?  Other ranks ignore their targets."""
-        return self._assembly.executor.has_last_stage
+        return self._session.assembly.executor.has_last_stage
 
     @property
     def loss_scale(self) -> float:
         """The factor of losses in the next step."""
-        return self._scaler.scale
+        return self._session.scaler.scale
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Return what this rank holds of the model, in registration order."""
-        return self._assembly.parameters
+        return self._session.assembly.parameters
 
     def pieces(self) -> Sequence[StatePiece]:
         """Return what this rank holds of values and optimizer states, as a checkpoint does."""
-        return self._assembly.flow.pieces()
+        return self._session.assembly.flow.pieces()
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +170,7 @@ class ThreeDParallelismCoordinator:
         with self._metered():
             async with self._together(Intent.TRAIN_STEP, learning_rate):
                 began = asyncio.get_running_loop().time()
-                verdict = await self._runner.backward(inputs, targets)
+                verdict = await self._session.runner.backward(inputs, targets)
                 await self._take(verdict, learning_rate)
         return self._conclude(verdict, began)
 
@@ -150,7 +183,7 @@ class ThreeDParallelismCoordinator:
             async with self._together(Intent.BACKWARD_PASS):
                 self._verdict = None
                 began = asyncio.get_running_loop().time()
-                verdict = await self._runner.backward(inputs, targets)
+                verdict = await self._session.runner.backward(inputs, targets)
                 self._verdict = verdict
         self._seconds_before = asyncio.get_running_loop().time() - began
         return verdict.loss
@@ -171,12 +204,12 @@ class ThreeDParallelismCoordinator:
         Of a transformer they are this rank's part of the logits.
         """
         async with self._together(Intent.FORWARD_PASS):
-            return await self._assembly.executor.run_forward(inputs)
+            return await self._session.assembly.executor.run_forward(inputs)
 
     async def evaluate(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
         """Return the mean loss of one batch, of all replicas' micro-batches together; on all ranks."""
         async with self._together(Intent.EVALUATE):
-            return await self._runner.evaluate(inputs, targets)
+            return await self._session.runner.evaluate(inputs, targets)
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -202,28 +235,26 @@ class ThreeDParallelismCoordinator:
         world = self.groups.world
         apart = world.subgroup(range(world.size), name="update of the configuration", has_own_timeout=True)
         assert apart is not None, "this rank is one of its ranks"
-        other = await type(self).create(config, self.model, apart)
+        before, session = self._session, await _Session.open(config, self.model, apart)
         frozen = {parameter.name for parameter in self.parameters() if is_frozen(parameter)}
-        for parameter in other.parameters():
+        for parameter in session.assembly.parameters:
             parameter.requires_grad = parameter.name not in frozen
         try:
-            flow = other._assembly.flow
-            arrays = await carry_over(self.pieces(), flow.pieces(), apart)
-            mine = self._assembly.flow
-            await flow.restore(arrays, mine.step_count, mine.skipped, other._runner.attempt)
+            mine, flow = before.assembly.flow, session.assembly.flow
+            arrays = await carry_over(mine.pieces(), flow.pieces(), apart)
+            await flow.restore(arrays, mine.step_count, mine.skipped, session.runner.attempt)
             state = mine.reduction_state()
-            if self._assembly.layout == other._assembly.layout:
+            if before.assembly.layout == session.assembly.layout:
                 flow.restore_reduction(state)
             else:
-                take_over(flow, await gather_lacking(state, mine.parameters, other.groups), lost=state.lost)
+                take_over(flow, await gather_lacking(state, mine.parameters, session.assembly.groups), lost=state.lost)
         except BaseException:
-            await other.close()
+            await session.close()
             raise
-        if config.scaling == self.config.scaling:
-            other._scaler.restore(self._scaler.state())
-        other.steps, other.monitor = self.steps, self.monitor
-        await self.close()
-        vars(self).update(vars(other))  # this is the other one from here on
+        if config.scaling == before.config.scaling:
+            session.scaler.restore(before.scaler.state())
+        await before.close()
+        self._begin(session)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -236,13 +267,13 @@ class ThreeDParallelismCoordinator:
         ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest are left.
         """
         await self._settle(Intent.SAVE)
-        flow = self._assembly.flow
+        flow = self._session.assembly.flow
         return await save_flow(
             folder,
             flow,
             step=self.steps,
-            run={"steps": self.steps, "updates": flow.step_count, "scaler": self._scaler.state()},
-            layout=self._assembly.layout,
+            run={"steps": self.steps, "updates": flow.step_count, "scaler": self._session.scaler.state()},
+            layout=self._session.assembly.layout,
             model=self.model.identity,
             communicator=self.groups.world,
             extra=extra,
@@ -256,31 +287,29 @@ class ThreeDParallelismCoordinator:
         """
         await self._settle(Intent.LOAD)
         self._has_failed = True
-        assembly, identity = self._assembly, self.model.identity
+        assembly, identity = self._session.assembly, self.model.identity
         loaded = await load_flow(
             folder,
-            self._wanted,
+            self._session.wanted,
             assembly.flow.parameters,
             layout=assembly.layout,
             model=identity,
             communicator=self.groups.world,
         )
         self._is_torn = True
-        await assembly.flow.restore(loaded.arrays, loaded.run["updates"], loaded.skipped, self._runner.attempt)
+        await assembly.flow.restore(loaded.arrays, loaded.run["updates"], loaded.skipped, self._session.runner.attempt)
         loaded.restore_reduction(assembly.flow)
         self.steps = loaded.run["steps"]
-        self._scaler.restore(loaded.run["scaler"])
+        self._session.scaler.restore(loaded.run["scaler"])
         self._verdict, self._was_taken = None, False
-        self._runner.is_ready = False
+        self._session.runner.is_ready = False
         self._has_failed = self._is_torn = False
         self.monitor.clear()
         return loaded.extra
 
     async def close(self) -> None:
         """Free everything.  Idempotent."""
-        await self._alarm.close()
-        await self._assembly.close()
-        self._release()
+        await self._session.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -295,28 +324,28 @@ class ThreeDParallelismCoordinator:
     @contextmanager
     def _metered(self) -> Iterator[None]:
         """Record a step: the rank's own time in it is that in which it computed."""
-        self._meter.begin(self.steps + 1)
+        self._session.meter.begin(self.steps + 1)
         try:
             yield
-            self._meter.add(self._runner.seconds_computing)
+            self._session.meter.add(self._session.runner.seconds_computing)
         except BaseException:
-            self._meter.end(EventState.FAILED)
+            self._session.meter.end(EventState.FAILED)
             raise
-        self._meter.end()
+        self._session.meter.end()
 
     @asynccontextmanager
     async def _together(self, intent: Intent, rate: float = 0.0) -> AsyncIterator[None]:
         """Run a block on all ranks, or end it on all of them."""
         status, steps, self._has_failed = self._status(intent, rate), self.steps, True
-        meeting = self._meeting.all_gather(status.row())
+        meeting = self._session.meeting.all_gather(status.row())
         try:
-            async with self._alarm.watch():
-                self._assembly.bridge.resume()
+            async with self._session.assembly.alarm.watch():
+                self._session.assembly.bridge.resume()
                 plan = plan_recovery([RankStatus.of_row(row) for row in await meeting])
                 await self._come_together(plan, intent)
                 if plan.error is None:
-                    self._assembly.set_training(intent.trains)
-                    self._randomness.begin(self.steps)
+                    self._session.assembly.set_training(intent.trains)
+                    self._session.randomness.begin(self.steps)
                     yield
         except BaseException:
             self._was_taken |= self.steps > steps
@@ -336,58 +365,58 @@ class ThreeDParallelismCoordinator:
         return RankStatus(
             intent=intent,
             rate=rate,
-            attempt=self._runner.attempt,
+            attempt=self._session.runner.attempt,
             steps=self.steps,
             last_norm=self._last_norm,
             last_rate=self._last_rate,
             has_failed=self._has_failed,
             was_taken=self._was_taken,
-            is_ready=self._runner.is_ready,
+            is_ready=self._session.runner.is_ready,
             is_torn=self._is_torn,
         )
 
     async def _come_together(self, plan: RecoveryPlan, intent: Intent) -> None:
         """Carry out ``plan`` on this rank."""
-        self._runner.attempt = plan.attempt
+        self._session.runner.attempt = plan.attempt
         if plan.must_resume:
             self._verdict = None
-            self._assembly.slices.renew(plan.attempt)
+            self._session.assembly.slices.renew(plan.attempt)
         if plan.must_resume and intent is not Intent.LOAD and not isinstance(plan.error, StepTorn):
             ahead = plan.ahead
             if self.steps < ahead.steps:
                 await self._take_late(ahead)
-            await self._assembly.flow.resume(plan.attempt)
+            await self._session.assembly.flow.resume(plan.attempt)
         self._was_taken = plan.was_taken
 
     async def _take(self, verdict: StepVerdict, rate: float) -> None:
         """Take the step, or skip it; whatever happens meanwhile, ``steps`` tells whether it was taken."""
         if verdict.is_finite:
-            updates = self._assembly.flow.step_count
+            updates = self._session.assembly.flow.step_count
             try:
-                await self._runner.update(verdict.gradient_norm, rate)
+                await self._session.runner.update(verdict.gradient_norm, rate)
             finally:
-                if self._assembly.flow.step_count > updates:
+                if self._session.assembly.flow.step_count > updates:
                     self._note(verdict.gradient_norm, rate)
-        elif self._runner.skips:
+        elif self._session.runner.skips:
             self._note(verdict.gradient_norm, rate)
 
     async def _take_late(self, ahead: RankStatus) -> None:
         """Take the step that other ranks have taken."""
         try:
             if math.isfinite(ahead.last_norm):
-                await self._runner.catch_up(ahead.last_norm, ahead.last_rate)
+                await self._session.runner.catch_up(ahead.last_norm, ahead.last_rate)
         finally:
             self._note(ahead.last_norm, ahead.last_rate)
 
     def _note(self, norm: float, rate: float) -> None:
         """Count a step that was taken, or skipped because it was not finite."""
-        self._scaler.update(has_overflowed=not math.isfinite(norm))
+        self._session.scaler.update(has_overflowed=not math.isfinite(norm))
         self._last_norm, self._last_rate = norm, rate
-        self._runner.is_ready = False
+        self._session.runner.is_ready = False
         self.steps += 1
 
     def _conclude(self, verdict: StepVerdict, began: float) -> StepResult:
-        if not verdict.is_finite and not self._runner.skips:
+        if not verdict.is_finite and not self._session.runner.skips:
             raise NonFiniteValue(
                 f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are "
                 f"unchanged; {verdict.why}"
@@ -395,5 +424,5 @@ class ThreeDParallelismCoordinator:
         if not verdict.is_finite:
             _log.info("step %d is skipped: %s", self.steps - 1, verdict.why)
         seconds = asyncio.get_running_loop().time() - began
-        self.monitor.record(self._runner.measure(self.steps - 1, seconds, verdict.tokens))
-        return self._runner.result(verdict, seconds)
+        self.monitor.record(self._session.runner.measure(self.steps - 1, seconds, verdict.tokens))
+        return self._session.runner.result(verdict, seconds)

@@ -148,7 +148,7 @@ def _figures(shape: ModelShape, config: HybridConfig, coordinator: ThreeDParalle
         "formula": values * bytes_per_parameter(config.zero.stage, parallelism.dp_size).total,
         "held": mine.held,
         "between_steps": mine.between_steps,
-        "counted": coordinator._assembly.flow.memory().total,  # shown to nobody else
+        "counted": coordinator._session.assembly.flow.memory().total,  # shown to nobody else
     }
 
 

@@ -66,7 +66,7 @@ def estimate(config: HybridConfig) -> tuple[RankMemory, ...]:
 async def measure(config: HybridConfig, *, steps: int = 2) -> list[tuple[float, float, float, RankMemory]]:
     """Return, for each rank, what it reserves, what it holds after steps, the most that it held, and the estimate."""
     async with running(MODEL, config) as ranks:
-        flows = [one._assembly.flow for one in ranks.all]  # noqa: SLF001  # what the gradient flow holds is not public
+        flows = [one._session.assembly.flow for one in ranks.all]  # noqa: SLF001  # what the gradient flow holds is not public
         needed = [flow.nbytes_needed for flow in flows]
         for _ in range(steps):
             await ranks.take_step()

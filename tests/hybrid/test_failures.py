@@ -92,7 +92,7 @@ async def test_a_rank_that_fails_when_others_take_the_step_takes_it_later(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(ranks.all[1]._runner, "update", fail)  # noqa: SLF001  # the coordinator makes its runner itself; the failure is put into one rank's update
+            patch.setattr(ranks.all[1]._session.runner, "update", fail)  # noqa: SLF001  # the coordinator makes its runner itself; the failure is put into one rank's update
             outcomes = await outcomes_of(ranks.start())
         assert_all_know(outcomes, 1, ZeroDivisionError)
         steps = {one.steps for one in ranks.all}

@@ -85,7 +85,7 @@ def lacking_in(ranks: Ranks) -> dict[str, Any]:
     """Return what the means of whole tensors lack, by name: of what several ranks of a replica have, one is counted."""
     found: dict[str, dict[tuple[int, TensorSlice], Any]] = {}
     for one in ranks.all:
-        flow = one._assembly.flow  # noqa: SLF001
+        flow = one._session.assembly.flow  # noqa: SLF001
         state, parameters = flow.reduction_state(), {each.name: each for each in flow.parameters}
         for key, (name, weight) in state.parts.items():
             place = flow.replica, parameters[name].slice

@@ -110,6 +110,6 @@ async def test_bytes_per_parameter_are_those_of_the_formulas(dp: int, stage: ZeR
         await ranks.take_step()
         for one in ranks.all:
             values = sum(parameter.size for parameter in one.parameters())
-            held = one._assembly.flow.memory()  # noqa: SLF001  # bytes that the gradient flow keeps are no public figure
+            held = one._session.assembly.flow.memory()  # noqa: SLF001  # bytes that the gradient flow keeps are no public figure
             kept = held.parameters + held.gradients + held.optimizer_states
             assert kept / values == whole + shared / dp
