@@ -15,4 +15,4 @@ import lazy_loader
 __version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-"""Names are imported when they are first used: torch imports this package to learn of its backend, see ``torch``."""
+"""Names are imported on first use: torch imports this package to discover its backend, see ``torch``."""

@@ -47,12 +47,11 @@ _log = logging.getLogger(__name__)
 
 
 class WorldBootstrap(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of a node's start: its world, its rank there, the connector of its lanes, and ``join`` for its links.
+    """Inputs for the start of a node: its world, its rank, the connector of its lanes, and ``join`` for its links.
 
-    ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, or its costs: the cost model
-    reckons with them.
-    ``arena`` says how ranks of one host share memory (None: not at all); they prove to each other that they hold
-    ``secret``.  ``gateway`` lets callers in that have no node; code of actors that blocks the loop for longer than
+    ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, or its costs, for the cost model.
+    ``arena`` configures the memory that ranks of one host share (None: they share none); they prove to each other that
+    they hold ``secret``.  ``gateway`` admits callers that have no node; code that blocks the loop for longer than
     ``blocked_after`` seconds is reported.
     """
 
@@ -68,15 +67,15 @@ class WorldBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     gateway: ActorGateway | None = None
     blocked_after: float | None = None
     line: AgentLine | None = None
-    """The line to the agent, which tells of lost ranks; None for a rank that was not launched."""
+    """The line to the agent, which reports lost ranks; None for a rank that was not launched."""
 
 
 Attach = Callable[[AsyncExitStack], Awaitable[WorldBootstrap]]
-"""Brings a node into its world; what has to be undone at the end is pushed on the stack."""
+"""Brings a node into its world, and pushes on the stack what must be undone at the end."""
 
 
 def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
-    """Attach to a world of one rank, without links."""
+    """Return the attachment to a world of one rank, without links."""
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         fabric, gateway = InprocFabric(), ActorGateway()
@@ -95,7 +94,7 @@ def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
 
 
 def read_pin(environment: Mapping[str, str]) -> str | None:
-    """Return the pin of algorithms in ``environment``.  Raises ``UsageError`` if it is none."""
+    """Return the pin of algorithms in ``environment``.  Raises ``UsageError`` if it is invalid."""
     text = environment.get(PIN)
     try:
         parse_pin(text or "")
@@ -105,9 +104,9 @@ def read_pin(environment: Mapping[str, str]) -> str | None:
 
 
 def find_world(environment: Mapping[str, str]) -> LaunchEnvironment | ForeignPlace | None:
-    """Return the place of this process in its world, by `asyncpar launch` or another launcher; None: it is alone.
+    """Return the place of this process in its world, given by `asyncpar launch` or another launcher; None: it is alone.
 
-    Raises ``UsageError`` for variables that do not fit, and in a program that a rank of another launcher has started.
+    Raises ``UsageError`` for inconsistent variables, and in a program started by a rank of another launcher.
     """
     if not LaunchEnvironment.is_in(environment) and not environment.get(ELASTIC_PIPE):
         place = find_rank_place(environment)
@@ -127,7 +126,7 @@ def find_world(environment: Mapping[str, str]) -> LaunchEnvironment | ForeignPla
 def attach_world(
     found: LaunchEnvironment | ForeignPlace | None, transport: str | None, serving: Serving, blocked_after: float | None
 ) -> Attach:
-    """Attach to the world that was found."""
+    """Return the attachment to the world that ``find_world`` found."""
     if found is None:
         return attach_alone(serving, blocked_after)
     if isinstance(found, LaunchEnvironment):
@@ -136,11 +135,11 @@ def attach_world(
 
 
 _met = itertools.count()
-"""Numbers the worlds of this process that other launchers made places for: all ranks make the same, in one order."""
+"""Numbers this process's worlds under other launchers: all ranks make the same ones in the same order."""
 
 
 def _attach_placed(place: ForeignPlace, transport: str | None, serving: Serving, blocked_after: float | None) -> Attach:
-    """Attach to the world of ranks that another launcher has started."""
+    """Return the attachment to a world of ranks that another launcher has started."""
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         from asyncpar.net.membership.meeting import meet  # only these ranks need it
@@ -164,14 +163,14 @@ def _transport_of(environment: LaunchEnvironment) -> str | None:
 def attach_launched(
     environment: LaunchEnvironment, transport: str | None, serving: Serving, blocked_after: float | None
 ) -> Attach:
-    """Attach to the world of a launched job."""
+    """Return the attachment to the world of a launched job."""
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         credentials = read_credentials(environment)
         pinned = parse_transport(transport) or _transport_of(environment)
         arena = arena_settings(os.environ, pinned)
         gateway = ActorGateway()
-        line = open_agent_line(stack, environment)  # before all that takes time: it brings the reason of an end
+        line = open_agent_line(stack, environment)  # before anything slow: it reports the reason if the job ends
         serving_links = serve_links(
             stack, credentials, bind=environment.bind, transport=pinned, serving=serving, gateway=gateway
         )
@@ -202,15 +201,15 @@ def attach_launched(
 
 
 def open_agent_line(stack: AsyncExitStack, environment: LaunchEnvironment) -> AgentLine:
-    """Return the open line to the agent that launched this rank; ``stack`` closes it.
+    """Open the line to the agent that launched this rank, and return it; ``stack`` closes it.
 
-    The agent can ask this process from now on what it does.
+    From now on the agent can query the state of this process.
     Raises ``UsageError`` if a pipe to or from the agent is named, but not open.
     """
     answer_agent(os.environ)
     reporter = Reporter.from_environment(os.environ)
     if environment.notice_descriptor is not None:
-        record_failures(reporter)  # a program may end by itself, without ``asyncpar.run``
+        record_failures(reporter)  # the program may not use ``asyncpar.run``
     line = AgentLine(reporter, _notice_descriptor(environment), generation=environment.generation)
     line.open()
     stack.callback(line.close)
@@ -218,9 +217,9 @@ def open_agent_line(stack: AsyncExitStack, environment: LaunchEnvironment) -> Ag
 
 
 def answer_agent(environment: Mapping[str, str]) -> None:
-    """Let the agent that has started this process ask what it does, from now on; without an agent do nothing."""
+    """Answer queries of the agent that started this process from now on; without an agent do nothing."""
     if environment.get(OBSERVE_FD) and not is_open():
-        from asyncpar.observe.rank_view import provide_process  # a rank that no agent started tells nobody
+        from asyncpar.observe.rank_view import provide_process  # a rank without an agent reports to nobody
 
         provide_process()
         open_stack_dump(environment)
@@ -228,7 +227,7 @@ def answer_agent(environment: Mapping[str, str]) -> None:
 
 
 def _notice_descriptor(environment: LaunchEnvironment) -> int | None:
-    """Return the pipe from the agent.  Raises ``UsageError`` if it is named, but not open."""
+    """Return the descriptor of the pipe from the agent.  Raises ``UsageError`` if it is named, but not open."""
     descriptor = environment.notice_descriptor
     if descriptor is not None:
         try:
@@ -242,14 +241,14 @@ def _notice_descriptor(environment: LaunchEnvironment) -> int | None:
 
 
 def arena_settings(environment: Mapping[str, str], transport: str | None) -> ArenaSettings | None:
-    """Return how ranks of one host are to share memory; not at all, if ``transport`` pins another kind of lane."""
+    """Return the settings of memory shared by ranks of one host; None if ``transport`` pins another kind of lane."""
     if transport is not None and not lane_kind(transport).shares_memory:
         return None
     return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport is not None)
 
 
 def describe_settings(transport: str | None, arena: ArenaSettings | None) -> str:
-    """Return what must be equal on all ranks; how they wait is a matter of each host."""
+    """Return the settings that must be equal on all ranks, as text; how they wait is up to each host."""
     size = "" if arena is None else f", arena={'off' if arena.is_off else arena.bytes}"
     return f"transport={transport or 'any'}{size}"
 

@@ -1,4 +1,4 @@
-"""Deprecated alias of settings that moved: import ``ThreeDParallelismConfig`` and its enums from ``asyncpar.hybrid``.
+"""Deprecated alias of moved settings: import ``ThreeDParallelismConfig`` and its enums from ``asyncpar.hybrid``.
 
 ``asyncpar.config.parallel`` was public.  It keeps working until version 1.0, with a ``DeprecationWarning``.
 """

@@ -1,7 +1,7 @@
 """Every exception that asyncpar raises on purpose, sorted by who must act.
 
 ``UsageError``: the caller.  ``ProtocolError``: the operator of the other end of a connection.  ``PeerError``: the
-operator of the named rank.  ``StaleGeneration``: no one: a newer world exists.  ``RemoteError``: the author of the
+operator of the named rank.  ``StaleGeneration``: no one, a newer world exists.  ``RemoteError``: the author of the
 remote code.
 """
 
@@ -15,7 +15,8 @@ from asyncpar.harmless import harmless
 class AsyncparError(Exception):
     """Base of every error raised by asyncpar.
 
-    Its text may quote other processes, and is shown by whatever catches it: no terminal obeys what is in it.
+    Its text may quote other processes, and is shown by any code that catches it; it contains no terminal control
+    sequences.
     """
 
     def __str__(self) -> str:
@@ -33,7 +34,7 @@ class NotFound(UsageError):  # noqa: N818
 class OperationMismatch(UsageError):  # noqa: N818
     """Two ranks issued different operations at the same place; the message names both ranks and both operations.
 
-    ``call`` is what this rank called there, "" where that is not known.
+    ``call`` is this rank's call there, "" if it is not known.
     """
 
     def __init__(self, message: str, *, call: str = "") -> None:
@@ -42,15 +43,15 @@ class OperationMismatch(UsageError):  # noqa: N818
 
 
 class NonFiniteValue(UsageError):  # noqa: N818
-    """Numbers that must be finite contain NaN or infinity; the message says where.  Nothing was changed."""
+    """Values that must be finite contain NaN or infinity; the message says where.  Nothing was changed."""
 
 
 class ArenaFull(AsyncparError, MemoryError):  # noqa: N818
-    """There is no shared memory for what was asked for; the message says how much was needed and how much there is."""
+    """There is not enough shared memory; the message states how much was needed and how much there is."""
 
 
 class SnapshotTooLarge(AsyncparError, MemoryError):  # noqa: N818
-    """A state does not fit into memory once more; the message says how much it needs, and how much there is."""
+    """A second copy of a state does not fit into memory; the message states how much it needs and how much there is."""
 
 
 class ProtocolError(AsyncparError):
@@ -62,10 +63,10 @@ class AuthenticationError(ProtocolError):
 
 
 class CheckpointError(AsyncparError):
-    """A checkpoint cannot be written, or is not what was asked for, or is damaged; the message names file and rank.
+    """A checkpoint cannot be written, is not the requested one, or is damaged; the message names file and rank.
 
     It is raised on every rank, and nothing was restored.  ``rank`` (in world numbering) is the one that failed or is
-    lost, None where none is.
+    lost, or None.
     """
 
     def __init__(self, message: str, *, rank: int | None = None) -> None:
@@ -74,9 +75,10 @@ class CheckpointError(AsyncparError):
 
 
 class StateLost(AsyncparError):  # noqa: N818
-    """Parts of a sharded state are lost with every rank that held them; all ranks that are left raise it.
+    """Parts of a sharded state are lost with every rank that held them; all survivors raise it.
 
-    ``step`` steps were committed: go on from a checkpoint of that step, or of one before.  ``parts`` are their numbers.
+    ``step`` steps were committed: resume from a checkpoint of that step or an earlier one.  ``parts`` are the numbers
+    of the lost parts.
     """
 
     def __init__(self, message: str, *, step: int, parts: tuple[int, ...] = ()) -> None:
@@ -97,7 +99,7 @@ class PeerError(AsyncparError):
     """Another rank is the cause.
 
     ``rank`` is the culprit in world numbering (None when unknown), ``host`` where it ran, ``operation`` what this rank
-    was doing, ``cause`` what was seen of the failure.
+    was doing, and ``cause`` the observed failure.
     """
 
     def __init__(
@@ -123,12 +125,12 @@ class PeerLost(PeerError):  # noqa: N818
 class NodeClosed(PeerLost):
     """The node of this rank is closed: the block that opened it has ended, or ``stop`` was called.
 
-    Whatever is asked of a closed node raises this, and so does what was under way as it closed.
+    Every operation of a closed node raises this, and so does every one that was under way when it closed.
     """
 
     @classmethod
     def of(cls, rank: int | None, operation: str | None = None) -> Self:
-        """Return the error of ``rank``, where ``operation`` was asked for."""
+        """Return the error for ``operation`` on ``rank``."""
         text = "this node is closed; use it, its communicators and its actors inside the block that opens it"
         return cls(
             text if operation is None else f"{operation}: {text}", rank=rank, operation=operation, cause="closed"
@@ -136,16 +138,16 @@ class NodeClosed(PeerLost):
 
 
 class LinkDamaged(PeerLost):
-    """Bytes from ``rank`` did not arrive as they were sent, so the link is closed.  What they were for has no result.
+    """Bytes from ``rank`` arrived damaged, so the link is closed.  The operation they belonged to has no result.
 
     ``cause`` names both ranks with their hosts, the lane, and what was wrong.
     """
 
 
 class WorldChanged(PeerError):  # noqa: N818
-    """The world of this step is over, and the step with it: leave its block, the next one has the new world.
+    """The world of this step has ended, and the step with it: leave its block; the next step has the new world.
 
-    Raised from the ``PeerLost``, or whatever else was seen of the change.  ``generation`` is that of the old world.
+    Raised from the ``PeerLost`` or other error that revealed the change.  ``generation`` is that of the old world.
     """
 
     def __init__(
@@ -162,14 +164,14 @@ class WorldChanged(PeerError):  # noqa: N818
 
 
 class DivergedState(PeerError):  # noqa: N818
-    """Two ranks have committed as many steps, and have not the same state: the bits of one of them are wrong.
+    """Two ranks have committed the same number of steps, but their states differ: the bits of one of them are wrong.
 
-    It is reported, and never settled by majority.
+    It is reported, never settled by majority.
     """
 
 
 class PeerTimeout(PeerError, TimeoutError):  # noqa: N818
-    """A rank did not do its part in time; the message says who is missing and where it was last heard of."""
+    """A rank did not do its part in time; the message says who is missing and where it was last seen."""
 
 
 class PeerCancelled(PeerError):  # noqa: N818
@@ -177,10 +179,10 @@ class PeerCancelled(PeerError):  # noqa: N818
 
 
 class WorldRevoked(PeerError):  # noqa: N818
-    """A group was revoked, or one that it was made from: its operations have ended on all ranks, and no more can begin.
+    """A group, or one that it was made from, was revoked: its operations have ended on all ranks; no more can begin.
 
-    ``revoked_by`` is the rank that revoked it, ``rank`` the one that this rank blames (the same, if it blames none),
-    ``cause`` why, and ``generation`` that of the world.  ``Communicator.shrink`` and ``agree`` still work.
+    ``revoked_by`` is the rank that revoked it, ``rank`` the one that this rank blames (the same if it blames none),
+    ``cause`` the reason, and ``generation`` that of the world.  ``Communicator.shrink`` and ``agree`` still work.
     """
 
     def __init__(
@@ -204,11 +206,11 @@ class ActorDown(PeerCancelled):
 
 
 class MailboxFull(PeerError):  # noqa: N818
-    """The mailbox of an actor had no room for a message; what happens then is the actor's ``mailbox`` policy."""
+    """The mailbox of an actor had no room for a message; the actor's ``mailbox`` policy decides what happens then."""
 
 
 class RestartsExceeded(AsyncparError):  # noqa: N818
-    """A supervisor gave up: its children failed more often than it was told to bear; the message says which and how."""
+    """A supervisor gave up: its children failed more often than it may tolerate; the message says which and how."""
 
 
 class RemoteError(AsyncparError):

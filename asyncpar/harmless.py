@@ -1,12 +1,12 @@
-"""Text of others, made harmless: no terminal and no page obeys what is in it.
+"""Sanitized text from other processes: nothing in it controls a terminal or a page.
 
-Ranks print, exceptions carry and other hosts send any characters.  Some of them are orders to a terminal: they move the
-cursor, erase lines, set the title, write to the clipboard, or let words appear in another order.  Everything that is
-shown goes through ``harmless``.  Whole sequences (CSI, OSC, DCS and their like) disappear; of what is left each
-character that is an order becomes U+FFFD, so nothing vanishes with an order that does not end, and what has no UTF-8 (a
-byte of a file's name) is spelt out.  Line feeds and tabs stay.
+Ranks print, exceptions carry and other hosts send arbitrary characters.  Some of them control a terminal: they move the
+cursor, erase lines, set the title, write to the clipboard, or reorder words.  Everything that is shown goes through
+``harmless``.  Whole sequences (CSI, OSC, DCS and the like) are removed; each remaining control character becomes
+U+FFFD, so an unterminated sequence hides nothing, and characters without UTF-8 (a byte of a file name) are spelt out.
+Line feeds and tabs stay.
 
-Colours (SGR) may stay in what ranks print, if a terminal shows it; they end with their line.
+Colours (SGR) may stay in the output of ranks if a terminal shows it; they end with their line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REPLACEMENT: Final = "\ufffd"
 RESET: Final = "\x1b[0m"
 
 _ORDERS: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""C0 and C1 controls, separators of lines, overrides of direction, and what has no UTF-8."""
+"""C0 and C1 controls, line separators, direction overrides, and characters without UTF-8."""
 
 _SUSPECT: Final = re.compile(f"[{_ORDERS}]")
 _SUSPECT_JSON: Final = re.compile(rf"[{_ORDERS}]|\\[bfnru]")
@@ -27,7 +27,7 @@ _UNSAFE: Final = re.compile(
     r"(?P<color>\x1b\[[0-9;:]*m)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC
-    r"|\x1b[ -/]+[0-~]|\x1b[0-OQ-WYZ\\`-~]"  # character sets, and orders of one letter
+    r"|\x1b[ -/]+[0-~]|\x1b[0-OQ-WYZ\\`-~]"  # character sets, and one-letter controls
     rf"|(?P<order>[{_ORDERS}])"
 )
 _UNFINISHED: Final = re.compile(
@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 
 
 def harmless(text: str, *, colors: bool = False) -> str:
-    """Return ``text`` without what a terminal would obey; with ``colors`` those stay, up to the end of their line."""
+    """Return ``text`` without terminal controls; with ``colors`` those of colour stay, up to the end of their line."""
     if _SUSPECT.search(text) is None:
         return text
     if not colors:
@@ -49,27 +49,27 @@ def harmless(text: str, *, colors: bool = False) -> str:
 
 
 def harmless_line(text: str) -> str:
-    """Return ``text``, such as a name, as ``harmless`` does, and in one line."""
+    """Return ``text``, such as a name, sanitized as by ``harmless`` and joined into one line."""
     return harmless(" ".join(text.splitlines()) if "\n" in text or "\r" in text else text)
 
 
 def harmless_bytes(text: bytes, *, colors: bool = False) -> bytes:
-    """Return ``text`` as ``harmless`` does; bytes that are no UTF-8 become U+FFFD, too."""
+    """Return ``text`` sanitized as by ``harmless``; bytes that are not UTF-8 become U+FFFD, too."""
     return harmless(text.decode(errors="replace"), colors=colors).encode()
 
 
 def harmless_json(content: bytes) -> bytes:
-    """Return a JSON document that means the same, without characters that a terminal would obey."""
+    """Return an equivalent JSON document in which control characters are escaped."""
     text = content.decode(errors="replace")
     return re.sub(f"[{_ORDERS}]", lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def harmless_values(value: Value) -> Value:
-    """Return ``value``, of plain values and structs, with each text as by ``harmless_line``.
+    """Return ``value``, made of plain values and structs, with each text sanitized as by ``harmless_line``.
 
-    It is copied only if there is something to change: that is found out from its JSON, which is made quickly.
+    It is copied only if something must change, which a quick encoding to JSON shows.
     """
-    import msgspec  # commands that show errors alone do not need it
+    import msgspec  # not needed by commands that only show errors
 
     clean: Value = value if _SUSPECT_JSON.search(msgspec.json.encode(value).decode()) is None else _clean(value)
     return clean
@@ -94,9 +94,9 @@ def _clean(value: Any) -> Any:
 
 
 class HarmlessStream:
-    """Makes a stream of bytes harmless as it comes; a carriage return ends a line, as a line feed does.
+    """Sanitizes a stream of bytes incrementally; a carriage return ends a line, as a line feed does.
 
-    At most a sequence that has not ended is held back, up to 4096 characters.
+    Only an unfinished sequence is held back, up to 4096 characters.
     """
 
     def __init__(self, *, colors: bool) -> None:
@@ -106,7 +106,7 @@ class HarmlessStream:
         self._is_colored = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be shown now; ``b""`` is the end of the stream."""
+        """Return the bytes that can be shown now; a ``chunk`` of ``b""`` ends the stream."""
         text = self._held + self._decoder.decode(chunk, final=not chunk)
         self._held = ""
         found = _UNFINISHED.search(text) if chunk else None

@@ -1,7 +1,7 @@
 """The node: one rank of a world in this process, with its server, links, collectives and actors.
 
-Everything of a node lives in one task, which starting creates and ``stop`` ends; so a node may be started and stopped
-from any task of a running loop, and leaves signal handlers and the loop policy alone.
+A node lives in one task, created at start and ended by ``stop``. It may therefore be started and stopped from any task
+of a running loop, and it leaves signal handlers and the loop policy alone.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _log = logging.getLogger(__name__)
 class Node:
     """One rank.  Made by ``asyncpar.init``, ``Node.start`` or ``asyncpar.testing.local_world``.
 
-    ``world`` is the communicator over all ranks, ``nodes`` the mesh of all of them, along one axis: ``rank``.  Use it
-    on the loop it was started on.
+    ``world`` is the communicator over all ranks, and ``nodes`` the mesh of all nodes along one axis, ``rank``.  Use a
+    node only on the loop on which it was started.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Node:
         public_services: Sequence[str] = (),
         blocked_after: float | None = BLOCKED_AFTER,
     ) -> Node:
-        """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
+        """Join the world that ``environment`` describes (default: this process's); return once all ranks have joined.
 
-        Ranks that ``srun`` or an ``mpiexec`` started find their places and each other by themselves; otherwise, outside
-        of a launched job, this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``,
+        Ranks started by ``srun`` or an ``mpiexec`` find their places and each other by themselves; any other process
+        outside a launched job is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``,
         ``package.module:NAME`` of a ``LaneKind``).
-        ``serve`` is the ``host:port`` of the node's gRPC server; a world of one has none unless it is given or there
-        are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
-        job's token (see ``credentials``), except those of the services named in full in ``public_services``; with
-        certificates they need one of the job's, too.
-        Whatever blocks the event loop for ``blocked_after`` seconds is told to ``on_blocked``, and while there are
-        actors it is logged with its stack (0: nothing is).
-        Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
+        ``serve`` is the ``host:port`` of the node's gRPC server.  A world of one has no server unless ``serve`` or
+        ``services`` is given: functions that receive the server and add the program's servicers to it.  Calls to them
+        need the job's token (see ``credentials``), except to the services whose full names are in ``public_services``;
+        with certificates they also need one of the job's.
+        Code that blocks the event loop for ``blocked_after`` seconds is reported to ``on_blocked`` and, while there are
+        actors, logged with its stack (0: neither).
+        Raises ``UsageError`` for wrong settings and ``PeerTimeout``, which names the missing ranks.
         """
         lane = parse_transport(transport)
         check_settings(os.environ)
@@ -132,7 +132,7 @@ class Node:
         return f"<node: rank {self.rank} of {self.size}{where}{', stopped' if self._is_stopping.is_set() else ''}>"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same facts as an HTML table for notebooks."""
         state = "stopped" if self._is_stopping.is_set() else "running"
         rows = [("node", f"rank {self.rank} of {self.size}"), ("address", self.address or "none"), ("state", state)]
         return html_table(rows)
@@ -152,13 +152,13 @@ class Node:
 
     @property
     def address(self) -> str:
-        """``host:port`` of the node's gRPC server; empty for a node that only lives in this process."""
+        """``host:port`` of the node's gRPC server; empty for a node without one."""
         server = self._bootstrap.server
         return "" if server is None else server.address
 
     @property
     def credentials(self) -> Credentials:
-        """The credentials of calls to servers of this world: pass ``credentials.metadata()`` along.
+        """The credentials for calls to servers of this world: pass ``credentials.metadata()`` with each call.
 
         A process that has them is trusted like a rank.  Raises ``UsageError`` for a node without a server.
         """
@@ -169,12 +169,12 @@ class Node:
 
     @property
     def has_arena(self) -> bool:
-        """Do the ranks of this host share memory?"""
+        """Whether the ranks of this host share memory."""
         return self._arena is not None
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of frames, headers included, that left this rank, and payload it has shown others in shared memory."""
+        """Bytes of frames sent by this rank, headers included, plus payload that it exposed in shared memory."""
         return self.links.bytes_sent + (0 if self._arena is None else self._arena.bytes_shown)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
@@ -183,16 +183,16 @@ class Node:
 
     @property
     def actor_system(self) -> ActorSystem:
-        """The actors of this rank, for parts of the package that are built on them."""
+        """The actor system of this rank, for parts of the package that are built on actors."""
         return self._actors
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
-        """Start an actor on this rank and return its reference when its ``on_start`` has ended.
+        """Start an actor on this rank and return its reference once its ``on_start`` has returned.
 
-        The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
-        its own.  Type checkers see the reference as the actor's class, so that calls are checked.
+        The constructor receives ``args`` and ``kwargs`` themselves, not copies.  Without ``name`` the actor gets a
+        unique one.  Type checkers see the reference as the actor's class, so calls are checked.
 
-        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        Raises any exception of the constructor or ``on_start``, and ``UsageError`` for a name that is taken.
 
         Example::
 
@@ -215,9 +215,9 @@ class Node:
     @overload
     def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> A: ...
     def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> Any:
-        """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
+        """Return a reference to the actor ``name`` on ``rank`` (default: this one), without sending anything.
 
-        With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
+        With ``actor_class`` results are typed, and wrong calls are refused before they are sent.
         """
         self._check_open("ref")
         if actor_class is None:
@@ -225,24 +225,25 @@ class Node:
         return self._actors.ref(name, rank, actor_class=actor_class)
 
     def watch(self, ref: ActorRef[Any] | Actor) -> Watch:
-        """Watch an actor of any rank: ``down = await node.watch(ref)`` gives exactly one ``Down``, whatever happens.
+        """Watch an actor on any rank: ``down = await node.watch(ref)`` returns exactly one ``Down``, whatever happens.
 
-        It says how the actor ended, or that its rank was lost.  ``Watch.cancel`` ends the watch.
+        It states how the actor ended, or that its rank was lost.  ``Watch.cancel`` ends the watch.
         """
         return self._actors.watch(ref)
 
     async def stop_actor(self, ref: ActorRef[Any] | Actor) -> None:
-        """Stop an actor of any rank: what waits in its mailbox is handled, later messages are refused.
+        """Stop an actor on any rank: messages in its mailbox are still handled, later ones are refused.
 
-        Returns after its ``on_stop``, or raises what that raised.  Cancelling this stops waiting, not stopping.
+        Returns after its ``on_stop``, or raises what that raised.  Cancelling this call ends the wait; the actor stops
+        all the same.
         """
         await self._actors.stop(ref)
 
     async def kill_actor(self, ref: ActorRef[Any] | Actor) -> None:
-        """Kill an actor of any rank: what it does is cancelled, what waits is refused, ``on_stop`` is not run.
+        """Kill an actor on any rank: cancel its current work and refuse waiting messages; ``on_stop`` does not run.
 
-        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.  For an
-        actor that has ended nothing happens; ``UsageError`` if there never was one.
+        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: this waits for its end.  Does
+        nothing for an actor that has ended; raises ``UsageError`` if there never was one.
         """
         await self._actors.kill(ref)
 
@@ -253,7 +254,7 @@ class Node:
 
     @property
     def observe(self) -> NodeObserver:
-        """What this node does: ``node.observe.status()``, and ``async for event in node.observe.events()``."""
+        """The node's observer: ``node.observe.status()``, and ``async for event in node.observe.events()``."""
         return self._observer
 
     def span(self, name: str, **fields: object) -> EventSpan:
@@ -261,20 +262,21 @@ class Node:
         return EventSpan(name, fields, recorder=self.links.recorder)
 
     def on_blocked(self, callback: OnBlocked) -> Callable[[], None]:
-        """Tell ``callback`` whenever code blocks the event loop for ``blocked_after`` seconds, and when it goes on.
+        """Call ``callback`` when code has blocked the event loop for ``blocked_after`` seconds, and when that ends.
 
-        It is called in another thread, since the loop cannot call it.  The function returned ends that.  In virtual
-        time, and in ``local_world``, nothing is watched.
+        It is called in another thread, since the loop cannot call it.  The returned function unsubscribes it.  Loops in
+        virtual time, and those of ``local_world``, are not watched.
         """
         self._check_open("on_blocked")
         self._actors.loop_watch.sharpen()
         return self._actors.loop_watch.subscribe(callback)
 
     def watch_world(self) -> AsyncIterator[WorldChange]:
-        """Iterate over a change for each rank that this world loses after this call, until this rank leaves it.
+        """Iterate over changes, one for each rank that this world loses after this call, until this rank leaves it.
 
-        ``left`` names the rank and its host; ``is_by_loss`` is False for one that left in good order.  The communicator
-        without the lost ranks is ``world.shrink()``; under ``asyncpar.elastic``, ``job.watch_world`` has whole worlds.
+        ``left`` names the rank and its host; ``is_by_loss`` is False for a rank that left in good order.
+        ``world.shrink()`` returns the communicator without the lost ranks; under ``asyncpar.elastic``,
+        ``job.watch_world`` yields whole worlds.
         """
         return self._changes.listen()
 
@@ -292,11 +294,12 @@ class Node:
         self._changes.send(change)
 
     async def stop(self) -> None:
-        """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent.
+        """Leave the world in good order: stop actors, notify peers, close lanes and server.  Idempotent.
 
-        While an exception is handled that names another rank, peers hear that this rank leaves because of that one.
-        Ranks that are lost are not waited for.  A world that is revoked is left as soon as the actors have stopped, in
-        less than 0.1 s, also when ranks are silent: what is under way is dropped, and calls of services have 20 ms.
+        If called while an exception that names another rank is handled, peers are notified that this rank leaves
+        because of that one.  Lost ranks are not waited for.  A revoked world is left as soon as the actors have
+        stopped, in less than 0.1 s, even when ranks are silent: operations under way are dropped, and calls of services
+        have 20 ms to finish.
         """
         check_home_loop(self._loop, "stop")
         mark_seen(sys.exc_info()[1])
@@ -312,9 +315,9 @@ class Node:
 
 
 async def start_rank(attach: Attach) -> Node:
-    """Return the node of a rank whose lanes are known, where ``ASYNCPAR_CALIBRATE`` says so: see ``start_node``.
+    """Start a node as ``start_node`` does, and calibrate its lanes where ``ASYNCPAR_CALIBRATE`` asks for it.
 
-    They are those of an earlier job of the last week, or measured.
+    The costs of the lanes are those of an earlier job of the last week, or are measured.
     """
     calibrates = parse_calibrate(os.environ.get("ASYNCPAR_CALIBRATE"))
     node = await start_node(attach)
@@ -328,10 +331,10 @@ async def start_rank(attach: Attach) -> Node:
 
 
 async def start_node(attach: Attach) -> Node:
-    """Start the task of a node and return the node when it is part of its world.
+    """Start the task of a node and return the node once it is part of its world.
 
-    An error on the way is raised once all is taken down.  A cancellation meanwhile cuts that short, and the error is
-    raised all the same, since it came first.
+    An error on the way is raised after everything is torn down.  A cancellation meanwhile cuts the teardown short; the
+    error is raised all the same, since it came first.
     """
     started: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(_live(attach, started), name="asyncpar node")
@@ -360,10 +363,9 @@ def _error_in(started: asyncio.Future[Any]) -> BaseException | None:
 
 
 async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
-    """Run the node in a task: build it up, wait for its end, take it down in reverse.
+    """Run the node in a task: build it, wait for its end, tear it down in reverse order.
 
-    ``started`` is the node, or the error that keeps it from being part of its world; that is known before it is taken
-    down.
+    ``started`` receives the node, or the error that kept it out of its world; the error is set before the teardown.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -378,7 +380,7 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
 
 
 async def _build(stack: AsyncExitStack, attach: Attach) -> tuple[Node, WorldBootstrap]:
-    """Return the node that is part of its world; what has to be undone at the end is on ``stack``."""
+    """Return the node once it is part of its world; push on ``stack`` what must be undone at the end."""
     bootstrap = await attach(stack)
     links = Links(world=bootstrap.world, rank=bootstrap.rank, connector=bootstrap.connector)
     sharing, line = _share_memory(bootstrap, links), bootstrap.line
@@ -404,7 +406,7 @@ async def _build(stack: AsyncExitStack, attach: Attach) -> tuple[Node, WorldBoot
         bootstrap.gateway.open(actors)
         stack.callback(bootstrap.gateway.close)
     if is_open():
-        from asyncpar.observe.rank_view import watch_node  # a rank that no agent started tells nobody
+        from asyncpar.observe.rank_view import watch_node  # a rank without an agent reports to nobody
 
         def predict(operation: str, nbytes: int, algorithm: str) -> float:
             return node.world.predict(operation, nbytes, algorithm=Name(algorithm))
@@ -416,17 +418,17 @@ async def _build(stack: AsyncExitStack, attach: Attach) -> tuple[Node, WorldBoot
 
 
 def _observe(links: Links, line: AgentLine | None) -> None:
-    """Have ``links`` tell of long waits."""
+    """Have ``links`` report long waits."""
     observer = links.observer
     observer.warn_after = parse_wait_warning(os.environ.get(WAIT_WARNING))
-    if line is not None:  # else it may be one of several ranks of this process, whose program is that of all
+    if line is not None:  # else it may be one of several ranks of this process, which share the program
         observer.find_program = partial(describe_program, asyncio.get_running_loop())
         observer.reporter = line.reporter
         line.on_condition = observer.hear_condition
 
 
 async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | None:
-    """Meet the other ranks of this host in an arena, if there is to be one."""
+    """Form an arena with the other ranks of this host, if there is to be one."""
     if bootstrap.arena is None:
         return None
     arena = await form_arena(
@@ -445,7 +447,7 @@ async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | 
 
 @opened_by("async with ap.init() as node:")
 async def init(*, transport: LaneName | None = None) -> AsyncIterator[Node]:
-    """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
+    """Join the world that ``asyncpar launch`` describes in the environment; outside a job, be a world of one.
 
     ``async with asyncpar.init() as node:``.  Raises as ``Node.start`` does.
 
@@ -461,7 +463,7 @@ async def init(*, transport: LaneName | None = None) -> AsyncIterator[Node]:
     try:
         yield node
     except Exception:
-        with suppress(asyncio.CancelledError):  # the error came first, and the program ends with it
+        with suppress(asyncio.CancelledError):  # the error came first, so the program ends with it
             await node.stop()
         raise
     except BaseException:

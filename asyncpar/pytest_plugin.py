@@ -1,6 +1,6 @@
 """The pytest plugin: worlds as fixtures, and tests that run on every rank of a world.
 
-pytest loads it wherever asyncpar is installed, so it imports nothing of the package until a test asks for it.
+pytest loads it wherever asyncpar is installed, so it imports nothing from the package until a test needs it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _FUNCTION: Final = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the setting of the limit, and spare the package what pytest does to all packages with plugins.
+    """Add the setting of the limit, and exempt the package from pytest's assertion rewriting.
 
-    It would rewrite the assertions of every module of asyncpar, for which it parses 700 of them.
+    pytest would rewrite the assertions of every module of asyncpar, and parse 700 modules for that.
     """
     getattr(pluginmanager.rewrite_hook, "_must_rewrite", set[str]()).discard("asyncpar")
     what = "seconds after which a world of `world`, `virtual_world` or `@pytest.mark.ranks` fails, with a report"
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the marker ``ranks``."""
     config.addinivalue_line(
         "markers",
         "ranks(size, *, transport='inproc', timeout=30, virtual=False, ...): run the test, an `async def test(node)`, "
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def world(request: pytest.FixtureRequest) -> Callable[..., GuardedWorld]:
     """Make worlds: ``async with world(4, transport="tcp") as nodes``, or ``world(4).run(program)`` in a plain test.
 
-    Options are those of ``asyncpar.testing.GuardedWorld``.
+    The options are those of ``asyncpar.testing.GuardedWorld``.
     """
     return _maker(request.config)
 
@@ -55,7 +55,7 @@ def virtual_world(request: pytest.FixtureRequest) -> Callable[..., GuardedWorld]
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest) -> Node | None:
-    """Return the node of this rank, in a test with the mark ``ranks``."""
+    """Return the node of this rank, in a test with the marker ``ranks``."""
     if request.node.get_closest_marker("ranks") is None:
         pytest.fail("node: it is for tests that run on every rank; mark the test @pytest.mark.ranks(4)", pytrace=False)
     return None  # each rank gets its own: see ``pytest_pyfunc_call``
@@ -80,14 +80,14 @@ def _limit(config: pytest.Config) -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Keep the test's function as it is written: plugins for coroutines wrap it when it runs."""
+    """Store the test's original function: plugins for coroutines wrap it when it runs."""
     if isinstance(item, pytest.Function) and item.get_closest_marker("ranks") is not None:
         item.stash[_FUNCTION] = item.obj
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test with the mark ``ranks`` on every rank."""
+    """Run a test with the marker ``ranks`` on every rank."""
     mark = pyfuncitem.get_closest_marker("ranks")
     if mark is None:
         return None

@@ -1,4 +1,4 @@
-"""Run a program's main coroutine: uvloop when present, orderly ends on signals, failures reported to the launcher."""
+"""Run a program's main coroutine: uvloop if installed, orderly exit on signals, failures reported to the launcher."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM
 SIGINT_EXIT = 128 + signal.SIGINT
 SIGNAL_SECONDS = 0.3
-"""Seconds that a launched program that lost a rank, which left in good order, waits for the signal that may explain it.
+"""Seconds for which a launched program, after a rank left in good order, waits for a signal that may explain it.
 
-A launcher sends Ctrl-C to all ranks, but each gets it in its own time.
+A launcher sends Ctrl-C to all ranks, but they do not all receive it at the same time.
 """
 REASON_SECONDS = 0.1
-"""Seconds that a launched program goes on after SIGTERM, so that errors that explain it come first.
+"""Seconds for which a launched program runs on after SIGTERM, so that errors that explain it arrive first.
 
-What comes while the loop is busy does not count.
+Time in which the loop is busy does not count.
 """
 LATE_SECONDS = 0.02
-"""A timer that is so late says that the loop was busy: errors that explain a signal may just have come."""
+"""A timer this late shows that the loop was busy: errors that explain a signal may only just have arrived."""
 MOST_DELAYS = 20
-"""How often a signal waits once more for a loop that is busy."""
+"""How many times a signal waits again for a busy loop."""
 READ_SECONDS = 0.001
-"""Seconds in which the loop reads a signal that came before an error: one look at the sockets may find both."""
+"""Seconds in which the loop reads a signal that preceded an error: one poll of the sockets may find both."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
     """Run ``main`` (a coroutine function without arguments, or a coroutine) on a fresh event loop; return its result.
 
-    For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so that its ``finally`` blocks
-    leave the world in good order; the process then ends with status 130 or 143.  A rank of an elastic job with agents
-    that gets SIGTERM leaves at the end of its step (``job.is_drained``), and is cancelled by the second one, or where
-    no other rank would go on.  Under ``asyncpar launch`` an exception
-    that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
-    without one.  Raises ``UsageError`` when ``main`` is something else, and where a loop runs already.
+    For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so its ``finally`` blocks
+    leave the world in good order; the process then exits with status 130 or 143.  In an elastic job with agents, a rank
+    that receives SIGTERM leaves at the end of its step (``job.is_drained``); a second SIGTERM cancels it, as does the
+    first if no other rank would go on.  Under ``asyncpar launch`` an exception that ends the program is reported to the
+    agent with its traceback, while Ctrl-C, which every rank receives, ends it without one.  Raises ``UsageError`` if
+    ``main`` is anything else, or if a loop is already running.
 
     Example::
 
@@ -96,7 +96,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def is_left_behind(error: Exception) -> bool:
-    """Has ``error`` come of ranks that left in good order, or were cancelled, perhaps by a Ctrl-C that all get?"""
+    """Return whether ``error`` comes from ranks that left in good order or were cancelled, perhaps by Ctrl-C for all."""
     peer = find_peer_error(error)
     return peer is not None and (peer.cause == LEFT or isinstance(peer, PeerCancelled))
 
@@ -104,7 +104,7 @@ def is_left_behind(error: Exception) -> bool:
 async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, reporter: Reporter) -> T:
     """Await ``main``; SIGTERM cancels it and ends the process with status 143, unless it may leave in good order.
 
-    ``interrupt`` handled SIGINT before the loop.
+    ``interrupt`` is the handler of SIGINT before the loop ran.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -127,7 +127,7 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
             except Exception as error:
                 if reporter.is_connected and is_left_behind(error):
                     await asyncio.sleep(READ_SECONDS)
-                    if is_terminated or task.cancelling():  # it met what the signal did to others first
+                    if is_terminated or task.cancelling():  # it saw the signal's effect on others first
                         raise asyncio.CancelledError from error
                     reporter.failure(error)
                     await _listen(lambda: is_terminated)
@@ -139,7 +139,7 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
 
 
 def _call_when_quiet(end: Callable[[], object], delays: int = MOST_DELAYS) -> None:
-    """Call ``end`` once the loop has had ``REASON_SECONDS`` in which it was not busy."""
+    """Call ``end`` after ``REASON_SECONDS`` in which the loop was not busy, or after ``delays`` more tries."""
     loop = asyncio.get_running_loop()
     due = loop.time() + REASON_SECONDS
 
@@ -163,9 +163,9 @@ async def _listen(is_terminated: Callable[[], bool]) -> None:
 
 @contextmanager
 def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator[None]:
-    """Have SIGTERM call ``terminate`` on the loop, in the main thread; children of forks inherit no handler of ours.
+    """Have SIGTERM call ``terminate`` on the loop, in the main thread; forked children inherit no handler of ours.
 
-    Nor that of asyncio for SIGINT, but ``interrupt``.
+    For SIGINT they inherit ``interrupt`` in place of asyncio's handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -193,4 +193,4 @@ def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator
         if before[signal.SIGTERM] is not None:  # a handler in C, which cannot be restored
             signal.signal(signal.SIGTERM, before[signal.SIGTERM])
         if isinstance(signal.getsignal(signal.SIGINT), OwnHandler):
-            signal.signal(signal.SIGINT, on_loop[signal.SIGINT])  # asyncio's, which asyncio takes back
+            signal.signal(signal.SIGINT, on_loop[signal.SIGINT])  # asyncio's, which asyncio removes itself
