@@ -57,39 +57,39 @@ class Communicator(ArrayOperations):
     """Operations over the ranks of a group.
 
     All ranks of the group call the same operations in the same order; an operation takes its place in that order when
-    it is *called*, and runs when what the call returned is awaited, so several may be in flight.  Operations with equal
-    ``key`` meet by that name instead, in any order; a key may be used again and again, and its n-th use on one rank
-    meets its n-th use on the others.  Every call counts, also one that fails or is cancelled, but only where it is
-    made: after a failure that made some ranks skip a key which others have called, its later uses do not fit together
-    (they pair different steps, or wait for each other until the timeout).  Then use new keys, with the number of the
-    attempt in them, say.
+    it is *called*, and runs when the returned call is awaited, so several may be in flight.  Operations with equal
+    ``key`` are matched by that name instead, in any order; a key may be reused, and its n-th use on one rank matches
+    its n-th use on the others.  Every call counts, even one that fails or is cancelled, but only on the rank that makes
+    it: after a failure that made some ranks skip a key which others have used, later uses of that key no longer match
+    (they pair different steps, or wait for each other until the timeout).  In that case use new keys, for example with
+    the number of the attempt in them.
 
-    Every operation either gives its result on a rank or raises there.  A rank that calls something else is an
-    ``OperationMismatch``, one that is gone ``PeerLost``, one that cancels or fails ``PeerCancelled``, one that does
-    not do its part for ``timeout`` seconds ``PeerTimeout``.  Wrong arguments are ``UsageError`` where they are passed,
-    at once; such a call takes its place like any other, and is ``PeerCancelled`` on the other ranks, with the reason.
-    An operation gives its result when all ranks call it with the same arguments, also where data goes one way.  After
-    all but ``PeerLost`` the group stays usable.  Cancelling an operation takes effect at once.
+    On each rank an operation either returns its result or raises: ``OperationMismatch`` if a rank calls something else,
+    ``PeerLost`` if a rank is gone, ``PeerCancelled`` if one cancels or fails, and ``PeerTimeout`` if one does not do
+    its part for ``timeout`` seconds.  Wrong arguments raise ``UsageError`` immediately where they are passed; such a
+    call takes its place like any other, and raises ``PeerCancelled`` with the reason on the other ranks.  An operation
+    returns only once all ranks call it with the same arguments, even where data flows one way.  After any of these
+    errors but ``PeerLost`` the group stays usable.  Cancelling an operation takes effect at once.
 
     ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``, or
     contiguous arrays on CUDA devices (see ``ArrayOperations``).  They must not be touched until the operation is over.
     ``root``, ``dest`` and ``source`` are ranks of the group.
 
     Options mean the same in all operations.  ``op`` is sum, mean, prod, min, max, band, bor or bxor.  ``out`` is an
-    array of the shape and dtype of the result, which takes it (None: a new one, or ``x`` where an operation is in
-    place).  ``algorithm`` is one of ``algorithms(operation)`` (None: the cost model chooses).  ``key`` is said above
-    (None: by order).  ``stream`` is for arrays on CUDA devices: the operation is enqueued on it.  ``tag`` tells
-    messages between two ranks apart.  ``wanted`` is the type as which a value is decoded and checked (None: as it
-    came).  ``name`` is what a new group is called in messages.  ``dtype`` is numpy's.
+    array of the shape and dtype of the result, which is written to it (None: a new array, or ``x`` where an operation
+    is in place).  ``algorithm`` is one of ``algorithms(operation)`` (None: the cost model chooses).  ``key`` is
+    described above (None: match by order).  ``stream`` is for arrays on CUDA devices: the operation is enqueued on it.
+    ``tag`` distinguishes messages between two ranks.  ``wanted`` is the type as which a value is decoded and checked
+    (None: as received).  ``name`` names a new group in messages.  ``dtype`` is numpy's.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._messages = PointToPoint(engine)
         self._keyed: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """Groups that were made of this one with a key, and are not closed."""
+        """Open groups that were made from this one with a key."""
         self._forget: Callable[[], object] | None = None
-        """What removes this group from those of the one it was made of."""
+        """Removes this group from the keyed groups of the one it was made from."""
         self._is_world = False
         engine.group.on_ended = _on_ended(self._messages, engine)
         engine.group.on_left = _on_left(engine)
@@ -105,11 +105,11 @@ class Communicator(ArrayOperations):
         arena: ArenaHost | None = None,
         has_arenas: bool = False,
     ) -> Self:
-        """Return the communicator over all ranks of the world of ``links``; make one per links, on the running loop.
+        """Return the communicator over all ranks of the world of ``links``; make one per world, on the running loop.
 
-        ``pin`` is described in ``collectives.pin``.  ``lane`` says what the cost model reckons with: a kind of lane or
+        ``pin`` is described in ``collectives.pin``.  ``lane`` is the input of the cost model: a kind of lane or
         figures, equal on all ranks; by default in-process figures where no rank has an address, else those of TCP.
-        ``arena`` is that of this rank's host; ``has_arenas``, equal on all ranks, says that hosts should have one.
+        ``arena`` belongs to this rank's host; ``has_arenas``, equal on all ranks, means that hosts should have one.
         """
         members = links.world.members
         if lane is None:
@@ -130,21 +130,21 @@ class Communicator(ArrayOperations):
         world._is_world = True
         return world
 
-    # -- who -------------------------------------------------------------------------------------------------------
+    # -- identity --------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         state = ", revoked" if self.is_revoked else ", over" if self.is_over else ""
         return f"<communicator {self.name!r}: rank {self.rank} of {self.size}{state}>"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return a table of the same for notebooks."""
         state = "revoked" if self.is_revoked else "over" if self.is_over else "in use"
         rows = [("communicator", self.name), ("rank", f"{self.rank} of {self.size}"), ("state", state)]
         return html_table(rows)
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """This rank's index in the group."""
         return self._engine.rank
 
     @property
@@ -179,9 +179,9 @@ class Communicator(ArrayOperations):
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: for ever.
+        """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: forever.
 
-        A group's own: a group that is made from it begins with it.
+        It belongs to this group: a group made from it starts with the same value.
         """
         return self._engine.group.limits.timeout
 
@@ -195,21 +195,21 @@ class Communicator(ArrayOperations):
         return self._engine.traffic()
 
     def late_counts(self, key: str | None = None) -> LateCounts:
-        """Return what has become of this rank's parts of operations with a policy (``until``) and this ``key``."""
+        """Return how this rank's parts of operations with a policy (``until``) and this ``key`` have ended."""
         from asyncpar.collectives.policy_calls import series_of  # most programs need none
 
         return series_of(self._engine, key).counts
 
     @property
     def may_share_memory(self) -> bool:
-        """May ranks of one host share memory?  Equal on all ranks, also where a host turned out to have none."""
+        """Whether ranks of one host may share memory: equal on all ranks, even where a host turned out to have none."""
         return self._engine.policy.model.has_arenas
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s that this rank can send here, as measured: the most of ``calibrate`` and of operations so far.
+        """Bytes/s that this rank can send in this group: the maximum measured by ``calibrate`` and operations so far.
 
-        Through lanes or shared memory, whichever they took.  A built-in figure before anything was measured.
+        Counts lanes or shared memory, whichever the operations used.  A built-in figure before anything was measured.
         """
         return self._engine.bandwidth
 
@@ -219,15 +219,16 @@ class Communicator(ArrayOperations):
         return tuple(map(Name, (*known_algorithms(operation), *arena)))
 
     def is_pinned(self, operation: str) -> bool:
-        """Has the user pinned algorithms of ``operation``?"""
+        """Return whether the user has pinned algorithms of ``operation``."""
         return operation in self._engine.policy.pin.ranges
 
     def algorithm_table(self) -> str:
-        """Return which algorithm is used for which operation and size, with the estimates behind it.
+        """Return a table of the algorithm used for each operation and size, with the estimates behind it.
 
-        The line behind the table says what lanes are taken to cost, and whether that was measured: see ``calibrate``.
-        Once device arrays were used, more lines say how operations on them last went, by size where a pin tells sizes
-        apart, and why if not by NCCL, after a table like the first of what would be used and the estimates of all ways.
+        The line after the table states the assumed cost of lanes, and whether it was measured: see ``calibrate``.  Once
+        device arrays have been used, more lines show how operations on them last ran, by size where a pin depends on
+        size, with the reason if not by NCCL, after a table like the first with the algorithms that would be used and
+        the estimates of all ways.
         """
         policy, ways = self._engine.policy, self._engine.device_ways
         tables = policy.table(), policy.model.describe_lanes(), policy.device_table(ways.possible)
@@ -238,8 +239,9 @@ class Communicator(ArrayOperations):
     ) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
 
-        ``algorithm`` None is the one that would be used.  ``on_devices``: of device arrays, where all ranks have NCCL,
-        and a route between their hosts; by published figures until ``calibrate`` or ``set_device_lanes``.
+        ``algorithm`` None means the one that would be used.  With ``on_devices`` the buffer is a device array, and all
+        ranks have NCCL and a route between their hosts; the figures are published ones until ``calibrate`` or
+        ``set_device_lanes``.
         """
         policy = self._engine.policy
         if on_devices:
@@ -251,33 +253,33 @@ class Communicator(ArrayOperations):
 
     @property
     def measured_lane(self) -> LaneCosts | None:
-        """What ``calibrate`` of this group has found of the lanes between its hosts, or of all where it has one host.
+        """The lane costs that ``calibrate`` of this group measured: between hosts, or of all lanes if it has one host.
 
-        Equal on all ranks; None before that.
+        Equal on all ranks; None before calibration.
         """
         return self._engine.measured_lane
 
     def calibrate(
         self, *, device: int | None = None, from_operations: bool = False, cache: str | Path | bool = False
     ) -> Coroutine[Any, Any, None]:
-        """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
+        """Measure latency and bandwidth from rank 0, and choose algorithms by its figures on all ranks.
 
-        It measures to another rank of its host, and to one rank of each other host, 8 of them at most, one after the
-        other; of these the slowest counts.
+        Rank 0 measures to another rank of its host, and to one rank of each other host, 8 of them at most, one after
+        the other; the slowest of these counts.
 
         With ``from_operations`` nothing is sent to measure: the figures are those of the latest operations by messages
-        of this group, of all ranks.  So a program that calls it every now and then chooses by what its links are like
-        now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
-        last bits (it is the same on all ranks as ever), and pinned algorithms stay.
+        of this group, of all ranks.  A program that calls it from time to time thus adapts its choices to the current
+        state of its links.  Choices change only in ``calibrate``: a sum of floats by another algorithm may differ in
+        its last bits (it is still the same on all ranks), and pinned algorithms stay.
 
         With ``cache``, the path of a file on the host of rank 0, or True for one in the user's cache directory, figures
-        of the same hosts and kinds of lanes are used that an earlier job has measured in the last week; where one is
-        not there, all are measured, and kept.  A file that is damaged counts as empty.
+        that an earlier job measured in the last week for the same hosts and kinds of lanes are reused; if one is
+        missing, all are measured and stored.  A damaged file counts as empty.
 
-        With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
-        copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
-        device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
-        until it is over.
+        With ``device``, the number of this rank's device, which all ranks must pass, the figures of NCCL inside the
+        host and between hosts, and of copies to the host, are measured too, and device arrays then go the way that is
+        fastest by these figures.  This takes 64 MiB of device memory for a moment; a rank without NCCL raises
+        ``UsageError`` on all.  Call no other operation of this group until it is over.
         """
         try:
             if (device is not None) + from_operations + (cache is not False) > 1:
@@ -301,13 +303,13 @@ class Communicator(ArrayOperations):
 
     @property
     def device_lanes(self) -> DeviceLanes:
-        """The figures of the cost model of device arrays: published ones, before ``calibrate``."""
+        """The cost model's figures for device arrays: published ones, before ``calibrate``."""
         return self._engine.policy.device_lanes
 
     def set_device_lanes(self, lanes: DeviceLanes) -> None:
-        """Choose how device arrays go by ``lanes``, in this group and those that are made of it from now on.
+        """Choose the way of device arrays by ``lanes``, in this group and in groups made from it from now on.
 
-        To be called on all ranks, with the same figures: an operation of ranks with others is an ``OperationMismatch``.
+        Call it on all ranks, with the same figures: otherwise operations raise ``OperationMismatch``.
         """
         self._engine.check_node("set_device_lanes")
         if not isinstance(lanes, DeviceLanes):
@@ -315,10 +317,10 @@ class Communicator(ArrayOperations):
         self._engine.policy = replace(self._engine.policy, device_lanes=lanes)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
-        """Return a new array of undefined content, in memory that the ranks of this host share if they do.
+        """Return a new array of undefined content, in shared memory if the ranks of this host share memory.
 
-        Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
-        array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
+        Collectives read such an array in place, instead of copying it first.  Its memory is freed when the array and
+        all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
         """
         self._engine.check_node("empty")
         arena = self._engine.table.arena
@@ -336,17 +338,18 @@ class Communicator(ArrayOperations):
     ) -> Communicator | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
-        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
-        another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
-        often they ask; who asks again gets the same communicator until it is closed, and then another one: members must
-        close it equally often.  Groups last until they are closed; one without ``key`` also with its last reference.
+        Nothing is sent.  Members must request the same ranks in the same order, and equally often: every call makes
+        another group.  With ``key``, ranks that pass equal keys form one group instead, in any order and however often
+        they ask; a repeated call returns the same communicator until it is closed, and then a new one, so members must
+        close it equally often.  Groups last until they are closed; one without ``key`` also ends with its last
+        reference.
 
-        Ranks that ask for different ranks, or of which one uses another ``key``, wait for each other until the timeout:
-        a rank that does not come cannot be told from one that comes late, from another task perhaps.  The error then
-        says in which operation of which group the other is, and that it has made no such group.
+        Ranks that request different ranks, or use different keys, wait for each other until the timeout: a rank that
+        never joins cannot be told from one that joins late, perhaps from another task.  The error then names the
+        operation and the group in which the other rank is, and states that it has made no such group.
 
-        Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
-        group.
+        Its ``timeout`` starts with the value of this group and is its own; without ``has_own_timeout`` the two share
+        one.
         """
         self._engine.check_node("subgroup")
         check_key(key)
@@ -377,23 +380,23 @@ class Communicator(ArrayOperations):
     def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
         """Reserve ``name``, from which ``owner`` derives the keys of its operations, until it is released or collected.
 
-        Raises ``UsageError`` while another object has it: their operations could meet.  ``kind`` is what messages call
-        the owner, by default the name of its class.
+        Raises ``UsageError`` while another object has it: their operations could be mixed up.  ``kind`` is the owner's
+        name in messages, by default the name of its class.
         """
         self._engine.check_node("claim")
         kind = kind or type(owner).__name__
         self._engine.table.claims.claim(self.group, name, owner, kind=kind, group_name=self.name)
 
     def release(self, name: str, owner: object) -> None:
-        """Give back a name that ``owner`` has claimed; does nothing if it has not."""
+        """Release a name that ``owner`` has claimed; do nothing if it has not."""
         self._engine.table.claims.release(self.group, name, owner)
 
     def give_up(self, rank: int, text: str) -> None:
-        """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
+        """End this group on this rank: its pending operations and all later calls raise ``PeerCancelled``.
 
-        ``rank`` (of the world) has not done its part, and will not: ``text`` says why.  Other ranks learn of it when
-        they have waited for something that this one will not call, which is after a second (a receive from any rank
-        is not told).  What the group has of the arena is given back when all its ranks have given it up.
+        ``rank`` (of the world) has not done its part, and will not; ``text`` is the reason.  Other ranks learn of it
+        once they have waited a second for a call that this rank will not make (a receive from any rank is not
+        notified).  The group's part of the arena is freed when all its ranks have given it up.
         """
         group = self._engine.group
         group.given_up = rank, text
@@ -406,13 +409,14 @@ class Communicator(ArrayOperations):
         self._engine.leave_arena()
 
     def revoke(self, reason: str | BaseException = "") -> None:
-        """End this group, and every group made from it, on all its ranks: for programs that go on after a loss.
+        """End this group, and every group made from it, on all its ranks: for programs that continue after a loss.
 
-        Any rank may call it, at any time; it does not wait, and does nothing where the group is revoked already.  All
-        operations that are not over, and all later calls, raise ``WorldRevoked``, which has ``reason``, and the rank
-        that ``reason`` names if it is the error of a rank.  The news reaches all ranks that live, also when some are
-        dead or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards, other groups go on.  A rank that has
-        left the world tells nobody: it says so that there is a newer world, and gets ``StaleGeneration`` from this one.
+        Any rank may call it at any time; it does not wait, and does nothing where the group is revoked already.  All
+        pending operations and all later calls raise ``WorldRevoked``, which carries ``reason``, and the rank that
+        ``reason`` names if it is the error of a rank.  The revocation reaches all live ranks, even when some are dead
+        or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards; other groups are not affected.  A rank
+        that has left the world notifies no other: it records that there is a newer world, and its calls in this one
+        raise ``StaleGeneration``.
         """
         self._engine.table.context.check_home_loop("revoke")
         engine = self._engine
@@ -430,50 +434,49 @@ class Communicator(ArrayOperations):
 
     @property
     def is_revoked(self) -> bool:
-        """Has a rank revoked this group, or one that it was made from?"""
+        """Whether a rank has revoked this group, or one that it was made from."""
         return self._engine.group.revocation is not None
 
     @property
     def is_over(self) -> bool:
-        """Does this rank accept no more operations of the group: is it revoked, given up or closed?"""
+        """Whether this rank accepts no more operations of the group, which is revoked, given up or closed."""
         return self._engine.group.given_up is not None
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks of this group that are known here to be lost, or to have left the world, in its numbering."""
+        """The ranks of this group, in its numbering, that this rank knows to be lost or to have left the world."""
         gone = self._engine.table.links.lost
         return tuple(place for place, rank in enumerate(self.ranks) if rank in gone) if gone else ()
 
     def agree(self, flag: int) -> Coroutine[Any, Any, Agreed]:
-        """Return the bitwise AND of ``flag`` (64 bits with sign) of all ranks that are left, and which are lost.
+        """Return the bitwise AND of ``flag`` (signed 64-bit) over all survivors, and the ranks that are lost.
 
-        All of them get the same, although ranks are lost before or meanwhile, and in a revoked group, too.  The n-th
-        call of ``agree`` or ``shrink`` on one rank meets the n-th on the others.  A rank that lives and does not call
-        it within ``timeout`` seconds is a ``PeerTimeout`` on all, one that does not answer for so long is held for
-        lost.  A rank that others hold for lost, and lives, gets ``PeerLost``.  A rank whose call is cancelled has given
-        its flag all the same.
+        All survivors get the same result, even if ranks are lost before or meanwhile, and even in a revoked group.  The
+        n-th call of ``agree`` or ``shrink`` on one rank matches the n-th on the others.  A live rank that does not call
+        it within ``timeout`` seconds raises ``PeerTimeout`` on all; one that does not answer for that long is declared
+        lost.  A live rank that others declared lost gets ``PeerLost``.  A rank whose call is cancelled still
+        contributes its flag.
         """
         return CoroutineCall("agree", recovery.agree(self._engine, flag))
 
     def shrink(self) -> Coroutine[Any, Any, Communicator]:
-        """Return the communicator over the ranks that are left, in their order; all of them get the same, or an error.
+        """Return the communicator over the survivors, in their order; all of them get the same, or an error.
 
         It works in a revoked group, and while further ranks are lost; revoking this group later does not end the new
-        one.  Errors are those of ``agree``.  No majority is needed: where a network has broken in two, each side gets
-        a group of its own, and the program must know which of them goes on.
+        one.  Errors are those of ``agree``.  No majority is needed: in a network partition each side gets a group of
+        its own, and the program must decide which of them continues.
 
-        If the group has a communicator of NCCL that the loss has ended, the new one is shrunk from it
-        (``ncclCommShrink`` with the abort flag) at its first operation on device arrays.
+        If the group has an NCCL communicator that the loss has ended, the new one is shrunk from it (``ncclCommShrink``
+        with the abort flag) at its first operation on device arrays.
         """
         return CoroutineCall("shrink", recovery.shrink(self._engine, Communicator))
 
     def close(self) -> None:
-        """End this group on this rank and give back its memory, also that in the arena; idempotent.
+        """End this group on this rank and free its memory, including that in the arena.  Idempotent.
 
-        Operations of it that are not over, and all later calls, raise ``UsageError``; on the other ranks operations
-        that wait for this one are ``PeerCancelled``.  Groups made from it stay.  A group without ``key``
-        closes by itself when no reference to it, or to a call of it, is left.  The world ends with its node, and cannot
-        be closed.
+        Its pending operations and all later calls raise ``UsageError``; on the other ranks, operations that wait for
+        this one raise ``PeerCancelled``.  Groups made from it stay open.  A group without ``key`` closes automatically
+        when no reference to it, or to one of its calls, is left.  The world ends with its node, and cannot be closed.
         """
         if self._is_world:
             raise UsageError("close: the world is closed with its node")
@@ -492,33 +495,32 @@ class Communicator(ArrayOperations):
             self._forget()
 
     def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
-        """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.
+        """Take the place of a call of ``operation`` that a layer above has refused with ``error``.
 
-        For layers on top that check arguments of their own: the operation ends on the other ranks with
-        ``PeerCancelled``, which says why, and the next calls of all ranks meet.  Calls of this class that are refused
-        do so by themselves.
+        For layers that check arguments of their own: the operation ends on the other ranks with ``PeerCancelled``,
+        which has the reason, and the next calls of all ranks match.  Refused calls of this class do so automatically.
         """
         self._engine.refuse(operation, error, key)
 
     def refuse_send(self, error: BaseException, dest: int, *, tag: int = 0) -> None:
-        """Give a send its place that is refused with ``error`` before it gets here; see ``refuse``.
+        """Take the place of a send that a layer above has refused with ``error``; see ``refuse``.
 
-        The receive that would have got it ends.  Nothing is told of wrong ``dest`` and ``tag``.
+        The receive that would have got it ends.  A wrong ``dest`` or ``tag`` is ignored.
         """
         with suppress(UsageError):
             self._messages.refuse_send(self._other(dest, "dest"), check_tag(tag), error)
 
     def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
-        """Let a receive that is refused with ``error`` before it gets here take its message; see ``refuse``.
+        """Take the place of a receive that a layer above has refused with ``error``, and its message; see ``refuse``.
 
-        The send of it ends, if it is not over.  A receive from any rank takes none.
+        The pending send of that message ends.  A receive from any rank takes no message.
         """
         if source is not None:
             with suppress(UsageError):
                 self._messages.refuse_receive(self._other(source, "source"), check_tag(tag), error)
 
     def describe_waits(self) -> list[str]:
-        """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
+        """Describe how long each running operation of this rank has waited, for which rank, and what is known of it."""
         now = self._engine.table.now()
         pending = [*self._engine.group.pending(), *self._messages.pending()]
         return [operation.describe_wait(now) for operation in pending if operation.is_waiting]
@@ -529,7 +531,7 @@ class Communicator(ArrayOperations):
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
-        small array at once, for a larger one when it has been received.  ``x`` and what receives it may be device
+        small array at once, for a larger one when it has been received.  ``x`` and the receiving array may be device
         arrays, both or one of them.
 
         Example::
@@ -553,7 +555,7 @@ class Communicator(ArrayOperations):
     def recv(self, source: int | None = None, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, Array]:
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
-        ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
+        ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
 
         Example::
 
@@ -571,7 +573,7 @@ class Communicator(ArrayOperations):
     def send_object(self, value: object, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
         """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``.
 
-        Arrays in it must not be changed before the operation has ended.
+        Arrays in it must not be modified before the operation has ended.
         """
         return self._send(dest, tag, lambda: objects.encoded(value, "value"))
 
@@ -608,11 +610,11 @@ class Communicator(ArrayOperations):
     ) -> Coroutine[Any, Any, Any]:
         """Return the ``value`` that ``root`` passes.
 
-        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
-        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make,
-        and that of the result for type checkers; for ``Any``, dataclasses, structs, members of enumerations, named
-        tuples and other types of your own are a ``UsageError`` that names them and their place.  Arrays in values must
-        not be changed before the operation has ended.
+        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested arbitrarily; tuples, sets, dates,
+        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type that is checked and
+        built, and the result type for type checkers; with ``Any``, dataclasses, structs, enum members, named tuples and
+        other types of your own raise a ``UsageError`` that names them and their place.  Arrays in values must not be
+        modified before the operation has ended.
         """
         return self._engine.checked(
             "broadcast_object",
@@ -633,7 +635,7 @@ class Communicator(ArrayOperations):
     def all_gather_object(
         self, value: object, *, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, list[Any]]:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         return self._engine.checked(
             "all_gather_object", key, lambda: objects.all_gather_object(self._engine, value, wanted=wanted, key=key)
         )
@@ -651,7 +653,7 @@ class Communicator(ArrayOperations):
     def gather_object(
         self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, list[Any] | None]:
-        """Return the values of all ranks at ``root``; the others get None."""
+        """Return the values of all ranks, in rank order, at ``root``, and None elsewhere."""
         return self._engine.checked(
             "gather_object", key, lambda: objects.gather_object(self._engine, value, root=root, wanted=wanted, key=key)
         )
@@ -669,14 +671,14 @@ class Communicator(ArrayOperations):
     def scatter_object(
         self, values: Sequence[object] | None = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, Any]:
-        """Return ``values[rank]`` of the values that ``root`` passes, one per rank; the others pass None."""
+        """Return ``values[rank]`` of the values that ``root`` passes, one per rank; other ranks pass None."""
         return self._engine.checked(
             "scatter_object",
             key,
             lambda: objects.scatter_object(self._engine, values, root=root, wanted=wanted, key=key),
         )
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _other(self, rank: object, name: str) -> int:
         checked = check_rank(rank, self.size, name)
@@ -685,7 +687,7 @@ class Communicator(ArrayOperations):
         return checked
 
     def _send(self, dest: int, tag: int, content: Callable[[], Array | UnwrittenPayload]) -> Coroutine[Any, Any, None]:
-        """Send what ``content`` returns; if that is refused, the message takes its place all the same."""
+        """Send what ``content`` returns; if it raises, the message still takes its place."""
         to, tag = self._other(dest, "dest"), check_tag(tag)
         try:
             return self._messages.send(content(), to, tag)
@@ -703,7 +705,7 @@ class Communicator(ArrayOperations):
         is_object: bool = False,
         is_standing: bool = False,
     ) -> Coroutine[Any, Any, T]:
-        """Receive a message; if ``out`` is refused, the message is taken all the same.  See ``standing.py``."""
+        """Receive a message; if ``out`` is refused, the message is taken nevertheless.  See ``standing.py``."""
         if source is None and self.size == 1:
             raise UsageError("source: there is no other rank to receive from in a group of one")
         of, tag = None if source is None else self._other(source, "source"), check_tag(tag)
@@ -720,7 +722,7 @@ class Communicator(ArrayOperations):
 
 
 def _on_left(engine: Engine) -> Callable[[], None]:
-    """Return what drops plans, and does not keep the group alive.
+    """Return a callback that drops the engine's plans, and does not keep the group alive.
 
     Offers stay as they are: a rank that comes later may still read what this one has written.
     """
@@ -735,7 +737,7 @@ def _on_left(engine: Engine) -> Callable[[], None]:
 
 
 def _on_ended(messages: PointToPoint, engine: Engine) -> Callable[[], list[tuple[int, int]]]:
-    """Return what frees the memory of a group whose operations have failed, and does not keep the group alive."""
+    """Return a callback that frees the memory of a group whose operations have failed, and holds it weakly."""
     held = weakref.ref(messages), weakref.ref(engine)
 
     def end() -> list[tuple[int, int]]:
@@ -759,7 +761,7 @@ def cost_model_of(communicator: Communicator) -> CostModel:
 
 
 def lane_figures_of(communicator: Communicator) -> Array:
-    """Return what this rank has seen of lanes: the negative latency and the bandwidth, -inf for what is unknown."""
+    """Return this rank's measurements of lanes: the negative latency and the bandwidth, -inf where unknown."""
     return communicator._engine.lanes.figures()
 
 
@@ -769,15 +771,15 @@ def notice_of(communicator: Communicator, key: str) -> GroupNotice:
 
 
 def skip_use(communicator: Communicator, key: str) -> None:
-    """Take a use of ``key`` without an operation, as all ranks do.  Never raises."""
+    """Skip a use of ``key``: count it without an operation, as all ranks do.  Never raises."""
     engine = communicator._engine
     engine.table.take_abort(engine.group, engine.skip(key))
 
 
 def agreeing(communicator: Communicator, detail: str, make: Callable[[], T]) -> T:
-    """Return ``make()``; the operations that it calls raise ``OperationMismatch`` unless all ranks have ``detail``.
+    """Return ``make()``; the operations that it calls raise ``OperationMismatch`` unless all ranks pass ``detail``.
 
-    For layers on top, whose callers must agree in more than the operation itself knows of: it is part of the
+    For layers above whose callers must agree on more than the arguments of the operation: ``detail`` is part of the
     fingerprint, and errors show it.
     """
     return communicator._engine.agreeing(detail, make)
@@ -786,11 +788,11 @@ def agreeing(communicator: Communicator, detail: str, make: Callable[[], T]) -> 
 async def overdue(
     communicator: Communicator, text: str, seconds: float, *, is_message: bool, peer: int | None
 ) -> PeerTimeout:
-    """Return the error, which begins with ``text``, for a call that is not over; it names who has not come.
+    """Return the error for a pending call, whose message begins with ``text`` and names the missing rank.
 
-    The call is the oldest that waits: of messages (with rank ``peer`` of the group, if it is given), or of the others.
-    All ranks make those in one order, so one that misses a later call has not come to the oldest either.  Ranks are
-    asked for ``seconds`` at most.
+    The call is the oldest that waits: among messages (with rank ``peer`` of the group, if given), or among other
+    operations. All ranks call the latter in one order, so a rank that misses a later call has not reached the oldest
+    either. The search asks other ranks for ``seconds`` at most.
     """
     engine = communicator._engine
     wanted = None if peer is None else communicator.ranks[peer]
@@ -804,10 +806,10 @@ async def overdue(
 def exchange_expected(
     communicator: Communicator, x: Array, counts: Sequence[int], expected: Sequence[int], what: str
 ) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
-    """Call ``all_to_all_v``, where ``expected[r]`` says how many rows are to come from rank ``r``.
+    """Call ``all_to_all_v``, where ``expected[r]`` is the number of rows expected from rank ``r``.
 
-    Raises ``OperationMismatch`` on all ranks, before anything moves, unless that is what the others send everywhere;
-    it calls rows ``what``.
+    Raises ``OperationMismatch`` on all ranks, before anything moves, unless every rank is sent the rows it expects; the
+    message calls rows ``what``.
     """
     engine = communicator._engine
     return engine.checked(
@@ -816,21 +818,21 @@ def exchange_expected(
 
 
 def recorder_of(communicator: Communicator) -> Recorder:
-    """Return the recorder of the rank that has ``communicator``."""
+    """Return the recorder of the rank that owns ``communicator``."""
     return communicator._engine.table.links.recorder
 
 
 def bucket_span(communicator: Communicator, index: int, nbytes: int, codec: str) -> EventSpan:
-    """Return what records bucket ``index`` of gradients, of ``nbytes``, while it is reduced over ``communicator``.
+    """Return the span that records bucket ``index`` of gradients, of ``nbytes``, while ``communicator`` reduces it.
 
-    ``codec`` is the name of the one that encodes it, ``"none"`` if none does.
+    ``codec`` is the name of the codec that encodes it, ``"none"`` if none does.
     """
     name, recorder = bucket_name(index, codec), recorder_of(communicator)
     return EventSpan(name, kind=EventKind.BUCKET, recorder=recorder, nbytes=nbytes)
 
 
 def step_meter(communicator: Communicator, name: str) -> StepMeter:
-    """Return what records the training steps called ``name`` of the ranks of ``communicator``."""
+    """Return the meter of the training steps called ``name`` on the ranks of ``communicator``."""
     links = communicator._engine.table.links
     is_whole = communicator.size == links.world.size
     return StepMeter(links.recorder, name, group=world_number(links.world.generation) if is_whole else 0)
@@ -840,19 +842,20 @@ STEP_INSTEAD: Final = (
     'run the model itself on each of step.portions, then step.add(portion, gradients), step.reduce("mean") and '
     "step.update(optimizer, gradients); local steps are those of job.rounds"
 )
-"""What a program of an elastic job does in place of what averages gradients."""
+"""Advice for programs of elastic jobs, in place of averaging gradients."""
 
 
 def announce_leaving(communicator: Communicator) -> None:
-    """Report to the other ranks of the world that this one makes no more calls, in any group, and leaves soon.
+    """Announce to the other ranks of the world that this one makes no more calls, in any group, and leaves soon.
 
-    What waits on them for such a call ends with ``PeerLost``, as when this rank has left; what it has called goes on.
+    Operations that wait on them for such a call end with ``PeerLost``, as when this rank has left; its earlier calls go
+    on.
     """
     communicator._engine.table.announce_leaving()
 
 
 def refuse_elastic(communicator: Communicator, what: str, instead: str = STEP_INSTEAD) -> None:
-    """Raise ``UsageError`` for ``what``, which keeps its ranks, if those are of a world of an elastic job."""
+    """Raise ``UsageError`` for ``what``, which requires fixed ranks, if the world belongs to an elastic job."""
     links = communicator._engine.table.links
     if links.is_elastic:
         raise UsageError(

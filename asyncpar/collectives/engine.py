@@ -69,13 +69,13 @@ KEPT_PLANS = 256
 _log = logging.getLogger(__name__)
 
 _CALL_DEPTH = 4
-"""How many calls there are between a user's and where its place is looked for, at least."""
+"""Minimum number of calls between the user's call and the search for its place."""
 
 
 class OperationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of all calls of an operation with equal arguments: its messages, and whether the arena carries it.
+    """Plan of all calls of an operation with equal arguments: its messages, and whether the arena carries it.
 
-    Operations that need more than that have a class of their own.
+    Operations that need more have a class of their own.
     """
 
     description: Description
@@ -84,7 +84,7 @@ class OperationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine:
-    """The operations of this rank in one group.  ``rank`` is its place in ``ranks``, which are ranks of the world."""
+    """The operations of this rank in one group.  ``rank`` is its index in ``ranks``, which are ranks of the world."""
 
     _is_made = False
 
@@ -120,23 +120,24 @@ class Engine:
         )
         self.lanes = LaneEstimate()
         self.measured_lane: LaneCosts | None = None
-        """What ``calibrate`` of this group has found of lanes between hosts, or of all where there is one host."""
+        """The lane costs that ``calibrate`` of this group measured between hosts, or of all lanes if there is one
+        host."""
         self.quick: dict[Hashable, QuickPlan] = {}
-        """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
+        """Plans of small operations: by name, the settings that all ranks must agree on, dtype and shape."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
         self._detail = ""
         """Set while ``agreeing`` makes a call."""
         self._prepared: OrderedDict[Hashable, Any] = OrderedDict()
         self._refused: deque[tuple[str, BaseException, str | None]] = deque()
-        """Calls that were refused, in other threads, too, and have not got their places yet."""
+        """Calls that were refused, possibly in other threads, and have not taken their places yet."""
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups = UseCounts()
         self.series: dict[str | None, Any] = {}
         """By key, the calls that are complete when a policy says so: see ``collectives.completion``."""
         self.devices: Closes | None = None
-        """Its communicator of NCCL, once device arrays were used: see ``collectives.device``."""
+        """Its NCCL communicator, once device arrays were used: see ``collectives.device``."""
         self.device_ways = DeviceWays(self.policy.pin)
-        """How operations on device arrays last went, and why."""
+        """The ways that operations on device arrays last took, and the reasons."""
         self.arena: ArenaGroup | None = None
         self._keyed_arena: ArenaGroup | None = None
         if table.arena is not None and has_arena:
@@ -148,14 +149,14 @@ class Engine:
         self._recorder.add_group(GroupIdentity(number=number, name=name, ranks=ranks))
         self._is_made = True
 
-    def __del__(self) -> None:  # and no ``weakref.finalize``: that would keep the table alive, which leads back to here
+    def __del__(self) -> None:  # not ``weakref.finalize``: that would keep the table alive, which leads back to here
         if self._is_made:
             _let_go(self.table, self.group, (self.arena, self._keyed_arena, self.devices))
 
     # -- preparing ---------------------------------------------------------------------------------------------------
 
     def prepared(self, key: Hashable, make: Callable[[], PlanT]) -> PlanT:
-        """Return the plan that ``make`` made for ``key``, from the cache if possible."""
+        """Return the plan that ``make`` makes for ``key``, from the cache if possible."""
         found: PlanT | None = self._prepared.get(key)
         if found is None:
             found = self._prepared[key] = make()
@@ -169,7 +170,7 @@ class Engine:
         self.quick.clear()
 
     def plan_quickly(self, key: Hashable, make: Callable[[ArenaGroup, Channel], QuickPlan | None]) -> None:
-        """Keep what ``make`` returns for calls like ``key`` from now on, if the group's channel is open."""
+        """Cache the plan that ``make`` returns for calls like ``key``, if the group's channel is open."""
         group = self.arena
         channel = None if group is None else group.run_queue.channel
         plan = None if group is None or channel is None else make(group, channel)
@@ -179,7 +180,7 @@ class Engine:
             self.quick[key] = plan
 
     def agreeing(self, detail: str, make: Callable[[], T]) -> T:
-        """Return ``make()``; the operations that are called in it meet only those called with the same ``detail``."""
+        """Return ``make()``; the operations called in it match only those called with the same ``detail``."""
         before, quick = self._detail, self.quick
         self._detail, self.quick = detail, {}  # quick plans have the fingerprints of plain calls
         try:
@@ -193,8 +194,8 @@ class Engine:
     def algorithm(self, operation: str, payload: int, wanted: str | None, *, arena: bool = False) -> str:
         """Return the algorithm to use: the caller's, the pinned one, or the cheapest.
 
-        ``arena`` says that the call could run in the arena.  Where it cannot, a pin of the arena counts for nothing,
-        and the log says so once for each operation: a pin is for all groups, also for those between hosts.
+        ``arena`` means that the call could run in the arena.  Where it cannot, a pin of the arena is ignored, and the
+        log reports it once for each operation: a pin applies to all groups, including those between hosts.
         """
         arena = arena and self.arena is not None
         if wanted is None:
@@ -210,7 +211,8 @@ class Engine:
         return wanted
 
     def message_algorithm(self, operation: str, payload: int, algorithm: str) -> str:
-        """Return the algorithm whose messages carry an operation: for one in the arena, if that has no room."""
+        """Return the algorithm whose messages carry an operation: ``algorithm``, or its substitute if that is the
+        arena."""
         return self.policy.choose(operation, payload) if algorithm == ARENA else algorithm
 
     def schedule(self, operation: str, algorithm: str, root: int = 0) -> RankSchedule:
@@ -219,7 +221,7 @@ class Engine:
         return schedule_of(operation, algorithm, rank=self.rank, size=self.size, root=root, hosts=hosts)
 
     def route(self, algorithm: str, layout: AlongBuffer, *, phase: int = 0) -> Route | None:
-        """Return the route of a hierarchical ``algorithm``; None for others, and where this host has no arena."""
+        """Return the route of a hierarchical ``algorithm``; None for other algorithms, or if this host has no arena."""
         arena = self.table.arena
         if not is_hierarchical(algorithm) or arena is None:
             return None
@@ -238,11 +240,11 @@ class Engine:
         )
 
     def bind(self, schedule: RankSchedule, layout: ChunkLayout, *, phase: int = 0) -> Plan:
-        """Return the messages of ``schedule`` over memory that lies as ``layout`` says."""
+        """Bind ``schedule`` to memory laid out by ``layout``, and return its messages."""
         return Plan(schedule, layout, rank=self.rank, ranks=self.ranks, phase=phase)
 
     def check_node(self, what: str) -> None:
-        """Raise what ``what``, which is no operation, meets on a closed node: the error of operations."""
+        """Raise the error of operations on a closed node for ``what``, which is no operation."""
         links = self.table.links
         if links.closed is not None:
             if self.group.revocation is not None:
@@ -250,9 +252,9 @@ class Engine:
             raise NodeClosed.of(links.rank, what)
 
     def subgroup_number(self, ranks: tuple[int, ...], key: str | None = None) -> int:
-        """Return a number for a group of ``ranks`` (of the world) that all its members find without talking.
+        """Return a number for a group of ``ranks`` (of the world) that all its members derive without communicating.
 
-        It counts how often they were asked for, with this ``key`` or without one.
+        It depends on how often the ranks were requested, with this ``key`` or without one.
         """
         return hash64("group", self.group.number, ranks, key, self._subgroups.add((ranks, key)))
 
@@ -283,7 +285,7 @@ class Engine:
         label: str | None,
         kind: Callable[..., OperationT],
     ) -> OperationT:
-        """Make the operation of a call that has got its ``sequence`` number; ``kind`` is its class."""
+        """Make the operation, of class ``kind``, of a call that has its ``sequence`` number."""
         return kind(
             context=self.table.context,
             home=self.group,
@@ -296,14 +298,14 @@ class Engine:
         )
 
     def _enter(self, operation: Operation, site: int = 0) -> None:
-        """Complete ``operation``, called at ``site``; if a peer has already given it up, it fails."""
+        """Register ``operation``, called at ``site``; if a peer has already given it up, it fails."""
         self.group.active[operation.sequence] = operation
         self._record(operation, site)
         if self.table.aborted:
             self.table.enter(operation)
 
     def _find_site(self) -> int:
-        """Return the number of the place in the user's program that has called this, some frames below."""
+        """Return the number of the place in the user's program that has called this, some frames up."""
         frame = _getframe(_CALL_DEPTH)
         return self._recorder.sites.get(id(frame.f_code) + frame.f_lasti) or self._recorder.site(frame)
 
@@ -323,16 +325,16 @@ class Engine:
         return sequence, f'{name} #{use} "{key}"'
 
     def refuse(self, name: str, error: BaseException, key: str | None = None) -> None:
-        """Take the place of a call that raises ``error`` instead, so that it ends on the other ranks, with the reason.
+        """Take the place of a call that raises ``error`` instead, so that it ends on the other ranks with the reason.
 
-        Does nothing for an invalid ``key``.  From any thread.
+        Does nothing for an invalid ``key``.  Thread-safe.
         """
         loop = self.table.loop
         self._refused.append((name, error, key))
         if is_home_loop(loop):
             self._take_refused()
         elif not loop.is_closed():
-            self.quick.clear()  # the next call of the loop may come before its next turn, and has its place after this
+            self.quick.clear()  # the next call may come before the loop's next turn, and takes its place after this
             loop.call_soon_threadsafe(self._take_refused)
 
     def _take_refused(self) -> None:
@@ -349,7 +351,7 @@ class Engine:
         refuse(operation, error)
 
     def checked(self, name: str, key: str | None, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
-        """Return ``make()``; if that raises, take the place of the call all the same (see ``refuse``)."""
+        """Return ``make()``; if that raises, take the place of the call nevertheless (see ``refuse``)."""
         try:
             return make()
         except Exception as error:
@@ -357,7 +359,7 @@ class Engine:
             raise
 
     def skip(self, key: str) -> int:
-        """Take a use of ``key`` without an operation, as all ranks do; return its number."""
+        """Skip a use of ``key``: count it without an operation, as all ranks do; return its number."""
         sequence, _ = self.ledger.allot_keyed(key, self.group.active)
         return sequence
 
@@ -373,7 +375,7 @@ class Engine:
     ) -> Call[T]:
         """Give a call its place in the order of operations now; ``body`` runs when the returned call is awaited.
 
-        ``kind`` makes its operation, and ``call`` what the caller gets.
+        ``kind`` makes its operation, and ``call`` the returned call.
         """
         self.table.context.check_home_loop(name)
         sequence, label = self._allot(name, key)
@@ -393,10 +395,10 @@ class Engine:
         shows: Array | None = None,
         sends: int = 0,
     ) -> Coroutine[Any, Any, T]:
-        """Start a call in the arena: ``make`` makes its program, ``result`` is what the caller gets.
+        """Start a call in the arena; ``make`` makes its program, and the caller gets ``result``.
 
-        ``shows`` is the input that others may read where it is, if it lies in the arena's heap; ``sends`` the bytes
-        that go through this rank's slot.  ``by_messages`` runs it if the group got no room in the arena.
+        ``shows`` is the input that others may read in place, if it lies in the arena's heap; ``sends`` the number of
+        bytes that go through this rank's slot.  ``by_messages`` runs it if the group got no room in the arena.
         """
         group = self.arena if key is None else self._keyed_arena
         assert group is not None
@@ -433,7 +435,7 @@ class Engine:
         kind: Callable[..., ArenaOperation] = ArenaOperation,
         site: int = 0,
     ) -> ArenaTask:
-        """Make the operation of a call in the arena, keyed if it has a ``label``, and line it up."""
+        """Make the operation of a call in the arena, keyed if it has a ``label``, and queue it."""
         group = self.arena if label is None else self._keyed_arena
         assert group is not None
         operation = self.operation(name, description, sequence, label, kind)
@@ -444,7 +446,7 @@ class Engine:
         return task
 
     def admit_early(self) -> None:
-        """Make operations of all quick calls that are none yet, in the order of their calls."""
+        """Make the operations of all quick calls that have none yet, in the order of their calls."""
         early = self.group.early
         while early:
             sequence = next(iter(early))
@@ -486,7 +488,7 @@ class Engine:
     # -- statistics ----------------------------------------------------------------------------------------------------
 
     def count(self, operation: Operation) -> None:
-        """Take a finished operation into the statistics."""
+        """Add a finished operation to the statistics."""
         seconds = self.table.now() - operation.started_at
         tally = self.count_call(operation.name, operation.description.algorithm, operation.payload_sent, seconds)
         tally.messages += operation.messages_sent
@@ -497,7 +499,7 @@ class Engine:
             self.lanes.add(rounds=operation.steps, payload=operation.payload_sent, seconds=exact)
 
     def count_call(self, name: str, algorithm: str, payload: int, seconds: float) -> Tally:
-        """Count a finished call that has sent ``payload`` bytes, and return the sums that it belongs to."""
+        """Count a finished call that has sent ``payload`` bytes, and return the tally that it belongs to."""
         tally = self._tallies.get((name, algorithm))
         if tally is None:
             tally = self._tallies[name, algorithm] = Tally()
@@ -510,7 +512,7 @@ class Engine:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of a lane: the most that was measured, by ``calibrate`` or in operations; built in before that."""
+        """Bytes/s of a lane: the maximum measured by ``calibrate`` or in operations; a built-in figure before that."""
         lane = self.policy.model.lane
         measured = [tally.rate for tally in self._tallies.values()]
         if lane.is_measured:
@@ -518,7 +520,7 @@ class Engine:
         return max(measured, default=0.0) or lane.bandwidth
 
     def traffic(self) -> Traffic:
-        """Return what finished operations have sent so far."""
+        """Return the statistics of finished operations."""
         entries: list[CollectiveStatistics] = [
             tally.snapshot(operation, algorithm) for (operation, algorithm), tally in sorted(self._tallies.items())
         ]
@@ -526,7 +528,7 @@ class Engine:
 
 
 def _recording(recorder: Recorder, group: int) -> Callable[[Operation, int], None]:
-    """Return what records that an operation of a group begins: ``Recorder.begin``, with all it needs at hand."""
+    """Return a faster equivalent of ``Recorder.begin`` for operations of a group, with all it needs at hand."""
     take, write, clock, owners = recorder.tickets.__next__, recorder.write, recorder.clock, recorder.owners
     mask, lap_bits, words = recorder.mask, recorder.lap_bits, recorder.words
     head = head_of(NO_PEER, EventKind.COLLECTIVE, EventState.CALLED)
@@ -550,7 +552,7 @@ def _recording(recorder: Recorder, group: int) -> Callable[[Operation, int], Non
 
 
 def _weakly(engine: Engine) -> Callable[[], None]:
-    """Return what calls ``admit_early`` and does not keep ``engine`` alive: while a call is under way, that does."""
+    """Return a callback that calls ``admit_early`` without keeping ``engine`` alive: a call in progress does that."""
     reference = weakref.ref(engine)
 
     def admit_early() -> None:
@@ -562,7 +564,7 @@ def _weakly(engine: Engine) -> Callable[[], None]:
 
 
 def _let_go(table: OperationTable, group: Group, owned: Sequence[Closes | None]) -> None:
-    """Close a group to which no reference is left, in a later turn of the loop.  From any thread, even a finalizer."""
+    """Close a group to which no reference is left, in a later turn of the loop.  Thread-safe, even from a finalizer."""
     if not (group.is_closed or table.links.is_closing or table.loop.is_closed()):
         table.loop.call_soon_threadsafe(_let_go_now, table, group, owned)
 

@@ -1,4 +1,4 @@
-"""Operations on one rank, and their groups: receives and sends, waits, and ends."""
+"""Operations on one rank and their groups: receives and sends, waits, and ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Limits(msgspec.Struct):
 
 
 class Closes(Protocol):
-    """What a group has besides its operations, and frees at its end."""
+    """A resource of a group besides its operations, which is freed at the group's end."""
 
     def close(self) -> None:
         """Free everything; idempotent."""
@@ -47,11 +47,11 @@ class Closes(Protocol):
 
 
 TURN_SECONDS = 0.005
-"""How long operations that need not wait may follow one another before the loop gets its turn."""
+"""Seconds that operations which need not wait may run one after another before the loop gets its turn."""
 
 _REMEMBERED = 256
 _NOWHERE = ("in no operation", "in that operation")
-"""How answers begin of ranks that are in no other operation."""
+"""Beginnings of answers from ranks that are in no other operation."""
 
 _STARTED, _COMPLETED = int(EventState.STARTED), int(EventState.COMPLETED)
 _FAILED, _CANCELLED = int(EventState.FAILED), int(EventState.CANCELLED)
@@ -70,21 +70,21 @@ class OperationContext:
         self.now = self.loop.time
         self.clock = links.recorder.clock
         self.turn_at = 0.0
-        """When an operation of a rank alone last gave the loop its turn, by the loop's time."""
+        """The loop's time at which an operation of a rank alone last gave the loop its turn."""
         self.pool = StagingPool()
         self.record_end = _ends(links.recorder)
         self.record_start = _starts(links.recorder)
 
     def check_home_loop(self, what: str) -> None:
-        """Raise ``UsageError`` about ``what`` unless it happens on the loop of the node."""
+        """Raise ``UsageError`` about ``what`` unless the running loop is that of the node."""
         if asyncio._get_running_loop() is not self.loop:  # asked here first: this is called twice per operation
             check_home_loop(self.loop, what)
 
     def is_turn_due(self, now: float) -> bool:
-        """Must an operation that need not wait give the loop its turn at ``now``?  If so, note that it does.
+        """Decide whether an operation that need not wait must give the loop its turn at ``now``; if so, record it.
 
-        A rank alone waits for no other: without this, a program that does one operation after another would get no
-        signal, no timer and no connection.
+        A rank alone waits for no other: without this, a program that runs one operation after another would handle no
+        signal, timer or connection.
         """
         if now - self.turn_at < TURN_SECONDS:
             return False
@@ -92,9 +92,9 @@ class OperationContext:
         return True
 
     def lost_member(self, group: Group) -> PeerLost | None:
-        """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.
+        """Return the error of the rank of ``group`` that was lost first, this one included; None if all are present.
 
-        Ranks that have failed come before those that have left, for which they may be the reason.
+        Failed ranks come before those that have left, as they may be the reason for leaving.
         """
         links = self.links
         if links.closed is not None:
@@ -108,7 +108,7 @@ class OperationContext:
 
 
 def _starts(recorder: Recorder) -> Callable[[int], None]:
-    """Return what records that the event of a ticket is awaited."""
+    """Return a callback that records that the event of a ticket is awaited."""
     owners, mask, write = recorder.owners, recorder.mask, recorder.write_state
 
     def start(ticket: int) -> None:
@@ -120,7 +120,7 @@ def _starts(recorder: Recorder) -> Callable[[int], None]:
 
 
 def _ends(recorder: Recorder) -> Callable[[int, int], None]:
-    """Return what does the same as ``Recorder.end``, faster: it has all that it needs at hand."""
+    """Return a faster equivalent of ``Recorder.end``, with everything it needs at hand."""
     owners, mask, write, clock = recorder.owners, recorder.mask, recorder.write_end, recorder.clock
 
     def end(ticket: int, state: int) -> None:
@@ -135,8 +135,8 @@ def _ends(recorder: Recorder) -> Callable[[int, int], None]:
 class Group:
     """The operations of one set of ranks under one number on the wire.
 
-    ``ranks`` are ranks of the world, in the order of the group.  ``active`` holds the operations that have a sequence
-    number and are not over; ``loose`` those that have none: receives that do not know their message yet.
+    ``ranks`` are ranks of the world, in the order of the group.  ``active`` holds pending operations that have a
+    sequence number; ``loose`` those that have none: receives whose message is not known yet.
     """
 
     def __init__(
@@ -163,29 +163,29 @@ class Group:
         self.given_up: tuple[int, str] | None = None
         """The rank of the world that is the cause, and the reason, once the group accepts no more operations."""
         self.is_closed = False
-        """Was it given up by its own rank, with ``close``, or dropped?"""
+        """Whether its own rank has given it up with ``close``, or it was dropped."""
         self.revocation: Revocation | None = None
-        """Who has revoked the group, or one that it was made from, and why."""
+        """The revocation of the group, or of one that it was made from: its origin and reason."""
         self.agreements_called = 0
-        """How often the group has agreed on something (see ``fault_tolerance``), or shrunk."""
+        """Number of agreements (see ``fault_tolerance``) and shrinks of the group."""
         self.on_left: Callable[[], None] | None = None
-        """Drops what keeps memory of other ranks mapped, when this rank has left the world."""
+        """Unmaps memory of other ranks when this rank has left the world."""
         self.on_ended: Callable[[], list[tuple[int, int]]] | None = None
-        """Frees what its communicator holds for operations, which are over; returns ranks that are linked to this one,
-        with the number under which they send it messages."""
+        """Frees the resources that its communicator holds for operations, all of which are over; returns the ranks that
+        are linked to this one, with the number under which they send it messages."""
         self.has_left = False
-        """Has this rank left the world of a revoked group?"""
+        """Whether this rank has left the world of a revoked group."""
         self.channels: list[int] = []
-        """The numbers under which its messages between two ranks go."""
+        """The numbers of the channels of its messages between two ranks."""
         self.early: dict[int, Any] = {}
-        """Calls that are no operations yet, by number: see ``quick``."""
+        """Calls that have no operation yet, by number: see ``quick``."""
         self._admit_early = admit_early
         self.history: OrderedDict[int, Description] = OrderedDict()
         self.notices: dict[int, Callable[[], None]] = {}
-        """By number, what is called when another rank gives notice: see ``GroupNotice``."""
+        """By number, the callback for a notice of another rank: see ``GroupNotice``."""
 
     def check_open(self) -> None:
-        """Raise what says why the group accepts no more operations, if it was closed here, revoked or given up."""
+        """Raise the reason why the group accepts no more operations, if it was closed here, revoked or given up."""
         if self.is_closed:
             raise UsageError(f"group {self.name}: it was closed on this rank; make another one")
         if self.revocation is not None:
@@ -195,7 +195,7 @@ class Group:
             raise PeerCancelled(f"group {self.name} was given up, because {text}", rank=rank, cause=text)
 
     def is_stale(self, sequence: int) -> bool:
-        """Is the operation with this number over here?"""
+        """Return whether the operation with this number is over here."""
         if sequence in self.active or sequence in self.early:
             return False
         return self.revocation is not None or self.ledger.is_past(sequence)
@@ -214,7 +214,7 @@ class Group:
             self.history.popitem(last=False)
 
     def pending(self) -> list[Operation]:
-        """Return the operations that are not over."""
+        """Return the pending operations."""
         if self.early and self._admit_early is not None:
             self._admit_early()
         return [*self.active.values(), *self.loose]
@@ -224,8 +224,8 @@ class Operation:
     """The state of one call.
 
     ``home`` is the group whose loss or timeout ends it, ``route`` and ``sequence`` the key of its frames (None until a
-    receive knows which message it gets), ``audience`` the ranks that hear of its failure.  However it ends, its memory
-    is not touched any more once it is over.
+    receive knows which message it gets), ``audience`` the ranks that are notified of its failure.  However it ends, its
+    memory is not touched once it is over.
     """
 
     __slots__ = (
@@ -285,12 +285,14 @@ class Operation:
         self.why_cancelled: str | None = None
         self.has_started = False
         self.has_warned = False
-        """Has it been told that it waits for long?"""
+        """Whether its long wait has been reported."""
         self.is_over = False
         self.is_standing = False
-        """Is it a receive of what may never come, and has not come so far?  Nobody waits in it: see ``standing.py``."""
+        """Whether it is a receive of a message that may never come, and has not come so far.  Nobody waits in it: see
+        ``standing.py``."""
         self.begun_at = 0.0
-        """When the messages of a call began, by the clock of records; ``started_at`` is the loop's, in milliseconds."""
+        """Time at which the messages of a call began, by the recorder's clock; ``started_at`` is the loop's, in
+        milliseconds."""
         self.started_at = 0.0
         self.progress_at = 0.0
         self.waiter: asyncio.Future[None] | None = None
@@ -298,18 +300,18 @@ class Operation:
         self.posts: dict[tuple[int, int], asyncio.Future[None]] = {}
         self.sendings: dict[Sending, int] = {}
         self.inquiry: Inquiry | None = None
-        """What was asked and answered about it, once it has waited for long."""
+        """The questions to other ranks about it and their answers, once it has waited for long."""
         self.suspects: set[int] = set()
         self.stand_in: Operation | None = None
-        """In whose name a receive asks around that does not know its message yet."""
+        """The operation in whose name a receive asks other ranks while its own message is not known."""
         self.payload_sent = 0
         self.payload_posted = 0
         self._outstanding: dict[object, int] = {}
-        """Bytes of messages that were under way at the last look."""
+        """Bytes of messages that were in flight at the last refresh."""
         self.messages_sent = 0
         self.steps = 0
         self.ticket = NO_TICKET
-        """That of its record: see ``Recorder``."""
+        """The ticket of its record: see ``Recorder``."""
 
     @property
     def algorithm(self) -> str:
@@ -317,7 +319,7 @@ class Operation:
 
     @property
     def is_waiting(self) -> bool:
-        """Is it awaited, as what the program or a part of it waits in?"""
+        """Whether the program, or a part of it, waits in it."""
         return self.has_started and not self.is_standing
 
     @property
@@ -330,7 +332,7 @@ class Operation:
         self._label = label
 
     def bind(self, route: Group, sequence: int, peer: int) -> None:
-        """Bind a receive to the message that it gets: that of ``peer`` with this number."""
+        """Bind a receive to its message: the one with this number from ``peer``."""
         self.home.loose.pop(self, None)
         self.route, self.sequence, self.audience = route, sequence, (peer,)
         route.active[sequence] = self
@@ -338,7 +340,7 @@ class Operation:
     # -- moving payloads -----------------------------------------------------------------------------------------
 
     def begin(self, lost: PeerLost | None) -> None:
-        """Begin: the call is awaited.  Raises the error that ended the operation before it began, or ``lost``."""
+        """Begin, as the call is awaited.  Raises the error that ended the operation before it began, or ``lost``."""
         self.has_started = True
         self.context.record_start(self.ticket)
         self.started_at = self.progress_at = self.context.now()
@@ -348,7 +350,7 @@ class Operation:
             raise lost
 
     def post(self, peer: int, tag: int, buffer: memoryview) -> asyncio.Future[None] | None:
-        """Receive into ``buffer``; None if the payload is already there."""
+        """Receive into ``buffer``; return None if the payload is already there."""
         assert self.route is not None
         self.payload_posted += len(buffer)
         key = Key(self.route.number, self.sequence, tag)
@@ -358,7 +360,7 @@ class Operation:
         return future
 
     def send(self, peer: int, tag: int, payload: memoryview) -> Sending | None:
-        """Send ``payload``; None if its memory may be reused at once."""
+        """Send ``payload``; return None if its memory may be reused at once."""
         assert self.route is not None
         self.payload_sent += len(payload)
         self.messages_sent += 1
@@ -369,7 +371,7 @@ class Operation:
         return sending
 
     async def received(self, peer: int, tag: int, future: asyncio.Future[None]) -> None:
-        """Wait until what was posted as ``future`` is there."""
+        """Wait until the payload that was posted as ``future`` has arrived."""
         await self.wait(peer, future)
         del self.posts[peer, tag]
 
@@ -390,14 +392,14 @@ class Operation:
             raise self.failure
         self.waiter = future
         self.awaited = peer
-        await Cancellable(future, self)  # if this raises, the waiter stays until ``discard``, to tell what was awaited
+        await Cancellable(future, self)  # if this raises, the waiter stays until ``discard``, to show what was awaited
         self.waiter = None
         if self.failure is not None:
             raise self.failure
         self.progress_at = self.context.now()
 
     def refresh(self, now: float) -> None:
-        """Note progress that was made without anyone waiting for it: bytes of messages that are not complete."""
+        """Note progress that was made while nobody waited for it: bytes of incomplete messages."""
         before, self._outstanding = self._outstanding, self._missing() | self._unsent()
         if any(left < before.get(message, 0) for message, left in self._outstanding.items()):
             self.progress_at = now
@@ -417,7 +419,7 @@ class Operation:
         self._close(_COMPLETED)
 
     def fail(self, error: BaseException) -> None:
-        """End it with ``error``: give back memory now, and wake the caller."""
+        """End it with ``error``: free memory now, and wake the caller."""
         if self.failure is not None or self.is_over:
             return
         self.failure = error
@@ -427,15 +429,15 @@ class Operation:
             waiter.set_exception(error)
 
     def discard(self) -> None:
-        """End the operation after a failure that the caller has got: give back all memory, drop all traces."""
+        """End the operation after the caller has got its failure: free all memory, drop all traces."""
         self._release(keep=None)
         self.waiter = None
         self._close(_CANCELLED if self.failure is None else _FAILED)
 
     def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
-        """Tell the audience that the operation has failed here, because rank ``lost`` is gone perhaps.
+        """Notify the audience that the operation has failed here, perhaps because rank ``lost`` is gone.
 
-        With ``is_linked`` only over links that are up: every rank reports a lost one, and most detect it themselves.
+        With ``is_linked`` use only links that are up: every rank reports a lost one, and most detect it themselves.
         """
         if self.route is None or self.context.links.is_closing:
             return
@@ -450,7 +452,7 @@ class Operation:
         return Key(self.route.number, self.sequence, 0)
 
     def _release(self, *, keep: asyncio.Future[None] | None) -> None:
-        """Take back every receive and send; ``keep`` is not cancelled, as it will get an exception."""
+        """Cancel every receive and send; ``keep`` is not cancelled, as it will get an exception."""
         links = self.context.links
         posts, self.posts = self.posts, {}
         for (peer, tag), future in posts.items():
@@ -496,13 +498,13 @@ class Operation:
         return asker.inquiry.find_culprit(self.waits_for(), me=self.context.links.rank, now=now)
 
     def is_culprit_sure(self, now: float) -> bool:
-        """Is the rank that ``find_culprit`` returns one that does not only wait itself?"""
+        """Return whether the rank that ``find_culprit`` returns is itself at fault rather than merely waiting."""
         asker = self.asker
         if asker is None or asker.inquiry is None:
             return False
         return asker.inquiry.is_sure(self.waits_for(), me=self.context.links.rank, now=now)
 
-    # -- words -----------------------------------------------------------------------------------------------------
+    # -- descriptions ----------------------------------------------------------------------------------------------
 
     def waits_for(self) -> list[int]:
         """Return the ranks that this operation waits for, the one it needs next first."""
@@ -513,11 +515,11 @@ class Operation:
 
     @property
     def site(self) -> str:
-        """Where the program has called it, as in ``train.py:57``; "" if that is not known."""
+        """The place of the call in the program, as in ``train.py:57``; "" if it is not known."""
         return self.context.links.recorder.site_of(self.ticket)
 
     def own_wait(self) -> WaitEdge | None:
-        """Return whom this rank waits for in it, None if for no one in particular."""
+        """Return this rank's wait in it; None if it waits for no rank in particular."""
         ranks = self.waits_for()
         if not ranks or (self.route is None and self.awaited is None):
             return None
@@ -525,18 +527,18 @@ class Operation:
         return WaitEdge(self.context.links.rank, ranks[0], self.label, key, self.site)
 
     def known_waits(self) -> dict[int, WaitEdge]:
-        """Return the waits of other ranks, as far as they have told, and its own; by rank."""
+        """Return the known waits of other ranks, and its own, by rank."""
         asker, own = self.asker, self.own_wait()
         waits = dict(asker.inquiry.waits) if asker is not None and asker.inquiry is not None else {}
         return waits if own is None else waits | {own.rank: own}
 
     def find_deadlock(self) -> str:
-        """Return the cycle of waits that this operation is part of as text, "" if none is known."""
+        """Return a description of the cycle of waits that this operation is part of, "" if none is known."""
         cycle = find_cycle(self.known_waits().values(), self.context.links.rank)
         return describe_cycle(cycle) if cycle else ""
 
     def notice_wait(self, now: float) -> WaitNotice:
-        """Return what is to be told of its wait."""
+        """Return the notice that reports its wait."""
         links, culprit = self.context.links, self.find_culprit(now)
         ranks = self.waits_for()
         rank = culprit.rank if culprit is not None else ranks[0] if ranks else None
@@ -555,7 +557,7 @@ class Operation:
         return self.context.links.observer.conditions
 
     def describe_program(self, rank: int, culprit: Culprit | None) -> str:
-        """Return what is known of the program of ``rank``, as in ``is in user code at train.py:57``."""
+        """Describe the program of ``rank``, as in ``is in user code at train.py:57``, as far as it is known."""
         if rank in self._conditions:
             return self._conditions[rank]
         if culprit is not None and culprit.silent_for is not None:
@@ -566,7 +568,7 @@ class Operation:
         return culprit.where if culprit is not None else ""
 
     def describe_wait(self, now: float) -> str:
-        """Return as text how long the operation has waited, for which rank, and what is known of that rank."""
+        """Describe how long the operation has waited, for which rank, and what is known of that rank."""
         me = f"rank {self.context.links.rank}: {self.label}"
         waited = f"{now - self.progress_at:.1f} s"
         ranks = self.waits_for()
@@ -579,7 +581,7 @@ class Operation:
         return f"{me} waited {waited} for rank {ranks[0]} ({known}{self._describe_flow(now)}){behind}"
 
     def _describe_culprit(self, culprit: Culprit | None, awaited: int) -> str:
-        """Return as text what holds it up, besides what is said of rank ``awaited``."""
+        """Describe what holds it up, besides the description of rank ``awaited``."""
         rank = awaited if culprit is None else culprit.rank
         does = self.describe_program(rank, culprit)
         deadlock = self.find_deadlock()
@@ -597,7 +599,7 @@ class Operation:
         return f"{text}; {deadlock}" if deadlock else text
 
     def _describe_flow(self, now: float) -> str:
-        """Return as text how many bytes have moved; empty if there are none to move."""
+        """Describe how many bytes have moved; "" if there are none to move."""
         if not self.posts and not self.sendings:
             return ""
         due, sent = self.payload_posted, self.payload_sent
@@ -607,7 +609,7 @@ class Operation:
         return f"; {came} of {due} bytes came and {went} of {sent} went in {seconds:.1f} s, {rate:.3g} MB/s"
 
     def _missing(self) -> dict[object, int]:
-        """Return how many bytes of each posted message have not come."""
+        """Return the number of bytes of each posted message that have not arrived."""
         if self.route is None:
             return {}
         number, links = self.route.number, self.context.links
@@ -618,13 +620,13 @@ class Operation:
         }
 
     def _unsent(self) -> dict[object, int]:
-        """Return how many bytes of each message that was sent have not left."""
+        """Return the number of bytes of each sent message that have not left."""
         return {sending: sending.waiting_bytes for sending in self.sendings}
 
     def lost(self, error: PeerLost) -> PeerLost:
         """Return ``error`` with this operation named.
 
-        A rank may have left because of another one that is silent: then the error names that one.
+        A rank may have left because another one is silent: then the error names the silent one.
         """
         error = self.context.links.explain(error)
         culprit = self.find_culprit(self.context.now()) if error.cause == LEFT else None
@@ -648,7 +650,7 @@ def show(links: Links, rank: int, key: Key, description: Description, *, is_answ
 
 
 class Cancellable:
-    """Await ``future``; if the task is cancelled meanwhile, ``operation`` notes the reason: see ``causes.py``."""
+    """Await ``future``; if the task is cancelled meanwhile, ``operation`` records the reason: see ``causes.py``."""
 
     __slots__ = ("_asyncio_future_blocking", "_future", "_operation", "add_done_callback", "get_loop")
 

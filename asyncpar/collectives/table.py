@@ -1,4 +1,4 @@
-"""All operations of one rank: dispatch of frames and of link events to them, timeouts, and inquiries."""
+"""The operations of one rank: dispatch of frames and link events to them, timeouts, and inquiries."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ if TYPE_CHECKING:
     from asyncpar.collectives.fault_tolerance.service import SurvivorAgreements
 
 PROBE_AFTER: Final = 1.0
-"""Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""
+"""Seconds without progress after which an operation asks the ranks it waits for where they are, and interval of
+repeats."""
 
 _TELL_AFTER: Final = 0.02
-"""Seconds after which an answer that this rank got is told to those that asked it."""
+"""Seconds after which an answer that this rank got is passed on to those that asked it."""
 
 _REST: Final = 0.002
-"""Seconds of rest for each operation that was looked at, which took a twentieth of that: thousands may wait."""
+"""Seconds of rest for each operation that was inspected, which took a twentieth of that: thousands may wait."""
 
 _REMEMBERED_ABORTS = 4096
 _REMEMBERED_CLOSED = 4096
@@ -59,13 +60,13 @@ _REMEMBERED_REVOCATIONS = 4096
 
 _IN_IT_TOO: Final = "in that operation too"
 _TOLD: Final = ("timeout", "failed", "cancelled")
-"""Reasons of an abort that may name another rank than its sender as the one to blame."""
+"""Reasons of an abort that may blame another rank than its sender."""
 
 CLOSED: Final = "the group was closed there"
 
 
 def _ask_after(timeout: float | None, warn_after: float | None) -> float:
-    """Return after how many seconds without progress an operation asks around, and how often."""
+    """Return the seconds without progress after which an operation asks other ranks, and between repeats."""
     limits = [limit for limit in (timeout, warn_after) if limit is not None]
     return min(PROBE_AFTER, min(limits, default=math.inf) / 4)
 
@@ -81,22 +82,22 @@ class OperationTable:
         self.context = OperationContext(links, self.watch)
         self.claims = NameClaims()
         self.devices: Closes | None = None
-        """CUDA and NCCL, once device arrays were used."""
+        """The CUDA and NCCL state, once device arrays were used."""
         self.fallbacks: set[str] = set()
-        """Operations of which the log has said that they cannot run as they are pinned."""
+        """Operations for which the log has reported that they cannot run as pinned."""
         self._groups: dict[int, Group] = {}
         self.aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
-        """What peers have told of operations that were not called here yet: the rank, and its message."""
+        """Aborts by peers of operations that were not called here yet: the rank, and its message."""
         self._closed: OrderedDict[int, Revocation | KnowsPast | None] = OrderedDict()
-        """The numbers of groups that are not used any more here, with the reason if they were revoked, or else with the
-        numbers of their operations, if any: others may be behind in these."""
+        """The numbers of groups that are no longer used here, with the reason if they were revoked, or else with the
+        numbers of their operations, if any: other ranks may be behind in these."""
         self._revoked: OrderedDict[int, Revocation] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """By asking rank and operation: when it asked, and the answer that it got."""
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._is_leaving = False
-        """Has this rank made all of its calls?  See ``announce_leaving``."""
+        """Whether this rank has made all of its calls.  See ``announce_leaving``."""
         self._rest_until = 0.0
         self._agreements: SurvivorAgreements | None = None
         self._choices: ContributorChoices | None = None
@@ -113,7 +114,7 @@ class OperationTable:
 
     @property
     def choices(self) -> ContributorChoices:
-        """The choices of contributors to operations with a policy, made when the first is called or heard of."""
+        """The choices of contributors to operations with a policy, made when the first is called here or by a peer."""
         if self._choices is None:
             from asyncpar.collectives.completion.service import ContributorChoices  # most programs need none
 
@@ -121,7 +122,7 @@ class OperationTable:
         return self._choices
 
     def add(self, group: Group) -> None:
-        """Take ``group`` in; its number must be new."""
+        """Register ``group``; its number must be new."""
         assert group.number not in self._groups, f"group {group.number:#x} exists already"
         self._groups[group.number] = group
         group.has_left = self.links.closed is not None
@@ -165,7 +166,7 @@ class OperationTable:
         return self.aborted.pop((group.number, sequence), None) is not None
 
     def is_calm(self, run_queue: RunQueue, group: Group, sequence: int) -> bool:
-        """Is no task queued, no rank of ``group`` lost, and its operation ``sequence`` not aborted by a peer?"""
+        """Return whether no task is queued, no rank of ``group`` lost, and ``sequence`` not aborted by a peer."""
         links = self.links
         return not (
             run_queue.tasks
@@ -177,9 +178,9 @@ class OperationTable:
     # -- revocation --------------------------------------------------------------------------------------------------
 
     def revoke(self, revocation: Revocation) -> None:
-        """End a group and all that were made from it, on all ranks; does nothing if they have ended already.
+        """End a group and all groups made from it, on all ranks; do nothing if they have ended already.
 
-        When this rank has left the world they end on it alone: their communicators are stale then.
+        If this rank has left the world, they end on it alone: their communicators are then stale.
         """
         number = revocation.number
         if number in self._revoked:
@@ -199,13 +200,13 @@ class OperationTable:
         self.links.control(rank, FrameKind.REVOKE, Key(revocation.number, 0, 0), encode_revocation(revocation))
 
     def _end(self, group: Group, revocation: Revocation) -> None:
-        """End the operations of ``group``, and drop what has come for those that were not called yet."""
+        """End the operations of ``group``, and drop frames for those that were not called yet."""
         if group.is_closed or group.revocation is not None:
             return
         group.revocation = revocation
         group.given_up = revocation.culprit, revocation.cause
         if self.links.closed is not None:
-            return  # all is over, and what others shared is gone
+            return  # all is over, and the memory that others shared is gone
         me = self.links.rank
         for operation in group.pending():
             operation.fail(revocation.error(f"rank {me}: {operation.label}"))
@@ -216,7 +217,7 @@ class OperationTable:
         self._forget_frames(group.number)
 
     def _forget_frames(self, number: int) -> None:
-        """Drop what has come for operations of a group that will not be called."""
+        """Drop frames for operations of a group that will not be called."""
         self.links.forget(number)
         for key in [key for key in self.aborted if key[0] == number]:
             del self.aborted[key]
@@ -224,10 +225,10 @@ class OperationTable:
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     def announce_leaving(self) -> None:
-        """End, on the other ranks, what waits for calls that this one has not made and will not make.
+        """End the waits of other ranks for calls that this one has not made and will not make.
 
         Its calls so far go on.  The others get the error that they would get once this rank has left, which may be a
-        while later: somebody may have yet to receive what it has sent.
+        while later: its sent messages may have yet to be received.
         """
         self._is_leaving = True
         me = self.links.rank
@@ -250,7 +251,7 @@ class OperationTable:
         for sequence in sequences:
             self.links.control(rank, FrameKind.ABORT, Key(number, sequence, 0), payload)
 
-    # -- what links tell (OperationEvents) -------------------------------------------------------------------------
+    # -- events of links (OperationEvents) -------------------------------------------------------------------------
 
     def is_stale(self, group: int, sequence: int) -> bool:
         known = self._groups.get(group)
@@ -282,7 +283,7 @@ class OperationTable:
         for group in list(self._groups.values()):
             if rank in group.members:
                 for operation in group.pending():
-                    if operation.failure is None:  # it may be the link alone that is lost, which only two ranks see
+                    if operation.failure is None:  # only the link may be lost, which no other rank sees
                         operation.tell_failure("lost", error.cause or str(error), lost=rank, is_linked=True)
                     operation.fail(operation.lost(error))
 
@@ -313,7 +314,7 @@ class OperationTable:
             self._telling.cancel()
             self._telling = None
 
-    # -- failures that peers tell ------------------------------------------------------------------------------------
+    # -- failures that peers report ----------------------------------------------------------------------------------
 
     def _on_abort(self, rank: int, key: Key, abort: Abort) -> None:
         group = self._groups.get(key.group)
@@ -336,7 +337,7 @@ class OperationTable:
                 self.aborted.popitem(last=False)
 
     def _mismatch(self, rank: int, operation: Operation, other: Description, *, is_answered: bool = False) -> None:
-        """Fail ``operation``, in whose place ``rank`` calls ``other``, and tell all ranks."""
+        """Fail ``operation``, in whose place ``rank`` calls ``other``, and notify all ranks."""
         me = self.links.rank
         where = f"group {operation.home.name}, operation {_number(operation)}"
         text = difference(me, operation.description, rank, other, where=where)
@@ -352,7 +353,7 @@ class OperationTable:
         operation.fail(OperationMismatch(text, call=operation.description.text))
 
     def _answer_for_past(self, rank: int, key: Key, group: Group, other: Description) -> None:
-        """Answer a ``rank`` that calls ``other`` where this rank has called another operation, perhaps long ago."""
+        """Answer ``rank``, which calls ``other`` where this rank called another operation, perhaps long ago."""
         past = group.history.get(key.sequence)
         if past is not None:
             show(self.links, rank, key, past, is_answer=True)
@@ -367,17 +368,17 @@ class OperationTable:
     # -- long waits --------------------------------------------------------------------------------------------------
 
     def watch(self, operation: Operation) -> None:
-        """Make ``operation`` ask other ranks when it waits for long, and time out when it waits for too long."""
+        """Make ``operation`` ask other ranks when its wait is long, and time out when it is too long."""
         if operation.is_standing:
             return
         timeout = operation.home.limits.timeout
         due = max(operation.started_at + _ask_after(timeout, self.links.observer.warn_after), self._rest_until)
         self._look_at(due)
-        if self._askers and self._telling is None:  # who waits for this rank is told that it has come
+        if self._askers and self._telling is None:  # ranks that wait for this one learn that it has come
             self._telling = self.loop.call_later(_TELL_AFTER, self._tell_begun, operation)
 
     def _look_at(self, due: float) -> None:
-        """Look at all operations at ``due``, if not before."""
+        """Inspect all operations at ``due``, if not before."""
         if self._timer is None or due < self._timer.when():
             self._arm(due)
 
@@ -414,13 +415,13 @@ class OperationTable:
             self._arm(max(due, self._rest_until))
 
     def _record_wait(self, operation: Operation) -> None:
-        """Record for which rank a collective operation waits that has waited for long."""
+        """Record the rank for which a collective operation has waited for long."""
         ranks = operation.waits_for() if operation.ticket != NO_TICKET and operation.route is not None else []
         if ranks:
             self.links.recorder.awaits(operation.ticket, ranks[0])
 
     def _warn(self, operation: Operation, now: float) -> float:
-        """Tell, once, that ``operation`` waits for long; return when to look again."""
+        """Report, once, that ``operation`` waits for long; return when to inspect it again."""
         observer = self.links.observer
         if observer.warn_after is None or operation.has_warned:
             return math.inf
@@ -447,12 +448,12 @@ class OperationTable:
             PeerTimeout(message, rank=culprit.rank, host=host, operation=operation.label, cause=culprit.describe())
         )
 
-    # -- who holds an operation up -----------------------------------------------------------------------------------
+    # -- the rank that holds an operation up -------------------------------------------------------------------------
 
     async def overdue(self, operation: Operation, text: str, seconds: float) -> PeerTimeout:
-        """Return the error that names the rank for which ``operation`` waits, after ``text``; it goes on.
+        """Return the error that names, after ``text``, the rank for which ``operation`` waits; the operation goes on.
 
-        Ranks are asked for that, for ``seconds`` at most: less where one says that it is the one, or is silent.
+        Other ranks are asked for ``seconds`` at most, and for less if one reports that it is the cause, or is silent.
         """
         end = self.now() + seconds
         while not operation.is_over and operation.failure is None and self.now() < end:
@@ -480,9 +481,9 @@ class OperationTable:
             self._look_at(max(self._inquire(operation, now, every=every, is_asked=True), self._rest_until))
 
     def _inquire(self, operation: Operation, now: float, *, every: float, is_asked: bool = False) -> float:
-        """Ask the ranks that ``operation`` waits for if that is due; return when to look again.
+        """Ask the ranks that ``operation`` waits for if that is due; return when to inspect it again.
 
-        For the first time that is ``every`` seconds after its last progress, and at once if this rank ``is_asked``.
+        The first inquiry is due ``every`` seconds after its last progress, or at once if this rank ``is_asked``.
         """
         asker = operation.asker
         if asker is None:
@@ -510,11 +511,11 @@ class OperationTable:
         culprit = Culprit(blamed, status.silent_for, status.where) if blamed is not None and known else None
         waits = tuple(wait for wait in status.waits if wait.rank != self.links.rank)
         operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit, waits))
-        if self._telling is None and self._askers:  # one look at all askers for many answers
+        if self._telling is None and self._askers:  # one pass over all askers for many answers
             self._telling = self.loop.call_later(max(_TELL_AFTER, _REST * len(self._askers)), self._tell_soon)
 
     def _tell_begun(self, operation: Operation) -> None:
-        """Tell askers of ``operation``, which has begun although they wait already, and ask on."""
+        """Notify askers of ``operation``, which has begun while they already wait, and ask on."""
         now = self.now()
         if any(now - asked_at <= 2 * PROBE_AFTER for asked_at, _ in self._askers.values()):
             self._ask_on(operation, now)
@@ -525,7 +526,7 @@ class OperationTable:
         self._tell_askers(self.now())
 
     def _tell_askers(self, now: float) -> None:
-        """Answer recent askers again, if this rank has learnt of another culprit since."""
+        """Answer recent askers again, if this rank has since learnt of another culprit."""
         for (rank, key), (asked_at, told) in list(self._askers.items()):
             if now - asked_at > 2 * PROBE_AFTER:
                 del self._askers[rank, key]
@@ -548,7 +549,7 @@ class OperationTable:
             return Status(text, None if is_through else me, where=where)
         culprit = operation.find_culprit(self.now())
         known = operation.known_waits()
-        way = follow_waits(known, me)  # first, so that it is told whole
+        way = follow_waits(known, me)  # first, so that it is passed on whole
         waits = tuple(dict.fromkeys([*way, *(wait for _, wait in sorted(known.items()))]))[:MOST_WAITS]
         if culprit is not None and culprit.rank != asker:
             return Status(text, culprit.rank, culprit.silent_for, culprit.where, waits)
@@ -591,7 +592,7 @@ class OperationTable:
         self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
 
     def _is_through(self, key: Key) -> bool:
-        """Is the operation ``key`` over here, perhaps in a group that was closed since?"""
+        """Return whether the operation ``key`` is over here, perhaps in a group that has been closed since."""
         group = self._groups.get(key.group)
         if group is not None:
             return group.is_stale(key.sequence)
@@ -634,7 +635,7 @@ class OperationTable:
 
 
 def _answer_of(operation: Operation, rank: int) -> str:
-    """Return as text what ``rank`` does instead of ``operation``, or what it knows of the rank that it waits for."""
+    """Describe what ``rank`` does instead of ``operation``, or what it knows of the rank that it waits for."""
     answer = operation.answers.get(rank)
     if answer is None:
         return ""
@@ -649,7 +650,7 @@ def _number(operation: Operation) -> str:
 
 
 def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
-    """Return the error that ``abort`` of ``rank`` is to this rank."""
+    """Return the error that ``abort`` of ``rank`` causes on this rank."""
     me = operation.context.links.rank
     if abort.reason == "mismatch":
         return OperationMismatch(abort.text, call=operation.description.text)
