@@ -1,4 +1,4 @@
-"""The agent of one host: it carries out the commands of its machine.  The first host's also serves the coordinator."""
+"""The agent of one host: it carries out its machine's commands.  The first host's agent also serves the coordinator."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ _FAREWELL_PATIENCE = 3.0
 
 
 async def run_agent(job: LaunchJob, display: Display, embedding: AgentEmbedding | None = None) -> JobOutcome:
-    """Run this host's part of the job to its end.  No process that it started is left when it returns.
+    """Run this host's part of the job to its end.  None of the processes that it started remains when it returns.
 
-    Without ``embedding`` it handles the signals of this process.
+    Without ``embedding``, it handles the signals of this process.
     Raises ``UsageError`` when the coordinator's port cannot be bound.
     """
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ async def run_agent(job: LaunchJob, display: Display, embedding: AgentEmbedding 
                     await observers.finish(outcome)
                     if embedding is not None:
                         embedding.on_end(server.failures)
-        finally:  # also if nothing has begun
+        finally:  # even if nothing has begun
             if post_mortem is not None:
                 outcome = _finish_post_mortem(post_mortem, outcome)
         return outcome
@@ -124,14 +124,14 @@ def _open_post_mortem(job: LaunchJob) -> PostMortem | None:
 
 
 def _finish_post_mortem(post_mortem: PostMortem, outcome: JobOutcome) -> JobOutcome:
-    """Write the summary after a failure, and say where it is."""
+    """Write the summary after a failure, and print its location."""
     post_mortem.finish(has_failed=outcome.exit_code != 0, message=outcome.message)
     said = post_mortem.describe()
     return replace(outcome, message=f"{outcome.message}\n{said}".strip()) if said else outcome
 
 
 class _Agent:
-    """The agent during one job.  Its tasks belong to the task group in ``run``."""
+    """The agent of one job.  Its tasks belong to the task group in ``run``."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Agent:
         self._groups: list[asyncio.Task[None]] = []
         self._talking: set[asyncio.Task[None]] = set()
         self._conditions: dict[int, Condition] = {}
-        """By rank: the condition that was printed last."""
+        """The condition that was last printed, by rank."""
         self._tasks = asyncio.TaskGroup()
         self._unsaid: list[str] | None = []
         self._reaper = reaper
@@ -218,7 +218,7 @@ class _Agent:
                 outcome = await self._outcome
                 if self._client.has_finished:  # it acknowledges the outcome
                     await asyncio.wait({attending}, timeout=_FAREWELL_PATIENCE / 3)
-                if self._talking:  # the coordinator may be gone
+                if self._talking:  # the coordinator may be gone by now
                     await asyncio.wait(self._talking, timeout=_FAREWELL_PATIENCE / 3)
                 for task in (*own, *self._talking, *self._groups):
                     task.cancel()
@@ -229,7 +229,7 @@ class _Agent:
                 self._timer.cancel()
             for number in numbers:
                 self._loop.remove_signal_handler(number)
-            if numbers and before is not None:  # one of C
+            if numbers and before is not None:  # None: installed by C code
                 signal.signal(signal.SIGINT, before)
 
     def _feed(self, event: Event) -> None:
@@ -274,14 +274,14 @@ class _Agent:
         self._feed(WorkersGone(generation))
 
     def say(self, text: str) -> None:
-        """Print a line of the launcher's own; before the agent runs, as soon as it does."""
+        """Print a line of the launcher's own, at the latest when the agent starts to run."""
         if self._unsaid is None:
             self._obey(Say(text))
         else:
             self._unsaid.append(text)
 
     def observe_output(self, take: Callable[[int, Streams, bytes], None]) -> None:
-        """Let ``take`` have what ranks print from now on."""
+        """Pass all further output of ranks to ``take``."""
         self._tools = replace(self._tools, on_output=take)
 
     def _tell_unnumbered(self, **event: Any) -> None:

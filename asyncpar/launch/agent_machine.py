@@ -1,4 +1,4 @@
-"""Decide for one host when ranks start, get signals and are killed, what is reported, and when the agent ends.
+"""The decisions of one host's agent: when ranks start, are signalled and killed, what it reports, and when it ends.
 
 Sans-I/O: ``handle`` takes events and returns commands.  A generation is one start of the ranks.  To stop it, its
 processes get a signal, and SIGKILL after the grace period; the agent waits for them for a bounded time only.
@@ -24,7 +24,7 @@ from asyncpar.launch.protocol import (
 
 
 class WorkersGone(msgspec.Struct, frozen=True):
-    """No process of ``generation`` is left here, and all output has been passed on."""
+    """No process of ``generation`` is left on this host, and all output has been passed on."""
 
     generation: int
 
@@ -36,7 +36,7 @@ class Signalled(msgspec.Struct, frozen=True):
 
 
 class OutputBroken(msgspec.Struct, frozen=True):
-    """The launcher's output cannot be written because of ``cause``; "" for a reader that closed its end."""
+    """The launcher's output cannot be written because of ``cause``, which is "" if its reader closed the other end."""
 
     cause: str
 
@@ -77,20 +77,20 @@ class KillRank(msgspec.Struct, frozen=True):
 
 
 class TellRanks(msgspec.Struct, frozen=True):
-    """Notify the ranks of this host that another one is lost."""
+    """Notify the ranks of this host that another rank is lost."""
 
     loss: Loss
 
 
 class TellRanksOf(msgspec.Struct, frozen=True):
-    """Notify the ranks of this host of what ``rank`` cannot tell them; "": it runs."""
+    """Notify the ranks of this host of the condition of ``rank``, which cannot report it itself; "": it runs."""
 
     rank: int
     how: str
 
 
 class TellStopped(msgspec.Struct, frozen=True):
-    """Report that nothing of ``generation`` is left."""
+    """Report that no process of ``generation`` is left."""
 
     generation: int
 
@@ -132,7 +132,7 @@ _ANSWER_PATIENCE = 3.0
 _KILL_PATIENCE = 5.0
 """Seconds that killed processes have to disappear."""
 _REASON_PATIENCE = 0.3
-"""Seconds between the notice that a rank is lost and the signal, so that ranks can raise the reason."""
+"""Seconds between the notice that a rank is lost and the signal, in which ranks can raise the reason."""
 
 
 class AgentMachine:
@@ -151,7 +151,7 @@ class AgentMachine:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``AgentTick`` is due, None if never."""
+        """When an ``AgentTick`` is due; None: never."""
         signal_at = None if self._signal_at is None else self._signal_at[0]
         return min((at for at in (signal_at, self._kill_at, self._leave_at) if at is not None), default=None)
 
@@ -225,7 +225,7 @@ class AgentMachine:
         return [SignalWorkers(signal_number)]
 
     def _conclude(self, outcome: JobOutcome, now: float) -> list[Command]:
-        """End once no rank runs here; stop the ranks if the job has failed."""
+        """End when no rank runs here; stop the ranks first if the job has failed."""
         if self._interrupted is not None:
             outcome = self._interrupted_outcome(self._interrupted)
         if self._generation is None:
@@ -250,12 +250,12 @@ class AgentMachine:
         return [*said, *self._stop(passed_on, now), TellInterrupted(signal_number)]
 
     def _output_broken(self, cause: str, now: float) -> list[Command]:
-        """End the job as a shell's pipeline does: without a message, unless there is a ``cause``."""
+        """End the job as a shell pipeline ends: without a message, unless there is a ``cause``."""
         commands = self._signalled(signal.SIGPIPE, now)
         return [Say(cause), *commands] if cause else commands
 
     def _leave_alone(self, signal_number: int, now: float, *, is_first: bool) -> list[Command]:
-        """Handle a signal while no rank runs here: report it, and wait a while for the outcome."""
+        """Handle a signal while no rank runs here: report it, and wait for the outcome for a bounded time."""
         if not is_first:
             return self._exit(self._interrupted_outcome(signal_number))
         self._leave_at = now + _ANSWER_PATIENCE

@@ -24,7 +24,7 @@ from asyncpar.launch.options import LaunchOptions, ProgramKind, check_transport,
 from asyncpar.net.arena.limits import count_cores
 
 _WORKER = (
-    "import _signal; _signal.signal(_signal.SIGINT, _signal.SIG_DFL); "  # no traceback while it imports
+    "import _signal; _signal.signal(_signal.SIGINT, _signal.SIG_DFL); "  # no traceback from an interrupted import
     "from asyncpar.bench.worker import main; main()"
 )
 _DEFAULTS = {"min": "4", "max": "128M", "factor": "4"}
@@ -103,7 +103,7 @@ def bench(operations: tuple[str, ...], **given: Any) -> None:
 
 
 def parse_options(operations: tuple[str, ...], given: dict[str, Any]) -> BenchOptions:
-    """Return the options.  Raises ``UsageError`` for anything that cannot work."""
+    """Parse the options.  Raises ``UsageError`` for values that cannot work."""
     settings = BenchSettings(
         operations=OPERATIONS if EVERY in operations else tuple(dict.fromkeys(operations)) or ("all_reduce",),
         sizes=_sizes(given),
@@ -156,7 +156,7 @@ def finish(report: BenchReport, options: BenchOptions) -> int:
 def _launch(options: BenchOptions, nproc: int, file: Path) -> int:
     """Run the ranks; rank 0 writes the report into ``file``."""
     environment = dict(os.environ)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors that matter are raised as exceptions
     from asyncpar.launch.run import run_launch
 
     assignment = BenchAssignment(
@@ -201,7 +201,7 @@ def _check_memory(settings: BenchSettings, nproc: int) -> None:
 
 
 def _terminal_width() -> int | None:
-    """Return the columns of the terminal that rows are shown on, None if that is none."""
+    """Return the number of columns of the terminal that shows the rows, None if it is not one."""
     try:
         return os.get_terminal_size(1).columns or None
     except OSError:

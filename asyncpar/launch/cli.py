@@ -1,4 +1,4 @@
-"""The command line ``asyncpar``: `launch`, and the commands of other modules, imported when they are used."""
+"""The command line ``asyncpar``: `launch`, and the commands of other modules, imported on use."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _GROUPS = {
 
 
 class _Commands(UncutGroup):
-    """Imports a command's module when the command is asked for: a launch waits for no import that it does not need."""
+    """Imports the module of a command on use, so a launch does not wait for imports that it does not need."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ELSEWHERE])
@@ -147,9 +147,9 @@ def launch(program: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(options: LaunchOptions) -> int:
-    """Import slow modules late: mistakes in options show at once."""
+    """Import slow modules late, so mistakes in options are reported at once."""
     environment = dict(os.environ)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors that matter are raised as exceptions
     if options.is_for_agents:
         from asyncpar.launch.agents.submission import run_submission
 
@@ -232,7 +232,7 @@ def _endpoint(given: dict[str, Any]) -> str | None:
 
 
 def _own_address(environment: Mapping[str, str]) -> str | None:
-    """Return what ``ASYNCPAR_BIND`` says, unless an outer launcher has set it for its rank."""
+    """Return ``ASYNCPAR_BIND``, unless an outer launcher has set it for its rank."""
     is_rank = LaunchEnvironment.is_in(environment) or environment.get(ELASTIC_PIPE)
     return None if is_rank else environment.get("ASYNCPAR_BIND") or None
 

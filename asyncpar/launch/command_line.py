@@ -1,4 +1,4 @@
-"""Shared by all commands: options in both spellings, and errors in one line."""
+"""Parts shared by all commands: options in both spellings, and errors in one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BothSpellings(click.Option):
 
 
 class OptionalValue(BothSpellings):
-    """An option whose value comes after ``=`` or not at all; then it is ``bare``."""
+    """An option whose value follows ``=``; without one, the value is ``bare``."""
 
     def __init__(self, declarations: list[str], *, bare: str | Callable[[], str], **attributes: Any) -> None:
         super().__init__(declarations, **attributes)
@@ -52,7 +52,7 @@ class OptionalValue(BothSpellings):
 
 
 def fill_bare(options: list[click.Parameter], arguments: list[str]) -> list[str]:
-    """Return ``arguments`` with the values of options that have none, up to the program and its own arguments."""
+    """Fill in the values of options without one in ``arguments``, up to the program and its own arguments."""
     by_name = {name: option for option in options if isinstance(option, click.Option) for name in option.opts}
     filled, rest = [], list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -67,7 +67,7 @@ def fill_bare(options: list[click.Parameter], arguments: list[str]) -> list[str]
 
 
 class OneLineCommand(click.Command):
-    """Says what is wrong with the command line in one line."""
+    """Reports errors of the command line in one line."""
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
         try:
@@ -79,7 +79,7 @@ class OneLineCommand(click.Command):
 
 
 class UncutGroup(click.Group):
-    """Lists its commands with all of their first sentence, however narrow the terminal is."""
+    """Lists its commands with the whole first sentence of each, however narrow the terminal is."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.write_commands(ctx, formatter, "Commands", self.list_commands(ctx))
@@ -132,14 +132,14 @@ _OBSERVER_OPTIONS = (
 
 
 def observer_options(function: Function) -> Function:
-    """Declare the options that say how a job is shown while it runs."""
+    """Declare the options for showing a job while it runs."""
     for declare in reversed(_OBSERVER_OPTIONS):
         function = declare(function)
     return function
 
 
 def parse_observers(given: Mapping[str, Any]) -> ObserverOptions:
-    """Return what ``observer_options`` were given.  Raises ``UsageError``."""
+    """Parse the values of ``observer_options``.  Raises ``UsageError``."""
     return ObserverOptions(
         dashboard=given["dashboard"],
         dashboard_names=tuple(filter(None, given["dashboard_names"].split(","))),
@@ -149,9 +149,9 @@ def parse_observers(given: Mapping[str, Any]) -> ObserverOptions:
 
 
 def print_result(what: str, text: str | bytes, *, colors: bool = False) -> None:
-    """Write ``text``, or the bytes of a JSON document, to stdout; no terminal obeys what is in it.
+    """Write ``text``, or the bytes of a JSON document, to stdout, without control sequences that a terminal would obey.
 
-    ``colors`` may stay, for a terminal.  Raises ``LaunchError``, which names ``what``, when it cannot be written.
+    ``colors`` keeps colors for a terminal.  Raises ``LaunchError``, which names ``what``, when it cannot be written.
     """
     shown = harmless_json(text) if isinstance(text, bytes) else harmless(text, colors=colors and sys.stdout.isatty())
     try:
@@ -161,7 +161,7 @@ def print_result(what: str, text: str | bytes, *, colors: bool = False) -> None:
 
 
 def print_line(text: str, *, err: bool = False, color: str | None = None) -> None:
-    """Write a line to stdout or stderr; no terminal obeys what is in it."""
+    """Write a line to stdout or stderr, without control sequences that a terminal would obey."""
     shown = harmless(text)
     click.echo(shown if color is None else click.style(shown, fg=color), err=err)
 
@@ -169,7 +169,7 @@ def print_line(text: str, *, err: bool = False, color: str | None = None) -> Non
 def write_result(path: Path, content: bytes) -> None:
     """Write ``content`` to the file ``path``, whole or not at all.  Raises ``LaunchError`` when that is impossible.
 
-    Only this user can read it.  What is no plain file (a pipe, a device) is written to as it is.
+    Only this user can read the file.  A path that is no regular file (a pipe, a device) is written to directly.
     """
     try:
         if path.exists() and not path.is_file():
@@ -181,7 +181,7 @@ def write_result(path: Path, content: bytes) -> None:
 
 
 _STAND_FOR = {"rdzv_endpoint": ("master_addr", "master_port"), "nnodes": ("nodes",)}
-"""Options that are given in the place of another one, which messages name."""
+"""For options that error messages name: the options that may be given instead."""
 
 _SUBJECT = re.compile(r"(--)?([A-Za-z][A-Za-z_ -]*):")
 
@@ -189,7 +189,7 @@ _SUBJECT = re.compile(r"(--)?([A-Za-z][A-Za-z_ -]*):")
 def as_typed(text: str) -> str:
     """Return ``text``, an error that begins with the name of an option, with the name that the user has typed.
 
-    That is the variable where the value came from there, and another option that was given in the place of this one.
+    That is the environment variable if the value came from one, or another option that was given instead of this one.
     """
     context, found = click.get_current_context(silent=True), _SUBJECT.match(text)
     if context is None or found is None:
@@ -211,10 +211,10 @@ _TYPED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def exit_with(command: str, run: Callable[[], int]) -> None:
-    """Exit with what ``run`` returns; errors that are ours become one line and the exit code that belongs to them."""
+    """Exit with the result of ``run``; errors of asyncpar become one line and their exit code."""
     try:
         if command != "launch" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # they end in their own way
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # commands handle Ctrl-C in their own way
         exit_code = run()
     except UsageError as error:
         print_line(f"asyncpar {command}: {as_typed(str(error))}", err=True)

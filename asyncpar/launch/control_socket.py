@@ -1,7 +1,7 @@
-"""The socket of a launcher or an agent through which commands of its user look at the job.
+"""The socket of a launcher or an agent through which commands of its user inspect the job.
 
 One request per connection: a frame each way (see ``observe/service.py``).  The directory of the socket is private, so
-a process that can connect is the user's, or root's.
+a process that can connect belongs to the user or to root.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONNECTION_SECONDS: Final = 60.0  # of the user's own commands, whose answers m
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for ``status``, or for what ``ranks`` (None: all) tell of ``kind``."""
+    """Ask for ``status``, or for the reports of ``kind`` from ``ranks`` (None: all)."""
 
     kind: str
     ranks: tuple[int, ...] | None = None
@@ -75,12 +75,12 @@ async def serve_control(path: Path, watch: JobWatch) -> AsyncIterator[None]:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Return a name of ``path`` that fits the 107 bytes (103 on macOS) which the kernel allows."""
+    """Yield a name of ``path`` that fits the 107 bytes (103 on macOS) that the kernel allows."""
     if len(os.fsencode(path)) < _LONGEST_PATH:
         yield str(path)
         return
     if not hasattr(os, "O_PATH"):
-        with tempfile.TemporaryDirectory(prefix="ap", dir="/tmp") as shorter:  # gettempdir() may be what is long
+        with tempfile.TemporaryDirectory(prefix="ap", dir="/tmp") as shorter:  # gettempdir() itself may be too long
             os.symlink(path.parent, f"{shorter}/d")
             yield f"{shorter}/d/{path.name}"
         return

@@ -1,4 +1,4 @@
-"""The agent's end of its stream to the coordinator."""
+"""The agent's side of its stream to the coordinator."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from asyncpar.net.transport.tls_probe import check_tls
 _RETRY_SECONDS = 0.1
 _NAME_BYTES = 16
 _PATIENCE = 3.0
-"""Seconds without a coordinator before that is said."""
+"""Seconds without a coordinator before that is reported."""
 _SAY_AGAIN = 30.0
 _MOST_UNSENT = 256
-"""Messages that wait to be sent, beyond which what may be dropped is dropped."""
+"""The number of unsent messages beyond which droppable ones are dropped."""
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED})
 EventTaker = Callable[[agent_machine.Event], None]
 
@@ -42,7 +42,7 @@ def _unanswered(address: str, timeout: float) -> str:
 class CoordinatorClient:
     """Keeps a connection to the coordinator at ``address`` and passes its orders to ``take``.
 
-    A connection that breaks is made again, for ``reconnect`` seconds; no message is lost or delivered twice.
+    A broken connection is made again, for up to ``reconnect`` seconds; no message is lost or delivered twice.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class CoordinatorClient:
         self._outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         self._is_connected = False
         self.on_collect: Callable[[pb.Collect], None] = lambda _: None
-        """Called when the coordinator asks for what the ranks here tell."""
+        """Called when the coordinator asks for the reports of the ranks on this host."""
         self.has_finished = False
-        """Has the coordinator sent the outcome?  Then ``run`` ends in a moment."""
+        """Whether the coordinator has sent the outcome; then ``run`` ends in a moment."""
 
     def tell(self, message: pb.AgentEvent) -> None:
         """Send ``message``, in order, after the greeting."""
         self._outbox.put_nowait(self._session.send(message))
 
     def tell_unnumbered(self, message: pb.AgentEvent) -> bool:
-        """Send ``message`` if there is a connection that keeps up; else drop it and return False."""
+        """Send ``message`` if there is a connection that keeps up; otherwise drop it and return False."""
         if not self._is_connected or self._outbox.qsize() > _MOST_UNSENT:
             return False
         self._outbox.put_nowait(message)
         return True
 
     async def run(self, hello: AgentHello) -> None:
-        """Stay connected until the job is over or the coordinator is lost or never found: then ``CoordinatorLost``."""
+        """Stay connected until the job is over.  Feed ``CoordinatorLost`` if the coordinator is lost or never found."""
         loop = asyncio.get_running_loop()
         broken_at, cause = loop.time(), ""
         while True:
@@ -130,7 +130,7 @@ class CoordinatorClient:
                 order = decode_order(command)
                 if isinstance(order, JobOutcome):
                     self.has_finished = True
-                    self._outbox.put_nowait(pb.AgentEvent())  # acknowledges it
+                    self._outbox.put_nowait(pb.AgentEvent())  # acknowledges the outcome
                     self._outbox.put_nowait(None)
                 if order is not None:
                     self._take(order)

@@ -1,10 +1,10 @@
-"""Decide for the whole job when ranks start, stop and restart, when the job ends, and its exit code.
+"""The decisions for the whole job: when ranks start, stop and restart, when the job ends, and its exit code.
 
 Sans-I/O: ``handle`` takes events and returns commands.  Phases: *forming* (agents arrive), *running* (ranks of one
 generation run), *stopping* (every agent ends its ranks), *finished*.  A failure anywhere stops everything; when nothing
-is left running, the job starts again with the next generation, or ends with the exit code of the rank that failed
-first.  Where hosts may come and go, one that comes stops everything, too, and the job starts again with it; one that is
-lost leaves the others to go on, once enough are there.  Neither is a restart that ``max_restarts`` counts.
+runs any more, the job starts again with the next generation, or ends with the exit code of the rank that failed first.
+Where hosts may come and go, a host that joins also stops everything, and the job starts again with it; when a host is
+lost, the others go on once there are enough of them.  Neither is a restart that ``max_restarts`` counts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from asyncpar.launch.wait_board import RankTold, WaitBoard
 _BLAME_PATIENCE = 1.0
 """Seconds to wait for the failure of the rank that a failed rank blames."""
 _COALESCE = 0.5
-"""Seconds from the arrival of a host in a running job until it starts again with all that have come meanwhile."""
+"""Seconds from the arrival of a host in a running job until the job starts again with all hosts that came meanwhile."""
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace period that agents have to report that their ranks are gone."""
 
@@ -76,9 +76,9 @@ class JobPhase(StrEnum):
 class JobSettings:
     """Settings of the coordinator; times in seconds.
 
-    Restarts within ``restart_window`` count (None: all).
-    With ``least_nnodes`` agents the job begins ``last_call`` later, and goes on; None: with all ``nnodes`` only.
-    ``version`` is that of its package, which all agents must have.
+    Only restarts within ``restart_window`` count (None: all).
+    With ``least_nnodes`` agents the job begins, ``last_call`` later, and goes on; None: with all ``nnodes`` only.
+    ``version`` is that of the coordinator's package, which all agents must have.
     """
 
     job: str
@@ -123,16 +123,16 @@ class CoordinatorMachine:
         """Ranks that ended with code 0 before all were asked to end."""
         self._has_joined: set[int] = set()
         self._has_left: set[int] = set()
-        """Ranks that say that they have left the world."""
+        """Ranks that report that they have left the world."""
         self._late: list[RankEnd] = []
-        """Ranks that failed after all were asked to end: they explain nothing."""
+        """Ranks that failed after all were asked to end; they explain nothing."""
         self._silent = SilentRanks(settings.silence)
         self._waits = WaitBoard()
         self._arrivals = HostArrivals(settings.nnodes, may_name=not settings.is_elastic)
         self._give_up: dict[int, str] = {}
         self._stopped_at: float | None = None
         self._stop_reason = ""
-        """Why all ranks of this generation are stopped, where no failure says it; then why they began again."""
+        """Why all ranks of this generation are stopped, if not because of a failure; later, why they began again."""
         self._forced: JobOutcome | None = None
         self._deadline: float | None = now + settings.timeout
         self._expires_at = now + settings.timeout
@@ -155,7 +155,7 @@ class CoordinatorMachine:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``CoordinatorTick`` is due, None if never."""
+        """When a ``CoordinatorTick`` is due; None: never."""
         is_running = self._phase == JobPhase.RUNNING
         silent = self._silent.next_deadline if is_running else None
         news = self._waits.next_deadline if is_running else None
@@ -270,7 +270,7 @@ class CoordinatorMachine:
         return commands
 
     def _places(self) -> list[int]:
-        """Return the agents in the order of their places; those without a wish fill the gaps as they came."""
+        """Return the agents in the order of their places; those without a preference fill the gaps as they came."""
         places = {hello.node_rank: agent for agent, hello in self._agents.items() if hello.node_rank is not None}
         free = (place for place in range(self._settings.nnodes) if place not in places)
         places |= zip(free, [agent for agent, hello in self._agents.items() if hello.node_rank is None], strict=False)
@@ -290,7 +290,8 @@ class CoordinatorMachine:
             end = replace(end, lost=f"{self._give_up[rank]}, so the launcher killed it")
         if not has_failed and (self._phase == JobPhase.RUNNING or end.at <= (self._stopped_at or now)):
             self._done[rank] = end
-        # after a signal for the job each rank gets its own: one that ends first is no failure of those that still join
+        # a signal for the job reaches each rank separately: one that ends first is not a failure of those that still
+        # join
         is_asked_to = self._forced is not None
         commands: list[Command] = [] if is_asked_to else [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:
@@ -305,11 +306,11 @@ class CoordinatorMachine:
         return commands + self._consider(now)
 
     def _blame_leavers(self) -> None:
-        """Count ranks that ended with code 0 among the failures which they explain."""
+        """Add to the failures the ranks that ended with code 0 and explain some of them."""
         self._failures = add_leavers(self._failures, self._done.values())
 
     def _blame_living_leavers(self) -> None:
-        """Count ranks among the failures that have left the world, still run, and are all that explains them."""
+        """Add blamed ranks that have left the world, but still run, to the failures if nothing else explains these."""
         if not self._failures or not all(failure.is_peer_error for failure in self._failures):
             return
         blamed = {failure.blames for failure in self._failures}
@@ -325,7 +326,7 @@ class CoordinatorMachine:
         is_known = self._runs(agent, rank) and state.generation == self._generation and rank in self._running
         if is_known and state.phase is Phase.MEMBER:
             self._has_joined.add(rank)
-        if is_known and state.phase is Phase.LEFT and rank in self._has_joined:  # else it never came so far
+        if is_known and state.phase is Phase.LEFT and rank in self._has_joined:  # otherwise it never got that far
             self._has_left.add(rank)
         if self._phase == JobPhase.RUNNING and is_known and rank not in self._give_up:
             self._silent.take(state, now=now)
@@ -343,12 +344,12 @@ class CoordinatorMachine:
         return self._tell_condition(told.rank, before)
 
     def _tell_condition(self, rank: int, before: str) -> list[Command]:
-        """Tell all ranks what one cannot tell them, if that has changed."""
+        """Report the condition of a rank that cannot report it itself to all ranks, if it has changed."""
         how = self._waits.condition(rank)
         return [] if how == before else self._tell_all(TellCondition(self._generation, rank, how), self._unstopped)
 
     def _condemn(self, rank: int, how: str) -> list[Command]:
-        """Give up a rank that does not run: it is killed, and the others hear of it."""
+        """Give up a rank that does not run: it is killed, and the others are notified."""
         self._give_up[rank] = how
         self._silent.forget(rank)
         owner = next(agent for agent in self._agents if self._runs(agent, rank))
@@ -356,12 +357,12 @@ class CoordinatorMachine:
         return self._tell_all(GiveUpRank(self._generation, loss), self._agents)
 
     def _runs(self, agent: int, rank: int) -> bool:
-        """Does ``rank`` run under ``agent``?  Reports about other ranks are ignored."""
+        """Return whether ``rank`` runs under ``agent``; reports about other ranks are ignored."""
         hello, offset = self._agents.get(agent), self._offsets.get(agent)
         return hello is not None and offset is not None and 0 <= rank - offset < hello.nproc
 
     def _consider(self, now: float) -> list[Command]:
-        """Stop if it is clear who failed; end if all ranks are through."""
+        """Stop if it is clear which rank failed; end if all ranks are through."""
         if not self._failures:
             return self._end(JobOutcome(0)) if not self._running else []
         if self._running and all(failure.is_peer_error for failure in self._failures):
@@ -406,7 +407,7 @@ class CoordinatorMachine:
         return self._consider(now)
 
     def _lost_rank(self, hello: AgentHello, local_rank: int, rank: int, why: str, at: float) -> RankEnd:
-        """Return the end of a rank that is lost to the others, whose process may still run."""
+        """Return the end of a rank that is lost to the others, though its process may still run."""
         return RankEnd(
             generation=self._generation,
             rank=rank,
@@ -440,7 +441,7 @@ class CoordinatorMachine:
         return self._all_stopped(now) if self._phase == JobPhase.STOPPING and not self._unstopped else []
 
     def _all_stopped(self, now: float) -> list[Command]:
-        """Restart the job or end it, when no rank runs any more."""
+        """Restart the job or end it, once no rank runs."""
         settings, told = self._settings, list[Command]()
         if self._forced is not None:
             return self._end(self._forced)
@@ -459,7 +460,7 @@ class CoordinatorMachine:
         return told
 
     def _describe(self) -> str:
-        """Return the words about the failures of this generation."""
+        """Return the message about the failures of this generation."""
         return describe(self._failures, self._late)
 
     def _has_used_up_restarts(self, now: float) -> bool:
@@ -468,7 +469,7 @@ class CoordinatorMachine:
         return not self._may_restart or len(counted) >= self._settings.max_restarts
 
     def _is_change(self) -> bool:
-        """Whether hosts that came or went are all that ended this generation: failures of ranks explain themselves."""
+        """Return whether only hosts that came or went ended this generation: failures of ranks explain themselves."""
         return self._has_changed and all(end.is_peer_error or end.pid == 0 for end in self._failures)
 
     def _renew(self, now: float) -> list[Command]:
@@ -504,7 +505,7 @@ class CoordinatorMachine:
                 return self._all_stopped(now)
 
     def _agents_left(self) -> None:
-        """Remove agents that do not manage to stop their ranks: they cannot start them again."""
+        """Remove agents that fail to stop their ranks: they cannot start them again."""
         self._may_restart, self._has_changed = False, False
 
     def _absent(self) -> str:

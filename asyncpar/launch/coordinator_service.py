@@ -64,7 +64,7 @@ Beginning = Callable[[], tuple[str, int]]
 class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     """The `Coordinator` servicer; it also opens the generations of the job's rendezvous and reports ended ranks there.
 
-    ``begin_generation`` is called when all agents are there; it returns the MASTER_ADDR and the free MASTER_PORT.
+    ``begin_generation`` is called when all agents have arrived; it returns the MASTER_ADDR and the free MASTER_PORT.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         return self._machine.failures
 
     def open(self) -> None:
-        """Start the time limit within which the agents must come."""
+        """Start the time limit within which the agents must arrive."""
         self._arm()
 
     async def wait_empty(self) -> None:
@@ -115,7 +115,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     ) -> None:
         """Serve one connection of an agent; gRPC cancels this when it breaks.
 
-        The agent may reconnect within ``reconnect`` seconds after that, and then goes on where it was.
+        The agent may reconnect within ``reconnect`` seconds after that, and then resumes.
         """
         requests = aiter(request_iterator)
         greeting = await anext(requests, None)
@@ -166,7 +166,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         return connected, True
 
     def _away(self, connected: ConnectedAgent, cause: str) -> None:
-        """Handle the end of a connection: the agent is lost if it has the outcome, or does not reconnect in time."""
+        """Handle the end of a connection: an agent that has the outcome is lost at once, others if they stay away."""
         connected.outbox = None
         is_through = connected.is_told and not connected.session.unacknowledged
         if is_through or self._reconnect <= 0.0 or self._machine.phase == JobPhase.FORMING:
@@ -218,7 +218,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         return None
 
     def _name_missing(self, told: RankTold) -> RankTold:
-        """Return ``told`` with the rank for which the world waits, if it is that what the rank waits for."""
+        """Return ``told`` with the rank for which the world waits, if the reporting rank waits for the world."""
         if told.notice is None or not told.notice.operation.startswith(JOINING):
             return told
         missing = [rank for rank in self._rendezvous.missing if rank != told.rank]
@@ -232,7 +232,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         return replace(told, notice=notice)
 
     def refused(self, peer: str, why: str) -> None:
-        """Take that a call of ``peer`` (as gRPC names it) was refused."""
+        """Record that a call of ``peer`` (as gRPC names it) was refused."""
         self._feed(CallerRefused(f"an agent at {host_of_peer(peer)}", why))
 
     def _feed(self, event: Event) -> None:
@@ -281,10 +281,10 @@ class ConnectedAgent:
         self.timer: asyncio.TimerHandle | None = None
         self.is_told = False
         self.offset = math.inf
-        """Seconds by which the clock of its host is behind ours, and the least time that a message took."""
+        """Seconds by which the clock of its host is behind ours, plus the shortest transit time of a message."""
 
     def compare_clocks(self, clock: float) -> None:
-        """Take the time that its host's clock said when it sent what has come now."""
+        """Compare ``clock``, its host's time when it sent the message that has just arrived, with ours."""
         if math.isfinite(clock):
             self.offset = min(self.offset, asyncio.get_running_loop().time() - clock)
 
@@ -320,7 +320,7 @@ class CoordinatorServer:
     """Serves coordinator and rendezvous inside ``async with``, if this is the first host.
 
     ``address`` is the coordinator's; ``is_here``: this process serves it.  Entering raises ``UsageError`` when the port
-    cannot be bound, except where another agent of the job may have been faster.
+    cannot be bound, unless another agent of the job may have been faster.
     """
 
     def __init__(self, job: LaunchJob, secret: JobSecret) -> None:
@@ -329,7 +329,7 @@ class CoordinatorServer:
         self._server: RpcServer | None = None
         self._rendezvous = RendezvousService(job=job.placement.job)
         self.view = WholeJob(describe_job(job))
-        """What the agents tell of the job, if it is served here."""
+        """The agents' reports of the job, if it is served here."""
         self._coordinator = CoordinatorService(self._settings(), self._rendezvous, self._begin_generation, self.view)
         self.address = job.placement.coordinator
 
@@ -339,7 +339,7 @@ class CoordinatorServer:
 
     @property
     def failures(self) -> tuple[RankEnd, ...]:
-        """The ranks of all hosts that failed, the one that explains the others first."""
+        """The failed ranks of all hosts, the one that explains the others first."""
         return self._coordinator.failures
 
     async def __aenter__(self) -> CoordinatorServer:
@@ -368,13 +368,13 @@ class CoordinatorServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait a while until the other agents have the outcome, then stop the server."""
+        """Wait a bounded time until the other agents have the outcome, then stop the server."""
         if self._server is None:
             return
         try:
             async with asyncio.timeout(_FAREWELL_PATIENCE):
                 await self._coordinator.wait_empty()
-        except TimeoutError:  # an agent that does not go away hears nothing more
+        except TimeoutError:  # an agent that does not disconnect gets no more messages
             self._rendezvous.close("the job has ended")
         self._coordinator.close()
         self._secret.clear_rendezvous_path()
@@ -397,8 +397,8 @@ class CoordinatorServer:
         )
 
     def _begin_generation(self) -> tuple[str, int]:
-        """Begin a generation, when all agents have come; return MASTER_ADDR and MASTER_PORT."""
-        if not self._settings().is_elastic:  # no host will come any more
+        """Begin a generation when all agents have come; return MASTER_ADDR and MASTER_PORT."""
+        if not self._settings().is_elastic:  # no more hosts will join
             self._secret.clear_rendezvous_path()
         address = self._job.placement.master_addr
         return address, free_port(address)

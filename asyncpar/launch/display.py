@@ -29,12 +29,12 @@ class OutputStream(DaemonThread):
         self._descriptor = descriptor
 
     async def write(self, chunk: bytes) -> None:
-        """Return once ``chunk`` is in the kernel's hands.  Raises ``BrokenPipeError`` when the reader has gone."""
+        """Return once the kernel has ``chunk``.  Raises ``BrokenPipeError`` when the reader has gone."""
         await self.run(lambda: write_all(self._descriptor, chunk))
 
 
 def write_all(descriptor: int, chunk: bytes) -> None:
-    """Write all of ``chunk``, waiting for room; also if the descriptor is non-blocking."""
+    """Write all of ``chunk``, waiting for room even if the descriptor is non-blocking."""
     rest = memoryview(chunk)
     while rest:
         try:
@@ -44,10 +44,10 @@ def write_all(descriptor: int, chunk: bytes) -> None:
 
 
 class LineSplitter:
-    """Feed chunks, get whole lines without their ends.
+    """Splits chunks into whole lines without their line ends.
 
     Line feed, carriage return and both end a line (progress bars write the return alone).  A line of more than
-    ``limit`` bytes is passed on in pieces, so at most ``limit`` bytes wait.
+    ``limit`` bytes is passed on in pieces, so at most ``limit`` bytes are buffered.
     """
 
     def __init__(self, *, limit: int = 1 << 16) -> None:
@@ -70,7 +70,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes]:
-        """Return what is left at the end of the stream."""
+        """Return the rest at the end of the stream."""
         rest, self._partial = self._partial, b""
         return [rest] if rest else []
 
@@ -84,7 +84,7 @@ class LineSplitter:
 
 
 _LINE_PATIENCE = 0.2
-"""Seconds that text for stderr waits for the end of a line on stdout, where both go to one place."""
+"""Seconds that text for stderr waits for the end of a line on stdout, when both go to the same place."""
 
 
 _ERASE_LINE = b"\r\x1b[2K"
@@ -100,7 +100,7 @@ class Display(ABC):
         self._news = asyncio.Event()
 
     def progress(self, rank: int, prefix: str, record: ProgressRecord) -> None:
-        """Show ``record`` soon; it is ignored when a lower rank reports, too."""
+        """Show ``record`` soon; it is ignored if a lower rank reports, too."""
         if self._rank is None or rank <= self._rank:
             self._rank, self._latest = rank, (harmless_line(prefix), harmless_values(record))
             self._news.set()
@@ -119,7 +119,7 @@ class Display(ABC):
 
     @abstractmethod
     async def lines(self, text: bytes, *, is_output: bool = False) -> None:
-        """Show whole lines (each with its end) on stderr; of what ranks print (``is_output``) also the colours."""
+        """Show whole lines (each with its end) on stderr; output of ranks (``is_output``) keeps its colours."""
 
     @abstractmethod
     async def raw(self, chunk: bytes) -> None:
@@ -136,10 +136,10 @@ class Display(ABC):
 
 
 class PlainDisplay(Display):
-    """For a stderr that is no terminal: a line per second.
+    """A display for a stderr that is no terminal: at most a line of progress per second.
 
-    When both streams go to one place (``is_stdout_shared``: ``2>&1``), text for stderr waits until the job's stdout has
-    ended its line, for a moment: a program may write a line in pieces.
+    When both streams go to one place (``is_stdout_shared``: ``2>&1``), text for stderr waits a moment until the job's
+    stdout has ended its line: a program may write a line in pieces.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class PlainDisplay(Display):
         stdout_filter: HarmlessStream | None = None,
         every: float = 1.0,
     ) -> None:
-        """``stdout_filter`` is for a stdout that is a terminal; a pipe or a file gets every byte as it is."""
+        """``stdout_filter`` is for a stdout that is a terminal; a pipe or a file gets every byte unchanged."""
         super().__init__(every=every)
         self._filter = stdout_filter
         self._stdout = stdout
@@ -165,7 +165,7 @@ class PlainDisplay(Display):
             async with asyncio.timeout(_LINE_PATIENCE):
                 await self._line_has_ended.wait()
         except TimeoutError:
-            self._line_has_ended.set()  # a prompt, or a row of dots: wait no second time
+            self._line_has_ended.set()  # a prompt or a row of dots: wait no second time
         await self._stderr.write(harmless_bytes(text))
 
     async def raw(self, chunk: bytes) -> None:
@@ -183,7 +183,7 @@ class PlainDisplay(Display):
 
 
 class TerminalDisplay(Display):
-    """For a stderr that is a terminal: the bar is its last line, erased and drawn again around everything else.
+    """A display for a stderr that is a terminal: the bar is its last line, erased and redrawn around other output.
 
     When stdout is a terminal too (``is_stdout_shared``), the job's stdout is shown by whole lines, above the bar.
     """
@@ -242,7 +242,7 @@ class TerminalDisplay(Display):
 
 
 def make_display(stdout: OutputStream, stderr: OutputStream) -> Display:
-    """Return the display that fits our own standard streams."""
+    """Return the display that suits our own standard streams."""
     has_colors = os.environ.get("TERM", "") != "dumb"
     if os.isatty(2) and has_colors:
         return TerminalDisplay(stdout, stderr, descriptor=2, is_stdout_shared=os.isatty(1))

@@ -16,14 +16,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """One `asyncpar agent`.
+    """Settings of one `asyncpar agent`.
 
-    ``join`` are addresses (``host:port``) of agents of the group, of which one has to answer; none: this agent founds a
-    group.  ``listen`` is where it serves, ``name`` what it is called (None: the host's name), ``certs`` the directory
-    with the certificates of this host (None: there are none), ``state_dir`` where its votes are stored (None: a
-    temporary directory); ``grace`` are the seconds that its ranks have to leave when it is asked to end.  A ``witness``
-    votes, and runs no ranks.  ``post_mortem`` is the directory for what is left of jobs that fail, None for nothing.
-    ``observers`` says how jobs are shown while they run.
+    ``join`` are addresses (``host:port``) of agents of the group, one of which has to answer; if empty, this agent
+    founds a group.  ``listen`` is the address at which it serves, ``name`` its name (None: the host's name), ``certs``
+    the directory with the certificates of this host (None: there are none), ``state_dir`` the directory of its votes
+    (None: a temporary one); ``grace`` is the time in seconds that its ranks have to leave when it is asked to end.  A
+    ``witness`` votes, and runs no ranks.  ``post_mortem`` is the directory for the remains of jobs that fail; None:
+    nothing is kept.  ``observers`` are the settings for showing jobs while they run.
     """
 
     join: tuple[str, ...] = ()
@@ -46,17 +46,17 @@ class AgentOptions:
 
 
 def check_grace(grace: float) -> float:
-    """Return ``grace``.  Raises ``UsageError`` if it is no time."""
+    """Return ``grace``.  Raises ``UsageError`` if it is not a valid time."""
     if not (math.isfinite(grace) and 0.0 <= grace <= 86_400.0):
         raise UsageError(f"--grace: expected 0 to 86400 seconds, got {grace}")
     return grace
 
 
 def parse_address(option: str, text: str) -> str:
-    """Return ``host:port`` of ``text``, whose port may be missing.  Raises ``UsageError`` that names ``option``."""
+    """Return ``text`` as ``host:port``; its port may be missing.  Raises ``UsageError`` that names ``option``."""
     return join_address(*split_address(text, name=option, expected="HOST:PORT", default_port=AGENTS_PORT))
 
 
 def parse_join(text: str | None) -> tuple[str, ...]:
-    """Return the addresses in ``text``, which commas separate.  Raises ``UsageError``."""
+    """Split the comma-separated addresses in ``text``.  Raises ``UsageError``."""
     return () if text is None else tuple(parse_address("--join", part) for part in text.split(","))

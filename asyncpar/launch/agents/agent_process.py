@@ -48,13 +48,13 @@ from asyncpar.observe.summary import JobSummary
 
 _OUTPUT_PATIENCE = 0.2
 _AGAIN_SECONDS = 1.0
-"""Seconds until an agent that was held for lost comes again."""
+"""Seconds until an agent that was declared lost joins again."""
 
 
 def run_agent_process(options: AgentOptions, environment: Mapping[str, str]) -> int:
     """Run the agent until it is asked to end, and return its exit code.  Ranks inherit ``environment``.
 
-    Raises ``UsageError``, ``AuthenticationError`` and ``LaunchError`` when there is no place in the group.
+    Raises ``UsageError``, ``AuthenticationError`` and ``LaunchError`` when it cannot join the group.
     """
     open_closed_streams()
     require_process_groups()
@@ -71,7 +71,7 @@ def run_agent_process(options: AgentOptions, environment: Mapping[str, str]) -> 
 
 
 class AgentProcess:
-    """An agent, from its start to its end; with ``job``, one that opens a job if none is open, and ends with it."""
+    """An agent from start to end.  With ``job``, it opens that job if none is open, and ends with it."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class AgentProcess:
         self._view = GroupWatch(base, self._know, credentials.rpc, self._name)
         self._unsaid: list[str] = []
         self.exit_code = 0
-        """Of the signal that ended it, or of ranks that failed when the job was complete."""
+        """The exit code of the signal that ended it, or of ranks that failed after the job was complete."""
 
     async def run(self) -> JobEnd | None:
-        """Take part in the group until asked to end; come again after having been held for lost."""
+        """Take part in the group until asked to end; join again after having been declared lost."""
         loop = asyncio.get_running_loop()
         before = signal.getsignal(signal.SIGINT)
         for number in TERMINATING:
@@ -124,7 +124,7 @@ class AgentProcess:
             reaper.close()
             for number in TERMINATING:
                 loop.remove_signal_handler(number)
-            if before is not None:  # one of C
+            if before is not None:  # None: installed by C code
                 signal.signal(signal.SIGINT, before)
 
     @property
@@ -132,7 +132,7 @@ class AgentProcess:
         return GROUP_JOB if self._job is None else self._job.name
 
     def _signalled(self, number: int) -> None:
-        """End the job at Ctrl-C where it is this launcher's, else let this host leave; at the second signal at once."""
+        """On Ctrl-C, end the job if it is this launcher's, else make this host leave.  A second signal ends at once."""
         name = signal.Signals(number).name
         is_first, self.exit_code = self.exit_code == 0, 128 + number
         if self._agent is None or self._group is None:
@@ -148,7 +148,7 @@ class AgentProcess:
     async def _live(
         self, join: tuple[str, ...], reaper: ReaperClient, directory: Path, observers: Observers
     ) -> tuple[JobEnd | None, tuple[str, ...] | None]:
-        """Take part once; return how the job ended and, if the others went on without this host, their addresses."""
+        """Take part once.  Return the end of the job and, if the others went on without this host, their addresses."""
         async with AsyncExitStack() as stack:
             group, agent = await self._take_part(stack, join, reaper, directory)
             entry = self._entry(agent.address)
@@ -169,7 +169,7 @@ class AgentProcess:
         return GroupNow() if self._group is None else group_of_status(await self._group.status())
 
     def _show(self) -> AbstractAsyncContextManager[Observers]:
-        """Show the ranks of all hosts; of launchers that run a job together, the one that has opened it does."""
+        """Show the ranks of all hosts; of several launchers that run one job, only the one that opened it does."""
         logs = None if self._job is None or self._options.join else self._job.log_directory
         return observe_job(
             self._options.observers,
@@ -189,7 +189,7 @@ class AgentProcess:
     async def _take_part(
         self, stack: AsyncExitStack, join: tuple[str, ...], reaper: ReaperClient, directory: Path
     ) -> tuple[WorldService, HostAgent]:
-        """Serve this host's part of the group; ``stack`` ends that.  Opens the job, if this agent is there for one."""
+        """Serve this host's part of the group until ``stack`` closes.  Opens the job, if this agent has one."""
         part = await take_part(
             stack,
             self._place(split_address(self._listen)[0]),
@@ -220,7 +220,7 @@ class AgentProcess:
         )
 
     def _entry(self, address: str) -> JobEntry:
-        """Return how commands find this agent and its ranks."""
+        """Return the entry by which commands find this agent and its ranks."""
         job = self._job
         return JobEntry(
             job=self._job_name,
@@ -232,7 +232,7 @@ class AgentProcess:
         )
 
     async def _open(self, group: WorldGroup, control: ControlService, job: SubmittedJob) -> None:
-        """Open the job, unless another launcher was faster; then it must be the same."""
+        """Open the job, unless another launcher was faster; then both jobs must be equal."""
         status = await group.status()
         if status.job is None:
             try:
@@ -245,7 +245,7 @@ class AgentProcess:
 
 
 def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
-    """Raise ``UsageError`` that names what differs if the group runs another job than ``job``."""
+    """Raise ``UsageError`` that names the differences if the group runs another job than ``job``."""
     if status.job is None:
         return
     running = decode_record(status.job.record)
@@ -256,7 +256,7 @@ def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
 
 
 def listen_at(options: AgentOptions) -> str:
-    """Return the address to serve at, as numbers: the one that others reach this host by."""
+    """Return the numeric address to serve at: the one at which others reach this host."""
     if options.listen is not None:
         host, port = split_address(options.listen)
         return join_address(_resolve("--listen", host), port)
@@ -281,7 +281,7 @@ def _resolve(option: str, name: str) -> str:
 
 @contextmanager
 def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Path]:
-    """Make the directory for votes, if need be, and keep other agents from using it: a voter is one process."""
+    """Yield the directory for votes, created if necessary and locked against other agents: a voter is one process."""
     if options.state_dir is None:
         directory = Path(tempfile.mkdtemp(prefix="asyncpar-votes-"))
         reaper.add_path(directory)
@@ -296,7 +296,7 @@ def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Pa
 
 
 def _lock(directory: Path, descriptor: int) -> None:
-    import fcntl  # not on every system that this module is imported on
+    import fcntl  # missing on some systems on which this module is imported
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

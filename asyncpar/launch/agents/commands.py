@@ -1,4 +1,4 @@
-"""`asyncpar agent`, `asyncpar drain`, and what `asyncpar status` prints of agents."""
+"""`asyncpar agent`, `asyncpar drain`, and the text that `asyncpar status` prints about agents."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def drain(
 
 def _agent(options: AgentOptions) -> int:
     environment = dict(os.environ)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors that matter are raised as exceptions
     from asyncpar.launch.agents.agent_process import run_agent_process
 
     return run_agent_process(options, environment)
 
 
 def show_status(address: str, secret_file: str | None, certs: str | None, *, as_json: bool) -> int:
-    """Print what an agent tells of its group."""
+    """Print an agent's view of its group."""
     import msgspec
 
     from asyncpar.launch.agents.views import show_group

@@ -1,4 +1,4 @@
-"""Ask the agent at an address."""
+"""A client of the agent at an address."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class NoAgent(LaunchError):  # noqa: N818
 class ControlClient:
     """Asks the agent at ``address`` (``host:port``); each call opens a connection of its own.
 
-    Calls raise ``NoAgent`` when nobody answers, ``AuthenticationError`` when the secret or the certificates do not
-    fit, and ``UsageError`` with the agent's words when it refuses.
+    Calls raise ``NoAgent`` when no agent answers, ``AuthenticationError`` when the secret or the certificates do not
+    match, and ``UsageError`` with the agent's message when it refuses.
     """
 
     def __init__(self, address: str, credentials: Credentials, *, seconds: float = _SECONDS) -> None:
@@ -50,7 +50,7 @@ class ControlClient:
         self._seconds = seconds
 
     async def submit(self, request: SubmitRequest) -> Submitted:
-        """Run a job; return its number."""
+        """Submit a job, and return its number."""
         return await self._ask("Submit", request, Submitted)
 
     async def cancel(self, request: CancelRequest) -> None:
@@ -58,19 +58,19 @@ class ControlClient:
         await self._ask("Cancel", request, Nothing)
 
     async def status(self) -> GroupView:
-        """Return what the group does."""
+        """Return the state of the group."""
         return await self._ask("Status", Nothing(), GroupView)
 
     async def look(self) -> HostReport:
-        """Return what the agent's host does."""
+        """Return the state of the agent's host."""
         return await self._ask("Look", Nothing(), HostReport)
 
     async def observe(self, request: ObserveRequest) -> HostObserved:
-        """Return what the ranks of the agent's host tell."""
+        """Return the reports of the ranks on the agent's host."""
         return await self._ask("Observe", request, HostObserved)
 
     async def drain(self, request: DrainRequest) -> None:
-        """Let a host leave."""
+        """Make a host leave the group."""
         await self._ask("Drain", request, Nothing)
 
     async def _ask(self, method: str, request: msgspec.Struct, kind: type[Answer]) -> Answer:

@@ -1,4 +1,4 @@
-"""Answer what people ask the agents: run a job, end it, tell how it is going, let a host leave."""
+"""The service that answers commands: submit a job, end it, report on it, make a host leave."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Request = TypeVar("Request")
 Serve = Callable[[Request], Awaitable[msgspec.Struct]]
 
 _TAKEN_SECONDS = 10.0
-"""How long the group may take to take something over, leaders that change included."""
+"""Seconds that the group may take to accept a request, changes of leader included."""
 _LOOK_SECONDS = 1.0
-"""How long another agent may take to tell what it does."""
+"""Seconds that another agent may take to report its state."""
 _STARTING_SECONDS = 3.0
-"""How long who asks an agent that takes no part in its group waits until it does."""
+"""Seconds that a caller waits for an agent that takes no part in its group yet."""
 _POLL = 0.02
 
 
@@ -58,10 +58,10 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         on_refused: Callable[[str, str], None],
         is_for_one_job: bool = False,
     ) -> None:
-        """``on_refused`` hears who was refused (as gRPC names it), and why."""
+        """``on_refused`` is called with the peer that was refused (as gRPC names it) and the reason."""
         self._name = name
         self.address = ""
-        """Where it is served (``host:port``)."""
+        """The address where it is served (``host:port``)."""
         self._group = group
         self._agent = agent
         self._credentials = credentials
@@ -93,7 +93,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         return await self._answer(request, context, DrainRequest, self.drain)
 
     async def submit(self, request: SubmitRequest) -> Submitted:
-        """Open a job, and return its number, also to a launcher that asks again.  Raises ``UsageError`` if one runs."""
+        """Open a job and return its number, once for each launcher.  Raises ``UsageError`` if another job runs."""
         status = await self._group.status()
         last = None if status.job is None else decode_record(status.job.record)
         if status.job is not None and last is not None and last.ticket and last.ticket == request.record.ticket:
@@ -122,7 +122,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         return Nothing()
 
     async def look(self, _: Nothing) -> HostReport:
-        """Tell what this host does."""
+        """Report the state of this host."""
         status = await self._group.status()
         host = next((one for one in status.hosts if one.name == self._name), GroupHost(name=self._name, address=""))
         exit_code, failure = self._agent.failure
@@ -152,11 +152,11 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         return "waiting" if is_running and is_full and host.name not in placed else "up"
 
     async def observe(self, request: ObserveRequest) -> HostObserved:
-        """Tell what the ranks of this host do, for the agent of another one."""
+        """Report what the ranks of this host do, to the agent of another one."""
         return (await request.answer(self._agent.watch)).bounded
 
     async def status(self, _: Nothing) -> GroupView:
-        """Tell what the group does; all its hosts are asked."""
+        """Report the state of the group, asking all of its hosts."""
         status = await self._group.status()
         reports = await asyncio.gather(*(self._report_of(host, status) for host in status.hosts))
         world = status.world
@@ -189,7 +189,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
             return HostReport(view=view, is_idle=True)
 
     async def drain(self, request: DrainRequest) -> Nothing:
-        """Let a host leave.  Raises ``UsageError`` if there is none of that name."""
+        """Make a host leave.  Raises ``UsageError`` if there is none of that name."""
         status = await self._group.status()
         hosts = {host.name: host for host in status.hosts}
         if request.host not in hosts:
@@ -203,7 +203,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
     async def _answer(
         self, request: pb.AgentsRequest, context: Any, kind: type[Request], serve: Serve[Request]
     ) -> pb.AgentsReply:
-        """Answer who may ask: where there are certificates, who shows that of an agent."""
+        """Answer authorized callers: where there are certificates, those that present one of an agent."""
         certificates = self._credentials.certificates
         try:
             check_caller(context, "" if certificates is None else certificates.identity.job, ANY_AGENT)
@@ -227,7 +227,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         return pb.AgentsReply(content=msgspec.json.encode(result))
 
     async def _takes_part(self) -> bool:
-        """Is this agent one of its group?  Else it knows of no job, or of an old one, and decides nothing."""
+        """Return whether this agent is in its group.  If not, it knows no job, or an old one, and decides nothing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _STARTING_SECONDS
         while self._name not in [host.name for host in (await self._group.status()).hosts]:

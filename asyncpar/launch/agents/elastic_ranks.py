@@ -1,17 +1,20 @@
-"""Decide for one host about the ranks of a job whose processes outlive worlds (``--elastic ranks``).
+"""The decisions of one host about the ranks of a job whose processes outlive worlds (``--elastic ranks``).
 
 Sans-I/O.  Each slot has one process at a time; each start of it is another *member*.  A member that crashes is started
-again after a while, as often as the job allows; one that is declared lost by the others is ended and started again,
-which counts for nothing.  So is one that is stopped while others that have the state go on, which the leader decides.
-Where a slot may not start again, before its oldest crash is out of the window, the others go on without it.  A process
-that the others do not admit, because it computes otherwise, has crashed, too.  Of slots
-and spares as many come in as the job has slots here, in the order in which they ask; the first question of the others
-is answered when there is a place: a spare has done all that a program does before its first step.  So wait the ranks of
-a host for which the job has no place now, because its world has members of as many others as it may have.  A rank that
-gets SIGTERM from others than its agent asks to leave at the end of a step; it starts again, which counts for nothing,
-unless its host leaves, too.  While the host is parked its members are in no world: they keep what they have, and report
-it to the leader when there is a quorum.  A world that is announced meanwhile waits for that, too, with whatever happens
-to it: revoked at once, it would be followed by another, and that by the next.
+again after a while, as often as the job allows.  A member that the others declare lost is ended and started again,
+which does not count as a crash.  So is a stopped member while others that have the state go on; the leader decides
+that.  When a slot may not start again until its oldest crash has left the window, the others go on without it.  A
+process that the others do not admit, because it computes differently, has crashed, too.
+
+Of slots and spares, as many are let in as the job has slots here, in the order in which they ask.  A spare waits for
+the answer to its first question, which it gets when there is a place; by then it has done all that a program does
+before its first step.  The ranks of a host for which the job has no place now, because its world has members on as many
+other hosts as it may have, wait in the same way.  A rank that gets SIGTERM from elsewhere than its agent asks to leave
+at the end of a step; it starts again, which does not count as a crash, unless its host leaves, too.
+
+While the host is parked, its members are in no world: they keep their state, and report it to the leader when there is
+a quorum.  A world that is announced meanwhile is held until then, with all later events of it: if it were revoked at
+once, another one would follow, and another after that.
 """
 
 from __future__ import annotations
@@ -92,32 +95,32 @@ _OF_A_WORLD = WorldAnnounced | WorldStarted | WorldEnded | ChangePending | Membe
 
 @dataclass
 class _RankSlot:
-    """One process at a time; ``member`` None: none runs."""
+    """One process at a time; ``member`` None: no process runs."""
 
     number: int
     member: str | None = None
     start_at: float | None = 0.0
     kill_at: float | None = None
     lineage: Lineage | None = None
-    """What it waits with for its first world."""
+    """The state with which it waits for its first world."""
     generation: int = -1
-    """The world that it was told of last."""
+    """The last world that was announced to it."""
     rested_at: float | None = None
-    """When it may start again that has crashed too often."""
+    """When a slot that has crashed too often may start again."""
     free_because: str = ""
-    """Why its end is no crash of its own: it was drained, held for lost, stopped."""
+    """Why its end is not a crash: it was drained, declared lost, or stopped."""
     has_place: bool = False
-    """Is it one of those that the job has here?"""
+    """Whether it holds one of the job's places on this host."""
     asked_at: int | None = None
-    """Which question it was that waits for a place."""
+    """The number of its question that waits for a place."""
     is_departing: bool = False
-    """Did it get SIGTERM, not from here, and asks to leave at the end of a step?"""
+    """Whether it got SIGTERM, not from this agent, and asks to leave at the end of a step."""
     steps: int = -1
-    """At least so many steps were committed; -1: it has not asked to commit one."""
+    """The least number of steps that were committed; -1: it has not asked to commit one."""
     has_left: bool = False
-    """Has its process said that it ends?"""
+    """Whether its process has announced its end."""
     has_said: bool = False
-    """Has this host said that it waits?"""
+    """Whether this host has printed that it waits."""
 
 
 class ElasticRanks:
@@ -148,16 +151,16 @@ class ElasticRanks:
         self._parked = ""
         """Why members may commit nothing now."""
         self._held: list[SlotEvent] = []
-        """The worlds that were announced since then, and what has happened to them."""
+        """The worlds that were announced since then, and the later events of these."""
         self._is_short = False
-        """Is the world of now over, and waits the next one for more members?"""
+        """Whether the current world is over and the next one waits for more members."""
         self._is_leaving = False
         self._leave_at: float | None = None
         self._is_over = False
         self._asked = 0
         self._failures: list[RankEnd] = []
         self._outlived = 0
-        """So many of the failures were before the current world."""
+        """The number of failures before the current world."""
         self._refusals: dict[int, str] = {}
 
     @property
@@ -169,17 +172,17 @@ class ElasticRanks:
 
     @property
     def restarts(self) -> dict[int, int]:
-        """How often each slot has crashed of late."""
+        """The recent crashes of each slot."""
         return {slot.number: self._budget.crashes(slot.number) for slot in self._slots}
 
     @property
     def failures(self) -> tuple[RankEnd, ...]:
-        """The crashes, in the order of time."""
+        """The crashes, in chronological order."""
         return tuple(self._failures)
 
     @property
     def ranks(self) -> dict[int, int]:
-        """The ranks of the slots that are in the world of now."""
+        """The ranks of the slots in the current world."""
         names = [] if self._world is None else [placed.name for placed in self._world.members]
         return {slot.number: names.index(slot.member) for slot in self._slots if slot.member in names}
 
@@ -190,7 +193,7 @@ class ElasticRanks:
 
     @property
     def refusals(self) -> dict[int, str]:
-        """Why the others have not admitted the last process of a slot, by slot; it starts again, ever later."""
+        """By slot: why the others have not admitted its last process.  It starts again, at growing intervals."""
         return dict(self._refusals)
 
     def begin(self, now: float) -> list[SlotCommand]:
@@ -223,7 +226,7 @@ class ElasticRanks:
         return commands + self._admit() + self._over()
 
     def _silent(self, slot: _RankSlot, how: str) -> list[SlotCommand]:
-        """Have the leader decide about a rank of a world that is stopped: it may be the last that has the state."""
+        """Leave the decision on a stopped rank of a world to the leader: it may be the last that has the state."""
         if slot.member is None or not self._is_placed(slot.member):
             return self._free(slot, how)
         return [TellLeader(MemberStopped(slot.member, how))]
@@ -233,10 +236,10 @@ class ElasticRanks:
         return [TellLeader(MemberResumed(slot.member))] if is_placed and slot.member else []
 
     def _is_placed(self, member: str) -> bool:
-        """Is ``member`` in the current world?"""
+        """Return whether ``member`` is in the current world."""
         return self._world is not None and member in [placed.name for placed in self._world.members]
 
-    # -- what ranks say ------------------------------------------------------------------------------------------------
+    # -- messages of ranks ---------------------------------------------------------------------------------------------
 
     def _said(self, member: str, message: RankMessage) -> list[SlotCommand]:
         slot = next((slot for slot in self._slots if slot.member == member), None)
@@ -265,12 +268,12 @@ class ElasticRanks:
         return commands
 
     def _refused(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
-        """Note that the others do not admit a process, and print why for the first time; its end counts as a crash."""
+        """Record that the others do not admit a process, and print the first reason; its end counts as a crash."""
         is_known, self._refusals[slot.number] = slot.number in self._refusals, why
         return [] if is_known else [SayLine(f"rank {self._title(slot)} is not admitted: {why}")]
 
     def _depart(self, slot: _RankSlot, member: str) -> SlotCommand:
-        """Let a rank leave that got SIGTERM; one that is to end, or has nobody who goes on, ends at once."""
+        """Let a rank that got SIGTERM leave; one that is to end anyway, or has no survivors, ends at once."""
         others = () if self._world is None else [placed.name for placed in self._world.members if placed.name != member]
         is_ending = slot.kill_at is not None or bool(slot.free_because) or self._end is not None
         if is_ending or self._parked or slot.generation < 0 or not others:
@@ -279,15 +282,15 @@ class ElasticRanks:
         return TellLeader(MemberDraining(member))
 
     def _admit(self) -> list[SlotCommand]:
-        """Answer those who ask and have a place, or find one; none is needed any more once the job is complete."""
+        """Answer the ranks that ask and have, or find, a place; once the job is complete no more are needed."""
         commands: list[SlotCommand] = []
         is_full = self._is_full()
-        waits = self._is_leaving or (bool(self._parked) and self._end is None)  # parked, it may know of lost ones only
+        waits = self._is_leaving or (bool(self._parked) and self._end is None)  # parked, it may know lost members only
         asking = () if waits else sorted(self._slots, key=lambda one: one.asked_at or 0)
         for slot in asking:
             if slot.asked_at is None or slot.member is None or slot.free_because:
                 continue
-            if self._end is not None:  # also one that had a place: those who could heal it are done
+            if self._end is not None:  # also one that had a place: those that could heal it are done
                 slot.asked_at, slot.free_because = None, _DRAINED
                 commands.append(WriteToRank(slot.member, Drained()))
             elif is_full:
@@ -298,7 +301,7 @@ class ElasticRanks:
         return commands
 
     def _is_full(self) -> bool:
-        """Is there no place for ranks of this host?"""
+        """Return whether there is no place for ranks of this host."""
         hosts = set() if self._world is None else {placed.host for placed in self._world.members}
         return self._host not in hosts and len(hosts) >= self._record.most_hosts and not self._is_short
 
@@ -307,14 +310,14 @@ class ElasticRanks:
         return [SayLine(f"rank {self._title(slot)} waits: {why}")]
 
     def _heal(self, member: str, number: int) -> list[SlotCommand]:
-        """Tell a newcomer from whom it can have the state: from another one first each time."""
+        """Send the donors of the state to a newcomer, each time beginning with another one."""
         placed = () if self._world is None else self._world.members
         found = [(one.name, one.address) for one in placed if one.name != member]
         start = number % len(found) if found else 0
         told = WriteToRank(member, DonorsFound((*found[start:], *found[:start])))
         return [TellLeader(MemberHealing(member, self._host)), told] if found else [told]
 
-    # -- what was decided ----------------------------------------------------------------------------------------------
+    # -- decisions -----------------------------------------------------------------------------------------------------
 
     def _world_changed(self, event: SlotEvent) -> list[SlotCommand]:
         if self._parked and (self._held or isinstance(event, WorldAnnounced)) and isinstance(event, _OF_A_WORLD):
@@ -341,7 +344,7 @@ class ElasticRanks:
         return []
 
     def _park(self, why: str) -> list[SlotCommand]:
-        """Keep the members of this host out of all worlds; "": go on with what was announced meanwhile."""
+        """Keep the members of this host out of all worlds; "": go on with the events that were held meanwhile."""
         self._parked = why
         if why:
             return [] if self._world is None else self._revoke(self._world.generation, why)
@@ -362,13 +365,13 @@ class ElasticRanks:
         size = len(announced.members)
         ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
         commands: list[SlotCommand] = [SayLine(f"{announced.change}; {ranks}")]
-        if not announced.members:  # nobody is left who could give the rest of the state
+        if not announced.members:  # no member is left that could give the rest of the state
             healing = [slot for slot in self._slots if slot.generation < 0 and slot.has_place and slot.lineage is None]
             commands += [command for slot in healing for command in self._free(slot, announced.change.why)]
         commands += self._end_left_out(announced)
         for slot in self._slots:
             if slot.member is None or (slot.generation < 0 and slot.lineage != announced.lineage):
-                continue  # a newcomer that has taken its arrival back
+                continue  # a newcomer that has withdrawn
             message = world_for_rank(announced, slot.member, job=self._record.name)
             if message is not None:
                 slot.generation = announced.generation
@@ -377,7 +380,7 @@ class ElasticRanks:
         return commands
 
     def _end_left_out(self, announced: WorldAnnounced) -> list[SlotCommand]:
-        """End members that the others have gone on without, also if no word of that has come."""
+        """End members that the others have gone on without, even if no notice of that has come."""
         names = {placed.name for placed in announced.members}
         commands: list[SlotCommand] = []
         for slot in self._slots:
@@ -401,7 +404,7 @@ class ElasticRanks:
         return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
 
     def _free(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
-        """End a process that is of no use any more; its end is no crash."""
+        """End a process that is no longer of use; its end is not a crash."""
         if slot.member is None:
             return []
         slot.free_because, slot.has_place = slot.free_because or why, False
@@ -437,7 +440,7 @@ class ElasticRanks:
     def _gone(self, slot: _RankSlot, end: RankEnd, now: float) -> list[SlotCommand]:
         member, slot.member, slot.kill_at = slot.member, None, None
         is_done = end.returncode == 0 and not slot.is_departing
-        slot.has_place = slot.has_place and is_done  # the place of one that is done is not free
+        slot.has_place = slot.has_place and is_done  # a rank that has finished keeps its place
         assert member is not None, "a process has a name"
         if end.returncode == 0:
             commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
@@ -472,13 +475,13 @@ class ElasticRanks:
         ]
 
     def _has_others(self) -> bool:
-        """Do ranks of other hosts go on?"""
+        """Return whether ranks of other hosts go on."""
         return self._world is not None and any(placed.host != self._host for placed in self._world.members)
 
     def _failed(self) -> JobEnd:
-        """Return the end of the job by the last failures, but for ranks that were killed and without which it went on.
+        """Return the end of the job by its last failures, except for killed ranks without which the job went on.
 
-        An exception counts also if a world has come since: it may have come again, and be the reason.
+        An exception also counts if a world has formed since: it may have been raised again, and be the reason.
         """
         last = list(enumerate(self._failures))[-self._record.slots :]
         found = [end for number, end in last if number >= self._outlived or end.report is not None]

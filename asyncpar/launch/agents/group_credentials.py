@@ -1,4 +1,4 @@
-"""The credentials that the agents of a group, and those who ask them, hold: a secret, and perhaps certificates."""
+"""The credentials of the agents of a group and of their callers: a secret and, optionally, certificates."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FILE = "agents"
 
 @dataclass(frozen=True, slots=True)
 class GroupCredentials:
-    """The secret of the group and the file from which ranks read it; with certificates, those of this host."""
+    """The secret of the group and the file from which ranks read it; with certificates, also those of this host."""
 
     secret: JobSecret
     certificates: JobCertificates | None = None
 
     @property
     def rpc(self) -> Credentials:
-        """What calls from this host carry: of its agent, or in its name."""
+        """The credentials of calls from this host: by its agent, or in its name."""
         return Credentials(self.secret.secret, None if self.certificates is None else self.certificates.agent)
 
 
 def find_credentials(secret_file: str | None, certs: str | None, address: str) -> GroupCredentials:
-    """Return the secret in ``secret_file`` and the certificates in the directory ``certs`` of this host.
+    """Return the secret in ``secret_file`` and the certificates of this host in the directory ``certs``.
 
-    Without a file the secret is the one beside the certificates, or that of this user's agents here, made if missing.
-    Raises ``UsageError`` for files that will not do, and if ``address`` (``host:port``) is not loopback and there is
-    no secret: others could join.
+    Without a file, the secret is the one beside the certificates, or that of this user's agents here, made if missing.
+    Raises ``UsageError`` for unusable files, and if ``address`` (``host:port``) is not loopback and there is no secret:
+    others could join.
     """
     if certs is None:
         return GroupCredentials(_find_secret(secret_file, address))

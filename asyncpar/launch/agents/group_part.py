@@ -24,12 +24,12 @@ from asyncpar.net.transport.refusals import Refusals
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 GROUP_JOB = "agents"
-"""What agents that outlive jobs are called where jobs are listed."""
+"""The job name of agents that outlive jobs, in lists of jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPart:
-    """What a host has in the group: ``group`` decides, ``agent`` runs ranks, ``control`` answers people."""
+    """The parts of a host in the group: ``group`` decides, ``agent`` runs ranks, ``control`` answers commands."""
 
     group: WorldService
     agent: HostAgent
@@ -53,7 +53,8 @@ async def take_part(
     """Join the group of the agents at ``join``, or found one, and serve this host's part until ``stack`` closes.
 
     ``listen`` is ``host:port`` (port 0: a free one), ``votes`` the directory of its votes.  See ``HostAgent`` for
-    ``only_job`` and ``on_say``.  Raises what joining raises: ``AuthenticationError``, ``LaunchError``, ``UsageError``.
+    ``only_job`` and ``on_say``.  Raises the errors of joining: ``AuthenticationError``, ``LaunchError``,
+    ``UsageError``.
     """
     bind, port = split_address(listen)
     certificates = place.certificates
@@ -88,7 +89,7 @@ async def take_part(
 
 
 def _tell_refused(say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Return what says who was refused (as gRPC names it), and why, as often as makes sense."""
+    """Return a function that reports refused peers (as gRPC names them) with the reason, at a limited rate."""
     refusals, loop = Refusals(), asyncio.get_running_loop()
 
     def tell(peer: str, why: str) -> None:

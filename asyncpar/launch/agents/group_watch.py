@@ -1,7 +1,7 @@
-"""The ranks of a job on all hosts of a group of agents, as one agent shows them, or a launcher whose job they run.
+"""The ranks of a job on all hosts of a group of agents, as shown by one agent, or by the launcher that submitted it.
 
-An agent knows the ranks of its own host; the agents of the other hosts are asked when somebody looks.  What a host that
-does not answer told last is shown with its age.
+An agent knows the ranks of its own host; it asks the agents of the other hosts when the job is viewed.  The last report
+of a host that does not answer is shown with its age.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from asyncpar.observe.alarms import find_alarms
 from asyncpar.observe.summary import MOST_PAST, HostSummary, JobSummary, RankAnswer, RankReport, unpack
 
 _ANSWER_SECONDS: Final = 1.8
-"""How long agents may take; ranks that do not answer are reported by them before that, and commands wait longer."""
+"""Seconds that agents may take; they report ranks that do not answer before that, and commands wait longer."""
 
 _NO_ANSWER: Final = "the agent of its host does not answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNow:
-    """A group of agents, as far as it matters who is asked for which ranks.
+    """A group of agents, as far as it decides which agent is asked about which ranks.
 
-    ``hosts`` have the addresses of agents that run ranks, ``ranks`` those that each host has in the last world;
-    ``number`` counts jobs, 0 stands for none so far.
+    ``hosts`` have the addresses of agents that run ranks, ``ranks`` the ranks of each host in the last world;
+    ``number`` is that of the job, 0 for none so far.
     """
 
     hosts: Mapping[str, str] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class GroupNow:
 
 
 def group_of_status(status: WorldStatus) -> GroupNow:
-    """Return the group as a member of it knows it."""
+    """Return the group as one of its members knows it."""
     record = None if status.job is None else decode_record(status.job.record)
     number = 0 if status.job is None else status.job.number
     is_closed = status.closed is not None and status.closed.number == number
-    slots = 1 if record is None or record.mode is ElasticMode.RANKS else record.slots  # else a member is a host
+    slots = 1 if record is None or record.mode is ElasticMode.RANKS else record.slots  # otherwise a member is a host
     ranks: dict[str, tuple[int, ...]] = {}
     for place, member in enumerate(() if status.world is None else status.world.members):
         ranks[member.host] = (*ranks.get(member.host, ()), *range(place * slots, (place + 1) * slots))
@@ -72,7 +72,7 @@ def group_of_status(status: WorldStatus) -> GroupNow:
 
 
 def group_of_view(view: GroupView) -> GroupNow:
-    """Return the group as an agent tells of it."""
+    """Return the group as an agent reports it."""
     ranks = {
         host.name: tuple(sorted(one.rank for one in host.ranks if one.rank is not None))
         for host in view.hosts
@@ -102,7 +102,7 @@ def _phase(number: int, *, is_running: bool, has_ranks: bool) -> str:
 
 @dataclass(slots=True)
 class GroupWatch:
-    """A `ShownJob`: what agents run; ``base`` has what does not change, ``know`` tells who is in the group.
+    """A `ShownJob` of the job that agents run; ``base`` has the constant fields, ``know`` returns the current group.
 
     The ranks of the host ``name`` are those of ``own``; "" and None where no agent runs in this process.
     """
@@ -113,22 +113,22 @@ class GroupWatch:
     name: str = ""
     own: HostWatch | None = None
     _told: dict[str, tuple[HostSummary, float]] = field(default_factory=dict)
-    """By host: what it told last, and when."""
+    """By host: its last report, and the time of it."""
     _job: tuple[int, float] = (0, 0.0)
-    """The number of the job that was seen last, and when it was seen first."""
+    """The number of the last job, and the time when it was first seen."""
 
     def changed(self, **fields: object) -> None:
         """See ``ShownJob``."""
         self.base = msgspec.structs.replace(self.base, **fields)
 
     async def status(self) -> JobSummary:
-        """See ``JobWatch``.  Hosts whose agents do not answer are named in alarms, with their ranks."""
+        """See ``JobWatch``.  Alarms name the hosts whose agents do not answer, with their ranks."""
         known, answers = await self._ask(ObserveRequest())
         now = time.monotonic()
         for host, answer in answers.items():
             if answer is not None:
                 self._told[host] = unpack(answer.summary, HostSummary), now
-        if known.phase != JobPhase.STOPPING:  # hosts that leave a job which is over were part of it
+        if known.phase != JobPhase.STOPPING:  # hosts that leave after the end of the job were part of it
             self._told = {host: told for host, told in self._told.items() if host in answers}
         told = [summary.aged(now - at) for summary, at in self._told.values()]
         job = msgspec.structs.replace(
@@ -161,7 +161,7 @@ class GroupWatch:
         holders = {rank: host for host, held in known.ranks.items() for rank in held}
         seen = {(answer.rank, answer.host) for answer in collected}
         return sorted(
-            (  # of processes with one rank that of the last world counts
+            (  # of several processes with one rank, the one in the last world counts
                 answer
                 for answer in collected
                 if (holder := holders.get(answer.rank, answer.host)) == answer.host or (answer.rank, holder) not in seen
@@ -170,17 +170,17 @@ class GroupWatch:
         )
 
     def _started(self, known: GroupNow) -> float:
-        """Return when the job began, as far as it was seen here."""
+        """Return when the job began, as far as it was observed here."""
         if known.number != self._job[0]:
             self._job = known.number, time.time()
         return self._job[1] or self.base.started
 
     async def _ask(self, request: ObserveRequest) -> tuple[GroupNow, Mapping[str, HostObserved | None]]:
-        """Return what the group is, and what each host answers; None: nothing."""
+        """Return the group, and the answer of each host; None: no answer."""
         known = await self.know()
         hosts = dict(known.hosts)
         if self.own is not None:
-            hosts.setdefault(self.name, "")  # it is not in the group yet, or not any more
+            hosts.setdefault(self.name, "")  # it is not in the group yet, or no longer
         answers = await asyncio.gather(*(self._ask_host(host, address, request) for host, address in hosts.items()))
         return known, dict(zip(hosts, answers, strict=True))
 
@@ -197,7 +197,7 @@ class GroupWatch:
         return msgspec.structs.replace(answer, ranks=(*ranks, *answer.ranks))
 
     def _ranks_of(self, host: str, known: GroupNow) -> tuple[int, ...]:
-        """Return the ranks of a host that does not answer: of the last world, or those of which it told last."""
+        """Return the ranks of a host that does not answer: those in the last world, or those of its last report."""
         if host in known.ranks:
             return known.ranks[host]
         told = self._told.get(host)
@@ -214,9 +214,9 @@ class GroupWatch:
 
 
 def latest_ranks(hosts: Iterable[HostSummary], generation: int = 0) -> list[HostSummary]:
-    """Return ``hosts`` with one report per rank: that of the latest world, if several processes have had its number.
+    """Return ``hosts`` with one report per rank: of several processes that have had its number, the latest world's.
 
-    Ranks that ended before the world of ``generation`` began are not of the job any more.
+    Ranks that ended before the world of ``generation`` began are no longer part of the job.
     """
     hosts = list(hosts)
     latest: dict[int, RankReport] = {}

@@ -1,6 +1,6 @@
 """The agent of one host: it takes part in the group, and runs the ranks of one job after another.
 
-What is to be done about a job's ranks is decided by a machine for each job; this carries it out.
+A machine per job decides about the ranks; this module carries out its commands.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class _HostJob:
     end: JobEnd | None = None
     is_over: bool = False
     failure: str = ""
-    """How ranks ended badly after the job was complete."""
+    """The failure of ranks after the job was complete."""
     exit_code: int = 0
     remains: PostMortem | None = None
 
 
 class HostAgent:
-    """Runs what the group decides on this host: ``run`` until ``leave``, or the job is over for ``only_job``."""
+    """Carries out the group's decisions on this host: ``run`` until ``leave``, or for ``only_job`` until it is over."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class HostAgent:
         self._group = group
         self._place = place
         self.address = ""
-        """Where the agent serves (``host:port``)."""
+        """The address where the agent serves (``host:port``)."""
         self._rendezvous = rendezvous
         self._display = display
         self._reaper = reaper
@@ -98,9 +98,9 @@ class HostAgent:
         self._on_say = on_say
         self._make_processes = processes
         self.watch = HostWatch(place.host)
-        """What the ranks here tell of themselves."""
+        """The reports of the ranks on this host."""
         self.on_output: Callable[[int, Streams, bytes], None] = lambda _rank, _stream, _chunk: None
-        """Gets what ranks print, ``b""`` at the end of a stream."""
+        """Called with the output of ranks; ``b""`` marks the end of a stream."""
         self._loop = asyncio.get_running_loop()
         self._job: _HostJob | None = None
         self._waiting: list[JobOpened | JobClosed] = []
@@ -111,9 +111,9 @@ class HostAgent:
         self._why_leaving: str | None = None
 
     async def run(self) -> JobEnd | None:
-        """Return how the job ended, None if the host left before.  Nothing that was started here is left then.
+        """Return the end of the job, None if the host left before.  Nothing that was started here is left then.
 
-        Raises ``LaunchError`` when the group is lost for this host.
+        Raises ``LaunchError`` when this host has lost the group.
         """
         hearing = asyncio.create_task(self._hear(), name="asyncpar hear the group")
         watching = asyncio.create_task(self._watch_reaper(), name="asyncpar watch the reaper")
@@ -135,7 +135,7 @@ class HostAgent:
             if self._timer is not None:
                 self._timer.cancel()
             if self._job is not None:
-                self._job.is_over = True  # what is ended now is no crash
+                self._job.is_over = True  # the end of a process is not a crash any more
                 await self._job.processes.close()
                 self._explain(self._job, self._job.end)
             await self.watch.close()
@@ -143,9 +143,9 @@ class HostAgent:
                 await asyncio.wait(self._talking)
 
     def leave(self, why: str, *, grace: float) -> None:
-        """Let the ranks of this host leave at the end of a step, within ``grace`` seconds, and ``run`` return.
+        """Let the ranks of this host leave at the end of a step, within ``grace`` seconds; ``run`` then returns.
 
-        Asked again, end them now.
+        A second call ends them now.
         """
         self._why_leaving = why
         job = self._job
@@ -170,22 +170,22 @@ class HostAgent:
 
     @property
     def is_idle(self) -> bool:
-        """Does no rank run here, nor wait to?"""
+        """Whether no rank runs here or waits to."""
         return self._job is None or self._job.is_over
 
     @property
     def failure(self) -> tuple[int, str]:
-        """Exit code and text of ranks that failed here after the job was complete; 0 and "" if none did."""
+        """Exit code and message of ranks that failed here after the job was complete; 0 and "" if none did."""
         return (0, "") if self._job is None else (self._job.exit_code, self._job.failure)
 
     @property
     def crashes(self) -> tuple[RankEnd, ...]:
-        """The ranks that have crashed here in the last job, if it was one of ``--elastic ranks``; in time's order."""
+        """The ranks that crashed here in the last job, in chronological order, if it was one of ``--elastic ranks``."""
         machine = None if self._job is None else self._job.machine
         return machine.failures if isinstance(machine, ElasticRanks) else ()
 
     def ranks(self) -> tuple[RankView, ...]:
-        """Return what runs here."""
+        """Return the ranks on this host."""
         job = self._job
         if job is None or job.is_over:
             return ()
@@ -225,7 +225,7 @@ class HostAgent:
         self._feed(command)
 
     def _next_job(self) -> None:
-        """Take what waits, as far as the job of now lets it."""
+        """Handle the waiting orders of the group, as far as the current job allows."""
         while self._waiting:
             command, job = self._waiting[0], self._job
             if isinstance(command, JobOpened):
@@ -274,7 +274,7 @@ class HostAgent:
         self.on_output(ranks.get(slot, slot), stream, chunk)
 
     def _explain(self, job: _HostJob, end: JobEnd | None) -> None:
-        """Write the post-mortem of a job whose processes are gone, if it, or a rank of it here, has failed."""
+        """Write the post-mortem of a job whose processes are gone, if the job or one of its ranks here has failed."""
         remains, job.remains = job.remains, None
         if remains is not None:
             explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.say)
@@ -368,7 +368,7 @@ class HostAgent:
         if not self._left.done():
             self._left.set_result(end)
 
-    # -- talk ----------------------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------------
 
     def _say_end(self, end: JobEnd) -> None:
         how = "is complete" if end.is_complete else f"ends with exit code {end.exit_code}"
@@ -388,7 +388,7 @@ class HostAgent:
 
     async def _say(self, text: str) -> None:
         lines = "".join(f"asyncpar agent {self._place.host}: {line}\n" for line in text.splitlines())
-        with suppress(OSError):  # nobody reads it, and ranks do not depend on that
+        with suppress(OSError):  # nobody reads it, and ranks do not depend on it
             await self._display.lines(lines.encode(errors="replace"))
 
     async def _watch_reaper(self) -> None:

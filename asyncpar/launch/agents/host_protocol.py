@@ -13,7 +13,7 @@ from asyncpar.net.membership.world_messages import HostCommand, HostEvent
 
 @dataclass(frozen=True, slots=True)
 class RankSaid:
-    """The process of ``member`` has said ``message`` over its pipe."""
+    """The process of ``member`` has sent ``message`` over its pipe."""
 
     member: str
     message: RankMessage
@@ -21,7 +21,7 @@ class RankSaid:
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """The process in ``slot`` was waited for, and nothing of it is left."""
+    """The process in ``slot`` has been reaped, and nothing of it is left."""
 
     slot: int
     end: RankEnd
@@ -29,7 +29,7 @@ class RankGone:
 
 @dataclass(frozen=True, slots=True)
 class RankSilent:
-    """The process in ``slot`` is stopped, or runs no Python code: ``how``."""
+    """The process in ``slot`` is stopped, or runs no Python code; ``how`` says which."""
 
     slot: int
     how: str
@@ -44,7 +44,7 @@ class RankResumed:
 
 @dataclass(frozen=True, slots=True)
 class ConditionChanged:
-    """The process in ``slot`` gives no sign of life, or does again: ``how``."""
+    """The process in ``slot`` gives no sign of life, or gives one again; ``how`` says which."""
 
     slot: int
     how: str
@@ -112,7 +112,7 @@ class WriteToRank:
 
 @dataclass(frozen=True, slots=True)
 class GrantLease:
-    """Tell ``member`` for how long from its question on it may commit."""
+    """Announce to ``member`` for how long, counted from its question, it may commit."""
 
     member: str
 
@@ -128,7 +128,7 @@ class OpenRendezvous:
 
 @dataclass(frozen=True, slots=True)
 class TellLeader:
-    """Tell the leader of the group."""
+    """Notify the leader of the group."""
 
     event: HostEvent
 
@@ -142,7 +142,7 @@ class SayLine:
 
 @dataclass(frozen=True, slots=True)
 class RanksOver:
-    """No process of the job is left here, and none comes: ``end`` is the job's, None if the host leaves it."""
+    """No process of the job is left here, and no more will start; ``end`` is the job's, None if the host leaves it."""
 
     end: JobEnd | None
 
@@ -155,13 +155,13 @@ class SlotsMachine(Protocol):
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``HostTick`` is due, None if never."""
+        """When a ``HostTick`` is due; None: never."""
         ...
 
     def begin(self, now: float) -> list[SlotCommand]:
-        """Begin the job, which was opened."""
+        """Begin the job, which is open."""
         ...
 
     def handle(self, event: SlotEvent, *, now: float) -> list[SlotCommand]:
-        """Return what is to be done about ``event``."""
+        """Return the commands that follow from ``event``."""
         ...

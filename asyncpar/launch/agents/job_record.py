@@ -13,7 +13,7 @@ from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.world_messages import WorldTerms
 
 _UNBOUNDED = 7 * 24 * 3600.0
-"""Seconds that ranks have where none is ever ended for being silent."""
+"""Seconds that ranks have to report where silent ones are never ended."""
 _KILL_SECONDS = 6.0
 """Seconds that killed processes have to disappear, and a margin."""
 
@@ -28,7 +28,7 @@ class ElasticMode(StrEnum):
 class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it was submitted.  Times are in seconds; ``slots`` is the number of ranks of each host.
 
-    ``spares`` are more processes of each host that are started, and wait for the place of one that is lost.
+    ``spares`` is the number of further processes on each host, which start and wait for the place of one that is lost.
     """
 
     version: str
@@ -38,7 +38,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...]
     kind: ProgramKind
     directory: str
-    """Where ranks are started; "": where each agent is."""
+    """The working directory of ranks; "": that of each agent."""
     environment: dict[str, str]
     """Variables that were set for this job alone; the others are those of each agent."""
     slots: int
@@ -57,22 +57,22 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     transport: str | None = None
     log_directory: str | None = None
     ticket: str = ""
-    """Another one for each launcher, by which agents know a job that is submitted again; "" for none."""
+    """A value unique to each launcher, by which agents recognize a job that is submitted again; "": none."""
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
     on_total_loss: OnTotalLoss = OnTotalLoss.CHECKPOINT
 
     @property
     def silence(self) -> SilenceLimits:
-        """When ranks are given up that give no sign of life."""
+        """When ranks that give no sign of life are given up."""
         return SilenceLimits(silent=self.silent_after, stopped=self.stopped_after, busy=self.busy_after)
 
     @property
     def terms(self) -> WorldTerms:
-        """What the leader has to know of it.
+        """The facts about the job that the leader needs.
 
-        Ranks that live on, but are too busy to answer, as when they compile, are held for lost when silent ones are;
-        where those are for ever, they have the time in which ranks must come.
+        Ranks that outlive worlds, but are too busy to answer (as when they compile), are declared lost when silent ones
+        are; where silent ones never are, they have the time within which ranks must arrive.
         """
         lives_on = self.mode is ElasticMode.RANKS
         return WorldTerms(
@@ -88,9 +88,9 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a job: ``message`` is "" for one that is complete.
+    """The end of a job: ``message`` is "" for a complete one.
 
-    Ranks that still run when a job ``is_complete`` end by themselves; else their agents end them.
+    Ranks that still run when a job ``is_complete`` end by themselves; otherwise their agents end them.
     """
 
     exit_code: int
@@ -102,12 +102,12 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_record(record: SubmittedJob | JobEnd) -> bytes:
-    """Return ``record`` as bytes."""
+    """Encode ``record``."""
     return msgspec.msgpack.encode(record)
 
 
 def decode_record(content: bytes) -> SubmittedJob:
-    """Return the job in ``content``.  Raises ``ProtocolError`` if there is none."""
+    """Decode the job in ``content``.  Raises ``ProtocolError`` if there is none."""
     try:
         return msgspec.msgpack.decode(content, type=SubmittedJob)
     except msgspec.DecodeError as error:
@@ -115,7 +115,7 @@ def decode_record(content: bytes) -> SubmittedJob:
 
 
 def decode_end(content: bytes) -> JobEnd:
-    """Return the end of a job in ``content``.  Raises ``ProtocolError`` if there is none."""
+    """Decode the end of a job in ``content``.  Raises ``ProtocolError`` if there is none."""
     try:
         return msgspec.msgpack.decode(content, type=JobEnd)
     except msgspec.DecodeError as error:

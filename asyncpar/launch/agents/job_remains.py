@@ -20,9 +20,9 @@ def open_remains(
     *,
     process: str = "agent",
 ) -> PostMortem | None:
-    """Return the folder for what is left of job ``number``; None if none is wanted, or it cannot be made now.
+    """Return the folder for the remains of job ``number``; None if none is wanted, or it cannot be created now.
 
-    ``process`` is what runs the ranks: the agent of this host, or a launcher that is one for its job.
+    ``process`` is the kind of process that runs the ranks: this host's agent, or a launcher that is one for its job.
     """
     if place.post_mortem is None:
         return None

@@ -34,7 +34,7 @@ from asyncpar.net.security.identity import role_in
 
 
 def event_for_leader(member: str, host: str, message: RankMessage) -> HostEvent | None:
-    """Translate ``message`` of ``member`` for the leader; None for what the host decides by itself."""
+    """Translate ``message`` of ``member`` for the leader; None for messages that the host handles by itself."""
     match message:
         case JoinWorld(lineage, address, settings):
             ordered = tuple(sorted(settings))
@@ -49,7 +49,7 @@ def event_for_leader(member: str, host: str, message: RankMessage) -> HostEvent 
             return MemberReported(member=member, report=report)
         case LeaveJob(failed, why) if failed is not None:
             return MemberFailed(member, failed, why)
-        case LeaveJob(why=why) if why:  # not in a step: it is not done
+        case LeaveJob(why=why) if why:  # it left outside a step, so it is not done
             return MemberDied(member, f"ended with {why}")
         case LeaveJob():
             return MemberLeft(member)

@@ -1,4 +1,4 @@
-"""Requests of people to agents; they travel as JSON, with the version of the sender."""
+"""Requests of commands to agents; they travel as JSON, with the version of the sender."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from asyncpar.launch.host_watch import HostWatch
 from asyncpar.observe.summary import RankAnswer, pack
 
 AGENTS_PORT = 29400
-"""Where agents listen if nothing else is said."""
+"""The default port of agents."""
 
 _MOST_BYTES = 4 << 20
-"""Of answers in a message, before base64; gRPC takes 8 MiB."""
+"""The most bytes of answers in a message, before base64; gRPC takes 8 MiB."""
 
 
 def program_version() -> str:
-    """Return the version of this program, which all agents of a group must have."""
+    """Return the version of this program, which must be the same for all agents of a group."""
     return __version__
 
 
@@ -29,7 +29,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The job has this number."""
+    """The job was submitted and has this number."""
 
     number: int
 
@@ -43,15 +43,17 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Let the ranks of ``host`` leave within ``grace`` seconds."""
+    """Make the ranks of ``host`` leave within ``grace`` seconds."""
 
     host: str
     grace: float
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a host.  ``is_idle``: no rank runs there, nor will.  ``exit_code`` is that of ranks that failed when
-    the job was complete.
+    """The state of a host.
+
+    ``is_idle``: no rank runs there, or is going to.  ``exit_code`` is that of ranks that failed after the job was
+    complete.
     """
 
     view: HostView
@@ -60,16 +62,16 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostObserved(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of a host tell: ``summary`` is its ``HostSummary`` as msgpack, in which floats may be NaN."""
+    """The reports of a host's ranks: ``summary`` is its ``HostSummary`` as msgpack, in which floats may be NaN."""
 
     summary: bytes = b""
     ranks: tuple[RankAnswer, ...] = ()
     rest: tuple[int, ...] = ()
-    """The ranks whose answers did not fit into this message; they are to be asked again."""
+    """The ranks whose answers did not fit into this message, to be asked for again."""
 
     @property
     def bounded(self) -> HostObserved:
-        """As much of this as fits into a message: the answers of at least one rank."""
+        """The part of this that fits into a message: the answers of at least one rank."""
         count, size = 0, 0
         for answer in self.ranks:
             size += len(answer.content)
@@ -82,17 +84,17 @@ class HostObserved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObserveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell what ``ranks`` (None: all of the host) have to tell of ``kind``; without one the summary of the host."""
+    """Ask ``ranks`` (None: all of the host) for their reports of ``kind``; without one, for the host's summary."""
 
     kind: str = ""
     ranks: tuple[int, ...] | None = None
 
     async def answer(self, watch: HostWatch) -> HostObserved:
-        """Answer by what ``watch`` knows."""
+        """Answer from what ``watch`` knows."""
         if not self.kind:
             return HostObserved(summary=pack(watch.summary()))
         return HostObserved(ranks=tuple(await watch.collect(self.kind, self.ranks)))
 
 
 class Nothing(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to say."""
+    """An empty message."""

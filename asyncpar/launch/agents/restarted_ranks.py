@@ -1,8 +1,8 @@
-"""Decide for one host about the ranks of a job that start again with every world (``--elastic restart``).
+"""The decisions of one host about the ranks of a job that start again with every world (``--elastic restart``).
 
 Sans-I/O.  The host as a whole is one member: it arrives, starts its ranks when a world has begun, ends them when it is
-revoked, and reports.  So programs need not know of worlds, as under torchrun.  What such a member has is only how many
-worlds there were: equal on all hosts, which is what its lineage says.
+revoked, and reports.  So programs need not know of worlds, as under torchrun.  The only state of such a member is the
+number of worlds so far, which is equal on all hosts; this is its lineage.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from asyncpar.net.membership.world_messages import (
 )
 
 _REASON_SECONDS = 0.3
-"""Seconds from the failure of a rank until the others are ended: those that lost it can say so."""
+"""Seconds from the failure of a rank until the others are ended, in which those that lost it can report it."""
 
 
 class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that a host adds to a world, as all its members learn it; ``rendezvous`` is where its agent serves one.
+    """The ranks that a host adds to a world, as all members receive it; ``rendezvous`` is the one its agent serves.
 
-    Where there are certificates ``certified`` has the numbers in those of the ranks, ``role`` the label of the role in
-    that of the agent.
+    Where there are certificates, ``certified`` has the numbers in those of the ranks, and ``role`` the label of the
+    role in the agent's.
     """
 
     slots: int
@@ -72,7 +72,7 @@ class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _World:
-    """The world that this host is in."""
+    """The world of this host."""
 
     announced: WorldAnnounced
     running: set[int] = field(default_factory=set)
@@ -90,7 +90,7 @@ class _World:
 
 
 class RestartedRanks:
-    """The ranks of one job on ``host``: ``own`` are those that it adds to each world."""
+    """The ranks of one job on ``host``; ``own`` are those that it adds to each world."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class RestartedRanks:
 
     @property
     def restarts(self) -> dict[int, int]:
-        """How often each slot has crashed of late."""
+        """The recent crashes of each slot."""
         return {slot: self._budget.crashes(slot) for slot in range(self._record.slots)}
 
     @property
@@ -144,7 +144,7 @@ class RestartedRanks:
 
     @property
     def spares(self) -> frozenset[int]:
-        """None: ranks that start with their world are soon there."""
+        """Always empty: ranks that start with their world are soon there."""
         return frozenset()
 
     def begin(self, now: float) -> list[SlotCommand]:  # noqa: ARG002
@@ -230,7 +230,7 @@ class RestartedRanks:
         return [*said, OpenRendezvous(announced.generation, size, _certified(there)), TellLeader(ready)]
 
     def _hosts(self) -> list[HostRanks]:
-        """Return what the hosts of the world add to it, in the order of their ranks."""
+        """Return the ranks of each host of the world, in the order of their ranks."""
         assert self._world is not None
         members = self._world.announced.members
         return [msgspec.json.decode(placed.address, type=HostRanks) for placed in members]
@@ -335,7 +335,7 @@ class RestartedRanks:
         return self._report() if world.is_over else self._done()
 
     def _done(self) -> list[SlotCommand]:
-        """Handle the good end of all ranks of this host; those of the others are about to end."""
+        """Handle the successful end of all ranks of this host; those of the others are about to end."""
         return self._close(JobEnd(exit_code=0))
 
     def _failed(self, now: float) -> list[SlotCommand]:

@@ -42,7 +42,7 @@ from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_rank_line, 
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE
 
 _LAST_WORDS = 0.2
-"""Seconds that a process which has ended may take to be heard out over its pipe."""
+"""Seconds for which the pipe of a process that has ended is still read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class HostPlace:
     certificates: JobCertificates | None = None
     is_witness: bool = False
     post_mortem: str | None = None
-    """The directory for what is left of jobs that fail; None: nothing is kept."""
+    """The directory for the remains of jobs that fail; None: nothing is kept."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class SlotProcesses:
         remains: PostMortem | None = None,
         on_output: Callable[[int, Streams, bytes], None] = lambda _slot, _stream, _chunk: None,
     ) -> None:
-        """``on_output`` gets what the process of a slot prints, ``b""`` at the end of a stream."""
+        """``on_output`` gets the output of each slot's process, ``b""`` at the end of a stream."""
         self._record = record
         self._place = place
         self._feed = feed
@@ -110,13 +110,13 @@ class SlotProcesses:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes that run, by slot."""
+        """The process ids of the running processes, by slot."""
         return {
             slot: pid for slot, one in self._running.items() if not one.is_ending for pid in one.group.pids.values()
         }
 
     def start(self, order: StartRank) -> None:
-        """Start a process, once nothing of the one before it in its slot is left."""
+        """Start a process, once nothing of its predecessor in the slot is left."""
         self._run(self._start(order))
 
     def signal(self, slot: int, number: int) -> None:
@@ -132,14 +132,14 @@ class SlotProcesses:
                 running.writer.write(encode_line(order.message))
 
     async def close(self) -> None:
-        """End whatever runs, and return when nothing is left."""
+        """End all running processes, and return when nothing of them is left."""
         for running in self._running.values():
             running.group.kill()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def settle(self) -> None:
-        """Return when all output of processes that have ended is passed on."""
+        """Return when all output of ended processes has been passed on."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -224,7 +224,7 @@ class SlotProcesses:
         )
 
     async def _hear(self, running: _Running, reader: asyncio.StreamReader) -> None:
-        """Take what a process says over its pipe; kill it after a message that cannot be read, which is a crash."""
+        """Read a process's messages from its pipe; kill it after an undecodable one, which counts as a crash."""
         try:
             with suppress(ConnectionError):
                 while line := await reader.readline():
@@ -251,7 +251,7 @@ class SlotProcesses:
         self._feed(RankGone(end.local_rank, end))
 
     def _changed(self, slot: int, state: RankState) -> None:
-        """Handle a process that is stopped or hung, or is well again."""
+        """Handle a process that is stopped or hung, or has recovered."""
         running = self._running.get(slot)
         if running is None or running.condition is state.condition:
             return

@@ -1,4 +1,4 @@
-"""`asyncpar launch` where agents run jobs: hand the job over and follow it; without agents, be one for this job."""
+"""`asyncpar launch` where agents run jobs: submit the job and follow it.  Without agents, act as one for this job."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import JobSummary
 
 _PROBE_SECONDS = 5.0
-"""How long an agent may take that a connection reaches; where nothing listens that shows at once."""
+"""Seconds that an agent which accepts a connection may take to answer; a port where nothing listens fails at once."""
 _PROBE_EVERY = 0.1
 _POLL_SECONDS = 0.2
 _SUBMIT_SECONDS = 15.0
-"""How long an agent may take until its group has a job."""
+"""Seconds that an agent may take until its group has a job."""
 _TICKET_BYTES = 8
 _OUTPUT_PATIENCE = 0.2
 _WINDOW_SECONDS = 3600.0
@@ -54,7 +54,7 @@ _NOT_SETTINGS = ("ASYNCPAR_SECRET_FILE", "ASYNCPAR_CERTS")
 
 
 def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> int | None:
-    """Run the job on agents, or as one, and return its exit code; None if it is for launchers alone.
+    """Run the job on agents, or act as one, and return its exit code; None if only launchers take part in the job.
 
     Raises ``UsageError`` before anything starts when the options do not fit this machine or the agents.
     """
@@ -67,7 +67,7 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
         view = asyncio.run(find_group(client, patience=options.timeout if is_later else 0.0))
     except (NoAgent, AuthenticationError, UsageError) as error:
         if not wants_ranks:
-            return None  # launchers meet there, with a secret of their own
+            return None  # launchers meet at that address, with a secret of their own
         if not isinstance(error, NoAgent) or is_later:
             raise
         view = None
@@ -93,7 +93,7 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
 
 
 def adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions, GroupCredentials]:
-    """Return the credentials that the options name, and the options with the job that the certificates are of.
+    """Return the credentials that the options name, and the options with the job that the certificates are for.
 
     Raises ``UsageError``, also if there are fewer certificates than ranks on this host.
     """
@@ -110,7 +110,7 @@ def adopt_credentials(options: LaunchOptions, where: str) -> tuple[LaunchOptions
 
 
 async def find_group(client: ControlClient, *, patience: float) -> GroupView:
-    """Return what the agent there tells; it has ``patience`` seconds to come, if the launchers have places.
+    """Return the view of the agent there; it may take ``patience`` seconds to appear, if the launchers have places.
 
     Raises ``NoAgent``.
     """
@@ -125,7 +125,7 @@ async def find_group(client: ControlClient, *, patience: float) -> GroupView:
 
 
 def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> SubmittedJob:
-    """Return what agents have to know of the job.  Raises ``UsageError`` if there is no such program here."""
+    """Return the job's record for agents.  Raises ``UsageError`` if there is no such program here."""
     rank_command(options.kind, options.program, options.arguments)
     check_settings(environment)
     program = str(Path(options.program).absolute()) if options.kind is ProgramKind.SCRIPT else options.program
@@ -165,7 +165,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
 
 
 class _Submission:
-    """A job that agents run, as its launcher follows it."""
+    """A job that agents run, as followed by its launcher."""
 
     def __init__(
         self, record: SubmittedJob, address: str, credentials: Credentials, display: Display, view: GroupView

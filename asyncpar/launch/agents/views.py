@@ -1,4 +1,4 @@
-"""Views of agents for people: hosts, ranks, worlds, reasons.  Plain values, as JSON and as text."""
+"""Views of agents for users: hosts, ranks, worlds, reasons.  Plain values, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpar.harmless import harmless_line, harmless_values
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of a host.  ``rank`` None: it is in no world now; ``pid`` None: no process runs.
 
-    One that ``is_spare`` waits for the place of another.  ``refusal``: why the others do not admit it; "" if they do.
+    If ``is_spare``, it waits for the place of another.  ``refusal``: why the others do not admit it; "" if they do.
     """
 
     slot: int
@@ -39,7 +39,7 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     ranks: tuple[RankView, ...] = ()
     failure: str = ""
-    """How ranks of the last job ended here after it was complete; "" for well."""
+    """The failure of ranks of the last job here after it was complete; "": none."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """The group, as the agent that was asked sees it."""
+    """The group, as seen by the agent that was asked."""
 
     leader: str | None
     hosts: tuple[HostView, ...]
@@ -63,11 +63,11 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None = None
     world_size: int = 0
     world_hosts: int = 0
-    """The hosts that have members of the world."""
+    """The number of hosts that have members in the world."""
     change: str = ""
     parked: str = ""
     is_for_one_job: bool = False
-    """Are its agents launchers, which end with their job?"""
+    """Whether its agents are launchers, which end with their job."""
 
 
 Row = tuple[HostView, RankView | None]
@@ -97,7 +97,7 @@ def _of(rank: RankView | None, name: str) -> str:
 
 
 def show_group(view: GroupView, *, width: int | None) -> str:
-    """Return the text to print; ``width`` is the number of characters in a line, None for any number."""
+    """Return the text to print; lines have at most ``width`` characters, None for no limit."""
     lines = [part for text in _sentences(view) for part in _wrap(harmless_line(text), width)]
     columns = choose_columns(_COLUMNS, width)
     rows: list[Row] = [(host, rank) for host in harmless_values(view.hosts) for rank in host.ranks or (None,)]

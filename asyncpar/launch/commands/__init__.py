@@ -1,1 +1,1 @@
-"""Commands that look at a job that runs: status, stacks, logs, top, doctor."""
+"""Commands that inspect a running job: status, stacks, logs, top, doctor."""

@@ -1,4 +1,4 @@
-"""`asyncpar doctor`: look for what keeps jobs from running, and say what to do."""
+"""`asyncpar doctor`: find the obstacles that keep jobs from running, and recommend remedies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _doctor(
 
 
 def _read_secret(path: str | None) -> bytes:
-    """Return the secret; b"" if it cannot be read, which another finding says."""
+    """Return the secret; b"" if it cannot be read, which another finding reports."""
     if path is None:
         return b""
     try:

@@ -1,4 +1,4 @@
-"""`asyncpar flight`: dump what all ranks did lately, and explain what holds a job up."""
+"""`asyncpar flight`: dump the recent operations of all ranks, and explain what holds a job up."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _explain(folder: str | None, job: str | None) -> int:
 
 
 def ask_facts(job: str | None) -> dict[int, RankFacts]:
-    """Return what the ranks of a job say of themselves now, and the job's status where they do not answer."""
+    """Return the ranks' current reports of themselves, and the job's status for those that do not answer."""
     return _ask(job)[1]
 
 

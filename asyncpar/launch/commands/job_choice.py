@@ -1,4 +1,4 @@
-"""The job that a command looks at: its name, and questions to its launcher."""
+"""The job that a command inspects: its name, and requests to its launcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask_job(job: str | None, kind: str, ranks: Iterable[int] | None = None) -> t
 
 
 def parse_ranks(texts: Iterable[str]) -> tuple[int, ...] | None:
-    """Return the ranks that ``-r 0 -r 2-3`` or ``-r 0,2`` name; None if there are none."""
+    """Return the ranks named by ``-r 0 -r 2-3`` or ``-r 0,2``; None if there are none."""
     ranks: list[int] = []
     for part in (part for text in texts for part in text.split(",")):
         first, dash, last = part.partition("-")

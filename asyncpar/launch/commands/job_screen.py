@@ -15,20 +15,20 @@ from asyncpar.observe.summary import JobSummary, RankReport
 
 HINT: Final = "q: leave"
 _FEW_LINES: Final = 12
-"""Fewer lines have no room for empty ones, nor for the hint."""
+"""Below this number of lines there is no room for empty lines and the hint."""
 
 _DROPPED_FIRST: Final = ("pid", "host", "for", "what")
-"""Columns that are left out, in this order, until the others fit; sentences name hosts and operations."""
+"""Columns that are dropped, in this order, until the others fit; sentences name hosts and operations."""
 
 _LEAST_PLACE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class JobScreen:
-    """Lines that fit: the title, what holds the job up, a line per rank, and at the end what else there is to know."""
+    """Lines that fit: the title, what holds the job up, a line per rank, and further remarks at the end."""
 
     is_roomy: bool
-    """Is there room for empty lines?"""
+    """Whether there is room for empty lines."""
     title: str
     troubles: list[str]
     ranks: list[str]
@@ -36,9 +36,9 @@ class JobScreen:
 
 
 def fit_job(job: JobSummary, *, columns: int, lines: int, unanswered: str = "") -> JobScreen:
-    """Return ``job`` for a terminal of ``columns`` times ``lines``; ``unanswered`` says why there is no later summary.
+    """Fit ``job`` to a terminal of ``columns`` by ``lines``; ``unanswered`` says why there is no later summary.
 
-    Sentences are folded between words.  Where not all ranks fit, those that have to do with what holds the job up do.
+    Sentences are folded between words.  Where not all ranks fit, those involved in what holds the job up are shown.
     """
     job = harmless_values(job)
     is_roomy = lines >= _FEW_LINES
@@ -60,7 +60,7 @@ def fit_job(job: JobSummary, *, columns: int, lines: int, unanswered: str = "") 
 
 
 def _most_important(job: JobSummary, most: int) -> list[RankReport]:
-    """Return at most ``most`` reports in the order of ranks: culprits, ranks that are not well, ranks that wait."""
+    """Return at most ``most`` reports in the order of ranks: culprits, unhealthy ranks, waiting ranks."""
     reports = job.ranks
     if len(reports) <= most:
         return reports
@@ -80,7 +80,7 @@ def _fold(sentences: Sequence[str], columns: int, *, most: int) -> list[str]:
 
 
 def _fit_table(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
-    """Return lines of at most ``columns`` characters, without the columns that have no room."""
+    """Return lines of at most ``columns`` characters, dropping the columns that do not fit."""
     table = [TITLES, *rows]
     dropped = list(_DROPPED_FIRST)
     while dropped and max(map(len, format_rows(table))) > columns:

@@ -1,4 +1,4 @@
-"""A job as text for people: a sentence that says what holds it up, and a line per rank.  Pure."""
+"""A job as text: a sentence that says what holds it up, and a line per rank.  Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show_job(job: JobSummary, *, width: int | None = None) -> str:
 
 
 def name_dashboard(job: JobSummary, *, is_whole: bool = True, is_agent: bool = False) -> str:
-    """Return where the page of the job is, or how to get one.
+    """Return the location of the job's dashboard, or how to get one.
 
     ``is_whole``: the launcher that was asked sees all hosts; ``is_agent``: an agent was asked.
     """
@@ -60,7 +60,7 @@ def headline(job: JobSummary) -> str:
 
 
 def describe_past(job: JobSummary) -> list[str]:
-    """Return why ranks began again, the last times; the newest first."""
+    """Return the reasons of the last restarts, the newest first."""
     shown = job.past[: -MOST_RESTARTS - 1 : -1]
     lines = [f"began again {spell_seconds(max(0.0, job.time - past.time))} ago: {past.reason}" for past in shown]
     return [*lines, f"... and {more} times before that"] if (more := len(job.past) - len(shown)) else lines
@@ -72,7 +72,7 @@ def _bounded(sentences: Sequence[str]) -> list[str]:
 
 
 def row_of(report: RankReport) -> tuple[str, ...]:
-    """Return the cells of one rank."""
+    """Return the table cells of one rank."""
     summary = report.summary
     what, site = "", report.place or ("" if summary is None else summary.user_site)
     seconds = 0.0 if report.condition == "well" else report.seconds
@@ -109,7 +109,7 @@ def row_of(report: RankReport) -> tuple[str, ...]:
 
 
 def format_rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with the cells under each other; the first row has the titles."""
+    """Align the cells of ``rows`` in columns; the first row has the titles."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     titles = rows[0]
     return [

@@ -1,4 +1,4 @@
-"""`asyncpar k8s`: manifests of a job for Kubernetes, printed or handed to kubectl."""
+"""`asyncpar k8s`: Kubernetes manifests of a job, printed or passed to kubectl."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _k8s(program: str, arguments: tuple[str, ...], given: dict[str, Any]) -> int
     print_result("what was created", _create(manifests))
     try:
         _give_owner(manifests)
-    except LaunchError as error:  # the job runs all the same
+    except LaunchError as error:  # the job runs nevertheless
         print_line(f"asyncpar k8s: {error}", err=True)
     return 0
 
@@ -116,16 +116,16 @@ def _as_json(manifests: dict[str, Any]) -> str:
 
 
 def _create(manifests: dict[str, Any]) -> str:
-    """Hand ``manifests`` to ``kubectl``, by a pipe, and return what it says.  Raises ``LaunchError`` if it refuses."""
+    """Pipe ``manifests`` to ``kubectl``, and return its output.  Raises ``LaunchError`` if it refuses."""
     if shutil.which("kubectl") is None:
         raise UsageError("kubectl: it is not in PATH; see the manifests with --dry-run")
     return _kubectl("create", "-f", "-", given=_as_json(manifests), refused="the job was refused")
 
 
 def _give_owner(manifests: dict[str, Any]) -> None:
-    """Have the cluster delete the Secret and the Service of a job with the job, which has its identity only now.
+    """Have the cluster delete the Secret and the Service of a job with the job, whose identity is known only now.
 
-    Raises ``LaunchError`` that names what stays.
+    Raises ``LaunchError`` that names what is left behind.
     """
     from asyncpar.launch.kubernetes.manifests import make_ownership, split_owner
 

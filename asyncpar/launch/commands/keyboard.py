@@ -1,4 +1,4 @@
-"""Keys that are pressed in the terminal of a command."""
+"""Keys pressed in the terminal of a command."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LEAVING_KEYS = frozenset("qQ\x04")
 
 @contextmanager
 def read_keys(descriptor: int = 0) -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for keys for so many seconds, and returns those that were pressed ("": none).
+    """Yield a function that waits so many seconds for keys, and returns those that were pressed ("": none).
 
-    Inside the block keys come one by one, and are not shown; Ctrl-C interrupts as ever.  Where ``descriptor`` is no
-    terminal, or the system has none, the function only waits.  A terminal that is gone counts as q.
+    Inside the block, keys arrive one by one and are not echoed; Ctrl-C interrupts as usual.  Where ``descriptor`` is
+    not a terminal, or the system has none, the function only waits.  A terminal that is gone counts as q.
     """
     try:
-        import termios  # neither is on every system
+        import termios  # neither exists on every system
         import tty
     except ImportError:
         yield _only_wait

@@ -1,4 +1,4 @@
-"""`asyncpar logs`: the last lines that ranks have printed, from all hosts of a job."""
+"""`asyncpar logs`: the last lines of output of ranks, from all hosts of a job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def last_lines(answer: RankAnswer, count: int) -> list[str]:
 
 
 def show_logs(answers: Iterable[RankAnswer], count: int) -> str:
-    """Return the last ``count`` lines of each rank, with its host and its number before each."""
+    """Return the last ``count`` lines of each rank, each prefixed with its host and its number."""
     lines = []
     for answer in answers:
         told = last_lines(answer, count) or ["(nothing was printed)"]

@@ -1,4 +1,4 @@
-"""`asyncpar report`: one HTML file of a run, with its data inside, to look at without a launcher and to hand on."""
+"""`asyncpar report`: one HTML file of a run with its data, to view without a launcher and to share."""
 
 from __future__ import annotations
 

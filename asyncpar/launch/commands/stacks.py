@@ -1,4 +1,4 @@
-"""`asyncpar stacks`: tasks and threads of all ranks, and what waits for what across them."""
+"""`asyncpar stacks`: tasks and threads of all ranks, and how they wait for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`asyncpar status`: what the ranks of a job do now, and who waits for whom."""
+"""`asyncpar status`: the current activity of the ranks of a job, and which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _of_agent(address: str, secret_file: str | None, certs: str | None, *, as_js
 
 
 def _is_agent_here() -> bool:
-    """Does anything listen where agents of this host do?"""
+    """Return whether anything listens at the port of this host's agents."""
     import socket
 
     from asyncpar.launch.agents.requests import AGENTS_PORT

@@ -1,4 +1,4 @@
-"""`asyncpar top`: the status of a job again and again, in place, until it ends or somebody presses q or Ctrl-C."""
+"""`asyncpar top`: the status of a job, refreshed in place until it ends or the user presses q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _RESIZE_SECONDS = 0.2
-"""How often the size of the terminal is looked at."""
+"""Seconds between checks of the terminal's size."""
 
 
 @click.command(cls=OneLineCommand)
@@ -47,7 +47,7 @@ def _top(job: str | None, every: str, *, as_json: bool) -> int:
     if not seconds > 0.0:
         raise UsageError(f"--every: expected more than 0 seconds, got {every}")
     looks = _look(job)
-    with suppress(KeyboardInterrupt):  # which is how one leaves it
+    with suppress(KeyboardInterrupt):  # the way to leave it
         if as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             _print_all(looks, seconds, as_json=as_json)
         else:
@@ -66,9 +66,9 @@ def _print_all(looks: Iterator[tuple[JobSummary, str]], seconds: float, *, as_js
 
 
 def _look(job: str | None) -> Iterator[tuple[JobSummary, str]]:
-    """Yield the job as it is whenever asked, until it has ended.  Raises ``LaunchError`` if it never was there.
+    """Yield the current job on each request, until it has ended.  Raises ``LaunchError`` if it never was there.
 
-    While its launcher does not answer it is the last answer, and why there is no later one.
+    While its launcher does not answer, the last answer is yielded with the reason why there is no later one.
     """
     entry, reply = ask_job(job, "status")
     unanswered = ""
@@ -76,7 +76,7 @@ def _look(job: str | None) -> Iterator[tuple[JobSummary, str]]:
         assert reply.job is not None
         yield reply.job, unanswered
         try:
-            _, reply = ask_job(entry.name, "status")  # another job that begins is not this one
+            _, reply = ask_job(entry.name, "status")  # a new job that begins is not this one
             unanswered = ""
         except LaunchError as error:
             if not _is_there(entry.name):
@@ -85,7 +85,7 @@ def _look(job: str | None) -> Iterator[tuple[JobSummary, str]]:
 
 
 def _is_there(name: str) -> bool:
-    """Does the job run, although its launcher did not answer?"""
+    """Return whether the job runs, although its launcher did not answer."""
     try:
         find_job(os.environ, name)
     except LaunchError:
@@ -100,7 +100,7 @@ def _show_in_place(looks: Iterator[tuple[JobSummary, str]], seconds: float) -> N
     from asyncpar.launch.commands.keyboard import LEAVING_KEYS, read_keys
 
     console = Console()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # which leaves the terminal as it was
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves the terminal as it was
     first = next(looks)
     with read_keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
         for summary, unanswered in itertools.chain([first], looks):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS: Final = 0.5
 _MOST_SECONDS: Final = 600.0
 _MOST_EVENTS: Final = 300_000
-"""Events of all ranks together; a trace of so many has about 50 MB."""
+"""Most events of all ranks together; a trace of that many has about 50 MB."""
 
 
 @click.command(cls=OneLineCommand)
@@ -53,13 +53,13 @@ def trace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceWindow:
-    """The time that a trace covers: so many ``seconds`` from now on, and so many ``before``."""
+    """The time that a trace covers: the next ``seconds``, and the ``before`` seconds until now."""
 
     seconds: float
     before: float = 0.0
 
     def check(self) -> None:
-        """Raise ``UsageError`` for one that is none."""
+        """Raise ``UsageError`` if the window is invalid."""
         if not 0.0 <= self.seconds <= _MOST_SECONDS:
             raise UsageError(f"--seconds: expected up to {_MOST_SECONDS:.0f}, got {self.seconds:g}")
         if not self.before >= 0.0:
@@ -68,10 +68,10 @@ class TraceWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What the rings said while they were looked at.
+    """The contents of the rings over the time of recording.
 
-    ``started`` and ``wall`` are the moment of the first look, by this host's monotonic clock and by that of the day;
-    ``first`` are the images of that look.  ``silent`` says by rank why there is nothing.
+    ``started`` and ``wall`` are the times of the first inspection, by this host's monotonic clock and its wall clock;
+    ``first`` are the images of that inspection.  ``silent`` has, by rank, the reason why there is no image.
     """
 
     started: float
@@ -82,14 +82,14 @@ class Recording:
 
     @property
     def is_full(self) -> bool:
-        """Have as many events been found since the first look as a trace may have?"""
+        """Whether the events since the first inspection are as many as a trace may have."""
         return _count(self.images) - _count(self.first) > _MOST_EVENTS
 
     def begin(self, timeline: Timeline, here: str) -> float:
         """Return when recording began, by the clock of the ``timeline``; ``here`` is the domain of this host's clock.
 
-        It is exact where a rank runs on this host.  Elsewhere the time of the day says it, which hosts may differ in:
-        it is after all that the first look has seen end, and before all that has begun since.
+        It is exact where a rank runs on this host.  Elsewhere it is taken from the wall clocks, in which hosts may
+        differ: it is after everything that had ended at the first inspection, and before everything that began later.
         """
         for rank, image in self.images.items():
             if image.identity.clock_domain == here:
@@ -130,7 +130,7 @@ def _trace(job: str | None, window: TraceWindow, output: Path, ranks: tuple[str,
 
 
 def record(ask: Callable[[], tuple[dict[int, RankImage], dict[int, str]]], seconds: float) -> Recording:
-    """Look at the rings, with ``ask``, until the time is over; the last look is after that."""
+    """Inspect the rings with ``ask`` until the time is over; the last inspection is after that."""
     from asyncpar.observe.timeline import merge_images
 
     images: dict[int, RankImage] = {}
@@ -156,7 +156,7 @@ def _count(images: Mapping[int, RankImage]) -> int:
 def describe_gaps(
     images: Mapping[int, RankImage], timeline: Timeline, seconds: float, *, is_full: bool = False
 ) -> list[str]:
-    """Return what a trace of so many ``seconds`` lacks, in sentences; ``is_full``: it took no more events."""
+    """Return sentences on what a trace of so many ``seconds`` lacks; ``is_full``: it took no more events."""
     gaps = []
     if is_full:
         gaps.append(
@@ -176,7 +176,7 @@ def describe_gaps(
 
 
 def ask_images(job: str | None, ranks: Iterable[int] | None = None) -> tuple[dict[int, RankImage], dict[int, str]]:
-    """Return the images of a job's ranks, and by rank why there is none.  Raises ``LaunchError`` if there is none."""
+    """Return the images of a job's ranks and, by rank, why one is missing.  Raises ``LaunchError`` if there is none."""
     from asyncpar.observe.image import read_image
 
     contents, silent = ask_rings(job, ranks)
@@ -184,7 +184,7 @@ def ask_images(job: str | None, ranks: Iterable[int] | None = None) -> tuple[dic
 
 
 def ask_rings(job: str | None, ranks: Iterable[int] | None = None) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Do as ``ask_images``, but return the bytes."""
+    """Return the same as ``ask_images``, with the bytes in place of images."""
     from asyncpar.errors import ProtocolError
     from asyncpar.observe.image import read_image
 

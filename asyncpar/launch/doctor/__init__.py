@@ -1,1 +1,1 @@
-"""`asyncpar doctor`: checks of this host and of the ways to others, with what to do about each finding."""
+"""`asyncpar doctor`: checks of this host and of the connections to others, with advice for each finding."""

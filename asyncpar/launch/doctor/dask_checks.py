@@ -1,4 +1,4 @@
-"""Checks of a Dask cluster: its scheduler and workers, what is installed on each, and the ways between workers."""
+"""Checks of a Dask cluster: its scheduler and workers, their installed packages, and connections between workers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 _CONNECT_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 5.0
 _MOST_PROBED: Final = 16
-"""Workers whose ways to each other are looked at, of as many hosts as there are."""
+"""The most workers whose connections to each other are checked, of as many hosts as there are."""
 _PACKAGES: Final = ("asyncpar", "distributed")
 
 
 async def examine_dask(address: str) -> list[Finding]:
-    """Return what there is to say of the cluster whose scheduler is at ``address``, within half a minute.
+    """Return the findings on the cluster whose scheduler is at ``address``, within half a minute.
 
-    Raises ``UsageError`` for what is no address.
+    Raises ``UsageError`` for an invalid address.
     """
     try:
         from distributed import Client
@@ -44,7 +44,7 @@ async def examine_dask(address: str) -> list[Finding]:
         get_address_host(address)  # knows the schemes
     except ValueError as error:
         raise UsageError(f"--dask: expected the scheduler's address, as in tcp://host:8786 ({error})") from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its findings are ours
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its findings are reported as ours
     with warnings.catch_warnings(action="ignore"):  # versions that differ
         client = Client(address, asynchronous=True, set_as_default=False, timeout=_CONNECT_SECONDS)
         try:
@@ -89,7 +89,7 @@ async def _examine(client: Client, address: str) -> list[Finding]:
 
 
 def check_workers(workers: Mapping[str, Mapping[str, Any]]) -> Finding:
-    """Look how many workers take ranks."""
+    """Count the workers that take ranks."""
     states = [str(worker["status"]) for worker in workers.values()]
     running = states.count("running")
     other = ", ".join(f"{states.count(state)} {state}" for state in sorted({*states} - {"running"}))
@@ -103,7 +103,7 @@ def check_workers(workers: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def check_versions(installed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Compare what ``Client.get_versions`` tells of the scheduler and workers with what is here."""
+    """Compare the packages of the scheduler and workers, as ``Client.get_versions`` reports them, with those here."""
     own = importlib.metadata.version("asyncpar")
     dask = importlib.metadata.version("distributed")
     python = ".".join(platform.python_version_tuple()[:2])
@@ -125,7 +125,7 @@ def check_versions(installed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 async def _examine_ways(client: Client, workers: Iterable[str]) -> list[Finding]:
-    """Have workers meet each other at free ports, as ranks do, and meet them from here."""
+    """Have workers connect to each other at free ports, as ranks do, and connect to them from here."""
     chosen, secret = choose_workers(workers), secrets.token_bytes(SECRET_BYTES)
     opened = await asyncio.gather(*(_on_worker(client, name, open_probe, secret) for name in chosen))
     probes: dict[str, Probe] = {}
@@ -171,13 +171,13 @@ def choose_workers(workers: Iterable[str], most: int = _MOST_PROBED) -> list[str
 
 
 async def _on_worker(client: Client, name: str, function: Any, *arguments: Any) -> Any:
-    """Return what ``function`` returns on a worker, or its exception."""
+    """Return the result of ``function`` on a worker, or its exception."""
     answers = await _within(client._run(function, *arguments, workers=[name], on_error="return"))
     return answers if isinstance(answers, OSError) else answers[name]
 
 
 async def _within(answer: Awaitable[T]) -> T | OSError:
-    """Return ``answer``, or why there is none."""
+    """Return ``answer``, or the error that replaces it."""
     try:
         async with asyncio.timeout(_ANSWER_SECONDS + 2 * MEET_SECONDS):
             return await answer

@@ -1,4 +1,4 @@
-"""On a worker of Dask: answer the doctors of other workers at a free port, and meet them, as ranks there would."""
+"""The doctor on a Dask worker: answer the doctors of other workers at a free port, and connect to them, as ranks do."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Probe = tuple[str, int]
 
 
 def is_import_error(error: Exception) -> bool:
-    """Did a function of asyncpar fail to load?  Dask puts the text of errors of unpickling into an ``Exception``."""
+    """Return whether a function of asyncpar failed to load; Dask turns errors of unpickling into an ``Exception``."""
     return isinstance(error, ImportError) or str(error).startswith(("ImportError(", "ModuleNotFoundError("))
 
 
 async def open_probe(secret: bytes, dask_worker: Any = None) -> Probe:
-    """Answer doctors at a free port for a minute.  Raises ``LaunchError`` where that is impossible."""
+    """Answer doctors at a free port for a minute.  Raises ``LaunchError`` if that is impossible."""
     from distributed.comm import get_address_host
 
     server = await serve_doctor(get_address_host(dask_worker.address), 0, secret)
@@ -33,7 +33,7 @@ async def open_probe(secret: bytes, dask_worker: Any = None) -> Probe:
 
 
 async def meet_probes(own: str, probes: Mapping[str, Probe], secret: bytes) -> list[Finding]:
-    """Return what is wrong with the ways from the place called ``own`` to ``probes``, all looked at together."""
+    """Return the problems of the connections from the place called ``own`` to ``probes``, all checked concurrently."""
     found = await asyncio.gather(*(_meet(f"{own} -> {name}", probe, secret) for name, probe in probes.items()))
     return [finding for findings in found for finding in findings if finding.verdict is not Verdict.OK]
 

@@ -1,4 +1,4 @@
-"""Findings of the doctor: values, and their text for people.  Pure."""
+"""Findings of the doctor: values, and their text.  Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Verdict(StrEnum):
-    """How bad a finding is: ``warn`` may slow a job down, ``fail`` keeps it from running."""
+    """The severity of a finding: ``warn`` may slow a job down, ``fail`` keeps it from running."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was found by one check; ``advice`` says what to do, "" if there is nothing to do."""
+    """The result of one check; ``advice`` says what to do, "" if nothing."""
 
     check: str
     verdict: Verdict
@@ -35,27 +35,27 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """1 if something is wrong."""
+        """1 if something is wrong, else 0."""
         return int(any(finding.verdict is Verdict.FAIL for finding in self.findings))
 
 
 def well(check: str, found: str, *, host: str = "") -> Finding:
-    """Return that all is well."""
+    """Return the finding that all is well."""
     return Finding(check=check, verdict=Verdict.OK, found=found, host=host)
 
 
 def warn(check: str, found: str, advice: str, *, host: str = "") -> Finding:
-    """Return what may slow jobs down, or break some."""
+    """Return a finding that may slow jobs down, or break some."""
     return Finding(check=check, verdict=Verdict.WARN, found=found, advice=advice, host=host)
 
 
 def fail(check: str, found: str, advice: str, *, host: str = "") -> Finding:
-    """Return what keeps jobs from running."""
+    """Return a finding that keeps jobs from running."""
     return Finding(check=check, verdict=Verdict.FAIL, found=found, advice=advice, host=host)
 
 
 def show_findings(examination: Examination) -> str:
-    """Return a line per finding, those that need something with what to do, and a sentence at the end."""
+    """Return a line per finding, with advice if there is any, and a sentence at the end."""
     findings = examination.findings
     width = max((len(_name(finding)) for finding in findings), default=0)
     lines = []

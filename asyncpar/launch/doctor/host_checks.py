@@ -29,7 +29,7 @@ from asyncpar.net.membership.host import host_name
 LEAST_FILES: Final = 1024
 LEAST_MTU: Final = 1280
 NAME_SECONDS: Final = 2.0
-"""A name server that is silent keeps who asks it waiting for ten seconds and more."""
+"""Seconds that a lookup may take; a silent name server keeps its callers waiting for ten seconds and more."""
 
 _LEAST_SHM: Final = 64 << 20
 _LEAST_TEMPORARY: Final = 256 << 20
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def examine_host(environment: Mapping[str, str], *, secret_file: str | None, with_hosts: bool) -> list[Finding]:
-    """Return what there is to say of this host; ``with_hosts``: it is to work with others."""
+    """Return the findings on this host; ``with_hosts``: it is to work with others."""
     checks: list[Callable[[], Finding]] = [
         check_versions,
         lambda: check_name(with_hosts=with_hosts),
@@ -67,7 +67,7 @@ def examine_host(environment: Mapping[str, str], *, secret_file: str | None, wit
 
 
 def _run(check: Callable[[], Finding]) -> Finding:
-    """Return the finding of ``check``; a check that cannot look is no reason to stop."""
+    """Return the finding of ``check``; a check that fails to inspect is no reason to stop."""
     try:
         return check()
     except OSError as error:
@@ -76,7 +76,7 @@ def _run(check: Callable[[], Finding]) -> Finding:
 
 
 def check_versions() -> Finding:
-    """Are the libraries there that this version needs, in versions that it works with?"""
+    """Check that the required libraries are installed, in versions that this version works with."""
     version = importlib.metadata.version("asyncpar")
     found, missing = [], []
     for name in _REQUIRED:
@@ -92,7 +92,7 @@ def check_versions() -> Finding:
 
 
 def check_name(*, with_hosts: bool) -> Finding:
-    """Can the name of this host be resolved, and do others get there by it?"""
+    """Check that the name of this host can be resolved, and that others reach it by that name."""
     name = host_name()
     try:
         entries = asyncio.run(ask_name_server(lambda: socket.getaddrinfo(socket.gethostname(), None)))
@@ -111,9 +111,9 @@ def check_name(*, with_hosts: bool) -> Finding:
 
 
 async def ask_name_server(look_up: Callable[[], T]) -> T:
-    """Return what ``look_up`` returns, which may ask name servers.
+    """Return the result of ``look_up``, which may ask name servers.
 
-    Raises what it does, and ``TimeoutError`` if it takes longer than ``NAME_SECONDS``; its thread is left behind then.
+    Raises its errors, and ``TimeoutError`` if it takes longer than ``NAME_SECONDS``; its thread is left behind then.
     """
     try:
         async with asyncio.timeout(NAME_SECONDS):
@@ -123,7 +123,7 @@ async def ask_name_server(look_up: Callable[[], T]) -> T:
 
 
 def check_loopback() -> Finding:
-    """Can processes of this host talk over 127.0.0.1, or over ::1 where that is all there is?"""
+    """Check that processes of this host can connect over 127.0.0.1, or over ::1 where there is nothing else."""
     address = loopback()
     try:
         try_connection(address)
@@ -133,7 +133,7 @@ def check_loopback() -> Finding:
 
 
 def check_links(*, with_hosts: bool) -> Finding:
-    """Are the network's interfaces up, with a usual MTU, all the same, and without errors?"""
+    """Check that the network interfaces are up and free of errors, and have the same, usual MTU."""
     up: dict[str, int] = {}
     down: list[str] = []
     for name, state in psutil.net_if_stats().items():
@@ -174,7 +174,7 @@ def _link_errors(names: Iterable[str]) -> str:
 
 
 def check_ports() -> Finding:
-    """Are the ports free that jobs take if nothing else is said?"""
+    """Check that the default ports of jobs are free."""
     taken = [port for port in _PORTS if not _is_free(port)]
     if taken:
         told = ", ".join(f"{port} ({_PORTS[port]}, held by {_holder(port)})" for port in taken)
@@ -185,7 +185,7 @@ def check_ports() -> Finding:
 
 
 def _is_free(port: int) -> bool:
-    """Is ``port`` free at all addresses of this host, IPv6 included?"""
+    """Return whether ``port`` is free at all addresses of this host, IPv6 included."""
     try:
         open_listener("::" if is_ours("::") else "0.0.0.0", port).close()
     except OSError:
@@ -206,7 +206,7 @@ def _holder(port: int) -> str:
 
 
 def check_port_range() -> Finding:
-    """Are there enough ports for connections between ranks?"""
+    """Check that there are enough ports for connections between ranks."""
     try:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def check_port_range() -> Finding:
 
 
 def check_clock(*, with_hosts: bool) -> Finding:
-    """Is the clock kept by NTP or the like?"""
+    """Check that the clock is synchronized, by NTP or the like."""
     state, offset = _adjtimex()
     if state is None or not state & _SYNCHRONIZED:
         return well("clock", "it is synchronized" if state is not None else "the system does not say how it is kept")
@@ -242,7 +242,7 @@ def _adjtimex() -> tuple[int | None, int]:
 
 
 def check_secret(secret_file: str | None, *, with_hosts: bool) -> Finding:
-    """Is the file with the secret there, private, and long enough?"""
+    """Check that the file with the secret exists, is private, and long enough."""
     if secret_file is None:
         if with_hosts:
             return warn(
@@ -262,7 +262,7 @@ def check_secret(secret_file: str | None, *, with_hosts: bool) -> Finding:
 
 
 def check_shared_memory() -> Finding:
-    """Is there room in /dev/shm, which data loaders and other libraries use?"""
+    """Check that there is room in /dev/shm, which data loaders and other libraries use."""
     path = Path("/dev/shm")
     if sys.platform != "linux":
         return well("/dev/shm", "this system has none, so ranks exchange arrays over sockets")
@@ -280,7 +280,7 @@ def check_shared_memory() -> Finding:
 
 
 def check_temporary(environment: Mapping[str, str]) -> Finding:
-    """Is there room for temporary files, and a private directory for jobs?"""
+    """Check that there is room for temporary files, and a private directory for jobs."""
     from asyncpar.launch.job_directory import jobs_directory
 
     path = tempfile.gettempdir()
@@ -297,7 +297,7 @@ def check_temporary(environment: Mapping[str, str]) -> Finding:
 
 
 def check_files() -> Finding:
-    """May a process open enough files and connections?"""
+    """Check that a process may open enough files and connections."""
     try:
         import resource
     except ImportError:  # Windows
@@ -315,7 +315,7 @@ def check_files() -> Finding:
 
 
 def check_locked() -> Finding:
-    """May a process lock memory, as NCCL and InfiniBand want?"""
+    """Check that a process may lock memory, as NCCL and InfiniBand require."""
     try:
         import resource
     except ImportError:  # Windows
@@ -331,7 +331,7 @@ def check_locked() -> Finding:
 
 
 def check_processors() -> Finding:
-    """Does the control group grant as much time as there are processors?"""
+    """Check that the control group grants as much time as there are processors."""
     cores, quota = count_cores(), core_quota()
     if quota < 1.0:
         return fail(
@@ -349,7 +349,7 @@ def check_processors() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Is there memory?"""
+    """Check that there is enough free memory."""
     free = min(available_memory(), psutil.virtual_memory().available)
     if free < _LEAST_MEMORY:
         return fail("memory", f"{_size(free)} available", "end other processes, or raise the container's limit")

@@ -1,4 +1,4 @@
-"""Checks between this host and others: names, ways, ports, MTU, clocks, secret, versions."""
+"""Checks between this host and others: names, connections, ports, MTU, clocks, secret, versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncpar.launch.doctor.host_checks import LEAST_MTU, ask_name_server
 from asyncpar.launch.doctor.peer_service import BULK_BYTES, DOCTOR_PORT, PeerReport, PortWays, meet, try_ports
 
 CLOCK_SECONDS: Final = 1.0
-"""Clocks that differ by more confuse people who compare logs, and certificates that were just made."""
+"""The largest acceptable clock difference: more confuses readers of logs, and certificates that were just made."""
 
 _MEET_SECONDS: Final = 2.0
 _IP_MTU: Final = 14
@@ -27,7 +27,7 @@ _SLOW_BYTES_PER_SECOND: Final = 1e6
 
 
 async def examine_hosts(names: Iterable[str], secret: bytes) -> list[Finding]:
-    """Return what there is to say of the ways to other hosts, all looked at together."""
+    """Return the findings on the connections to other hosts, all checked concurrently."""
     found = await asyncio.gather(*(_examine(name, secret) for name in names))
     return [finding for findings in found for finding in findings]
 
@@ -59,7 +59,7 @@ async def _examine(name: str, secret: bytes) -> list[Finding]:
 
 
 def compare(host: str, report: PeerReport) -> list[Finding]:
-    """Return what a meeting with the doctor of ``host`` has shown."""
+    """Return the findings from a conversation with the doctor of ``host``."""
     return [
         _check_bulk(host, report),
         _check_clock(host, report),
@@ -69,7 +69,7 @@ def compare(host: str, report: PeerReport) -> list[Finding]:
 
 
 def check_ports(host: str, ways: PortWays) -> Finding:
-    """Return whether ranks reach each other where they listen: at ports that the system chooses."""
+    """Check whether ranks reach each other where they listen: at ports that the system chooses."""
     if ways.forth is None or ways.back is None:
         return warn("rank ports", "that doctor is of an older asyncpar, and cannot try them", "update it", host=host)
     blocked = [
@@ -129,7 +129,7 @@ def _check_version(host: str, report: PeerReport) -> Finding:
 
 
 def _check_mtu(host: str, address: str, own: str) -> Finding:
-    """Compare the MTU of the way, as the kernel knows it, with that of the interface that leads there."""
+    """Compare the kernel's MTU for the route with that of the interface that leads there."""
     mtu = _path_mtu(address)
     interface = next(
         (

@@ -1,11 +1,11 @@
-"""Doctors of two hosts talk: who is there, by which clock, with which secret, and how much gets through.
+"""The conversation of the doctors of two hosts: names, clocks, secrets, and whether data gets through.
 
-Lines of JSON over one TCP connection.  Nobody has to prove anything to hear name, version and time; that both hold the
-same secret is shown by a keyed digest of a number that the other one has drawn, so that the secret does not travel.
+Lines of JSON over one TCP connection.  Name, version and time are given to any caller.  That both hold the same secret
+is shown by a keyed digest of a number that the other one has drawn, so the secret does not travel.
 
-Ranks listen at ports that the system chooses, and a firewall may pass the doctor's port alone.  So each of both opens
-a few such ports for the length of the conversation, and the other one connects to them.  A doctor connects to nobody
-but to whom it talks.
+Ranks listen at ports that the system chooses, and a firewall may let only the doctor's port through.  So each of the
+two opens a few such ports for the length of the conversation, and the other connects to them.  A doctor connects only
+to the host it talks to.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_PORT: Final = 65_535
 
 
 class _PeerRequest(msgspec.Struct, frozen=True):
-    """What one doctor asks another one."""
+    """The request of one doctor to another."""
 
     ask: str = ""
     nonce: str = ""
@@ -57,9 +57,9 @@ class _PeerRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReport:
-    """What was learnt of a host; ``clock_offset`` is its clock minus ours, known to ``round_trip`` / 2 seconds.
+    """The facts learned about a host; ``clock_offset`` is its clock minus ours, known to ``round_trip`` / 2 seconds.
 
-    ``has_same_secret`` is None where one of both has none.  ``bulk_seconds`` None: small messages came through, and
+    ``has_same_secret`` is None if either has none.  ``bulk_seconds`` None: small messages came through, and
     large ones did not.
     """
 
@@ -74,9 +74,9 @@ class PeerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortWays:
-    """Which ports, such as ranks listen at, could not be reached, and why: ``forth`` those there, ``back`` those here.
+    """The ports, like those at which ranks listen, that could not be reached, and why: ``forth`` there, ``back`` here.
 
-    None: the other doctor knows nothing of that.
+    None: the other doctor does not know this check.
     """
 
     forth: dict[int, str] | None
@@ -84,7 +84,7 @@ class PortWays:
 
 
 async def serve_doctor(address: str, port: int, secret: bytes) -> asyncio.Server:
-    """Answer doctors of other hosts.  Raises ``LaunchError`` if the port cannot be had."""
+    """Answer doctors of other hosts.  Raises ``LaunchError`` if the port cannot be bound."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -110,7 +110,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 async def _answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, stack: AsyncExitStack
 ) -> None:
-    """Answer all that is asked; ``stack`` has what is open meanwhile."""
+    """Answer all requests; ``stack`` owns what is open meanwhile."""
     ports: list[int] = []
     while line := await reader.readline():
         request = msgspec.json.decode(line, type=_PeerRequest)
@@ -145,9 +145,9 @@ async def _answer(
 
 
 async def meet(address: str, port: int, secret: bytes, *, within: float) -> PeerReport:
-    """Return what the doctor at ``address`` tells.
+    """Return the report of the doctor at ``address``.
 
-    Raises ``OSError`` (``TimeoutError`` included) if nobody answers, ``ValueError`` if it is no doctor.
+    Raises ``OSError`` (``TimeoutError`` included) if nothing answers, ``ValueError`` if it is no doctor.
     """
     async with asyncio.timeout(within):
         reader, writer = await asyncio.open_connection(address, port, limit=_LONGEST_LINE)
@@ -191,7 +191,7 @@ async def try_ports(address: str, port: int, own: str, *, within: float) -> Port
 
 @asynccontextmanager
 async def open_ports(address: str, token: str) -> AsyncIterator[list[int]]:
-    """Listen at ports that the system chooses; say ``token`` to who connects."""
+    """Listen at ports that the system chooses; send ``token`` to each caller."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(token.encode()[:_LONGEST_LINE] + b"\n")
@@ -203,7 +203,7 @@ async def open_ports(address: str, token: str) -> AsyncIterator[list[int]]:
 
 
 async def reach_ports(address: str, ports: Iterable[int], token: str, within: float) -> dict[int, str]:
-    """Return why there is no connection to ``ports`` at which ``token`` is said, for those to which there is none."""
+    """Return, for those of ``ports`` where no connection yields ``token``, the reason."""
     tried = list(ports)
     found = await asyncio.gather(*(_reach(address, port, token, within) for port in tried))
     return {port: why for port, why in zip(tried, found, strict=True) if why}
@@ -245,7 +245,7 @@ async def _ping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> t
 
 
 async def _bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, within: float) -> float | None:
-    """Return the seconds for ``BULK_BYTES`` there and back, None if they do not come through."""
+    """Return the seconds for ``BULK_BYTES`` there and back, None if they do not get through."""
     content, began = os.urandom(BULK_BYTES), time.perf_counter()
     try:
         async with asyncio.timeout(within):
@@ -255,7 +255,7 @@ async def _bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, with
             if await reader.readexactly(BULK_BYTES) != content:
                 return None
     except (TimeoutError, OSError, asyncio.IncompleteReadError):
-        writer.transport.abort()  # what is left does not get through, and closing would wait for it
+        writer.transport.abort()  # the rest does not get through, and closing would wait for it
         return None
     return time.perf_counter() - began
 

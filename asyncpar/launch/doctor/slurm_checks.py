@@ -52,7 +52,7 @@ Run = Callable[[tuple[str, ...]], tuple[int, str]]
 
 
 def examine_slurm(environment: Mapping[str, str], *, mounts: str = "/proc/self/mounts") -> list[Finding]:
-    """Return what there is to say of Slurm, within a minute."""
+    """Return the findings on Slurm, within a minute."""
     path = environment.get("PATH", "")
     missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
     if missing:
@@ -78,7 +78,7 @@ def examine_slurm(environment: Mapping[str, str], *, mounts: str = "/proc/self/m
 
 
 def check_controller(run: Run) -> Finding:
-    """Look whether slurmctld answers."""
+    """Check whether slurmctld answers."""
     code, output = run(("scontrol", "ping"))
     told = " ".join(output.split())
     if code == 0 and " UP" in told and "DOWN" not in told:
@@ -87,7 +87,7 @@ def check_controller(run: Run) -> Finding:
 
 
 def check_authentication(config: Mapping[str, str], environment: Mapping[str, str], run: Run) -> Finding:
-    """Look whether munge, which most clusters authenticate with, works here."""
+    """Check whether munge, which most clusters authenticate with, works here."""
     kind, name = config.get("AuthType", ""), "slurm authentication"
     if kind == "auth/none":
         return warn(name, f"{kind}: anyone can submit jobs as anyone", "use auth/munge or auth/slurm")
@@ -104,7 +104,7 @@ def check_authentication(config: Mapping[str, str], environment: Mapping[str, st
 
 
 def check_kill_wait(config: Mapping[str, str]) -> Finding:
-    """Look how long ranks have between SIGTERM and SIGKILL."""
+    """Check how long ranks have between SIGTERM and SIGKILL."""
     text, name = config.get("KillWait", ""), "slurm KillWait"
     number = text.split()[0] if text else ""
     if not number.isdecimal():
@@ -135,7 +135,7 @@ def check_nodes(run: Run) -> Finding:
 
 
 def check_meetings(environment: Mapping[str, str], mounts: str) -> Finding:
-    """Look whether the directory in which ranks of several nodes meet is on a file system that they share."""
+    """Check whether the directory in which ranks of several nodes meet is on a file system that they share."""
     named = environment.get("ASYNCPAR_MEETING_DIR")
     folder = Path(named or environment.get("HOME") or "/").resolve()
     name = "slurm meetings"
@@ -164,7 +164,7 @@ def _file_system(folder: Path, mounts: str) -> str | None:
 
 
 def check_job(environment: Mapping[str, str]) -> list[Finding]:
-    """Look at the job that this process is in, if it is: its place, and whether the names of the nodes are known."""
+    """Check the job of this process, if any: its place, and whether the names of its nodes resolve."""
     if not environment.get("SLURM_JOB_ID"):
         return []
     findings = []
