@@ -21,16 +21,16 @@ from asyncpar.gradsync.groups import HostGroups, SyncGroups, shares_some_hosts, 
 from asyncpar.gradsync.prediction import CodecSpeed, LinkSpeed, Measured, slowest
 
 _NOMINAL_COUNT = 6_250_000
-"""Values, 25 MB of them, by which stages and slices choose, which hold different parameters but must choose alike."""
+"""Values (25 MB) by which stages and slices choose: they hold different parameters but must choose alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """The codec in force, and the groups of hosts where only what travels between them is encoded.
 
-    ``adds_in_hosts``: some group of replicas has such groups, maybe not this rank's.
-    With ``measured`` the codec depends on how many values there are, see ``settled``: on ``nominal`` ones, if that is
-    given.  ``count`` is by how many it was chosen.
+    ``adds_in_hosts``: some group of replicas has such groups, not necessarily this rank's.  With ``measured`` the codec
+    depends on the number of values (see ``settled``), or on ``nominal`` if that is given.  ``count`` is the number by
+    which it was chosen.
     """
 
     codec: AnyCodec
@@ -41,7 +41,7 @@ class Resolved:
     count: int = 0
 
     def settled(self, count: int) -> Resolved:
-        """Return what it comes to for ``count`` values."""
+        """Return the resolution for ``count`` values."""
         if self.measured is None:
             return self
         chosen = count if self.nominal is None else self.nominal
@@ -51,7 +51,7 @@ class Resolved:
         return replace(self, codec=codec, count=chosen)
 
     def table(self) -> str:
-        """Return what was measured, predicted and picked; empty where nothing was to be picked."""
+        """Return a table of the measurements, predictions and choice; empty where there was nothing to choose."""
         return "" if self.measured is None or not self.count else self.measured.table(self.count)
 
 
@@ -64,11 +64,11 @@ async def resolve(
     given: HostGroups | None = None,
     chosen: str | None = None,
 ) -> Resolved:
-    """Return what ``compression`` comes to; the same on all replicas.
+    """Resolve ``compression`` to a codec and groups of hosts; the same on all replicas.
 
     A codec with the hierarchical strategy encodes between hosts only, if there are several, and so does ``"auto"``,
-    which inside a host is no codec.  ``given`` groups stand for hosts, also where there is no codec.  ``chosen`` is
-    what ``"auto"`` was in the run that this one resumes: then nothing is measured.
+    which resolves to no codec inside a host.  ``given`` groups stand for hosts, even without a codec.  ``chosen`` is
+    the choice of ``"auto"`` in the run that this one resumes; nothing is measured then.
     """
     hosts = given or split_by_host(groups.replicas)
     adds_in_hosts = given is not None or any(map(shares_some_hosts, groups.host_patterns))
@@ -89,7 +89,7 @@ async def resolve(
 
 
 async def _measure(groups: SyncGroups, key: str) -> Measured | None:
-    """Return what to choose by: the same on all ranks of all groups; None where all replicas share a host.
+    """Return the measurements to choose by, the same on all ranks of all groups; None where all replicas share a host.
 
     All groups must choose alike, or copies of one parameter on different stages and slices would drift apart.
     """
@@ -110,7 +110,7 @@ async def _measure(groups: SyncGroups, key: str) -> Measured | None:
 
 
 Clock = Callable[[], float]
-"""Returns seconds that only grow."""
+"""Returns monotonic seconds."""
 
 _FIRSTS = "first_of_hosts"
 _SMALL_BYTES = 8
@@ -121,13 +121,15 @@ _LEAST_SECONDS = 1e-9
 
 
 async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured:
-    """Return what the replicas go by, the same on all of them; to be called on all of them, which are on two hosts
-    or more.
+    """Measure the link between hosts and the codecs; a collective on ``replicas``, which span two or more hosts.
 
-    Where the group was calibrated (``Communicator.calibrate``) and has nine hosts at most, its figures of the slowest
-    link count.  Else the first ranks of all hosts pass a message of 256 KiB around their ring, three times after three
-    that do not count: so both directions of every link are busy, as they are in a step, and the slowest link counts.
-    Then rank 0 encodes and decodes with each codec for some milliseconds, in a thread, and tells everyone.
+    The result is the same on all ranks.
+
+    Where the group was calibrated (``Communicator.calibrate``) and has at most nine hosts, the calibrated figures of
+    its slowest link are used.  Otherwise the first ranks of all hosts pass a message of 256 KiB around their ring,
+    three times after three warm-up rounds: both directions of every link are busy, as in a step, and the slowest link
+    counts.  Then rank 0 encodes and decodes with each codec for some milliseconds, in a thread, and sends its figures
+    to all ranks.
     """
     firsts = tuple(host[0] for host in replicas.hosts)
     between = replicas.subgroup(firsts, key=_FIRSTS) if replicas.rank in firsts else None
@@ -151,7 +153,9 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
 
 
 def _known_link(replicas: Communicator) -> LinkSpeed | None:
-    """Return what the replicas were calibrated by, the same on all of them; None where some hosts were left out."""
+    """Return the link speed that the replicas were calibrated with, the same on all; None where some hosts were left
+    out.
+    """
     lane = replicas.measured_lane
     if lane is None or len(replicas.hosts) > MOST_HOSTS + 1:
         return None
@@ -159,10 +163,10 @@ def _known_link(replicas: Communicator) -> LinkSpeed | None:
 
 
 async def measure_link(between: Communicator, *, key: str, clock: Clock) -> LinkSpeed:
-    """Return the speed of the slowest link of the ring of ``between``; to be called on all of its ranks.
+    """Return the speed of the slowest link of the ring of ``between``; a collective on its ranks.
 
-    Of small messages the fastest counts, as what disturbs only ever delays; of large ones the median, as shapers let
-    the first bytes after a pause through for nothing.
+    The fastest small message counts, since disturbances only add delay; of large messages the median counts, since
+    traffic shapers let the first bytes after a pause through unthrottled.
     """
     small, large_trips = (_trips(between, length, f"{key}/{length}") for length in (_SMALL_BYTES, _LARGE_BYTES))
     try:
@@ -176,7 +180,7 @@ async def measure_link(between: Communicator, *, key: str, clock: Clock) -> Link
 
 
 def _trips(between: Communicator, length: int, key: str) -> list[OwedCollective[Any]]:
-    """Return trips of ``length`` bytes all around, those that do not count first."""
+    """Return round trips of ``length`` bytes around the ring, warm-up trips first."""
     own, every = np.zeros(length, np.uint8), np.zeros((between.size, length), np.uint8)
     return [
         OwedCollective(lambda: between.all_gather(own, out=every, algorithm="ring", key=key)) for _ in range(2 * _TRIPS)
@@ -184,7 +188,7 @@ def _trips(between: Communicator, length: int, key: str) -> list[OwedCollective[
 
 
 async def _pass_around(trips: Sequence[OwedCollective[Any]], size: int, *, clock: Clock) -> list[float]:
-    """Return the seconds of one message to the neighbour, of each trip that counts."""
+    """Return the seconds per message to the neighbour, for each trip that counts."""
     times: list[float] = []
     for trip in trips:
         begun = clock()
@@ -194,9 +198,9 @@ async def _pass_around(trips: Sequence[OwedCollective[Any]], size: int, *, clock
 
 
 def measure_codec(name: str, *, clock: Clock) -> CodecSpeed:
-    """Return how fast one core works with the codec ``name`` and error feedback; takes a few milliseconds.
+    """Return the speed of codec ``name`` with error feedback on one core; takes a few milliseconds.
 
-    The best of three attempts each, as what disturbs only ever slows down.
+    Uses the best of three attempts each, since disturbances only slow it down.
     """
     codec = parse_codec(name)
     if isinstance(codec, RoundCodec):

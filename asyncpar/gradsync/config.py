@@ -11,15 +11,15 @@ from asyncpar.core.config.names import CodecChoice
 from asyncpar.errors import UsageError
 
 AUTO = "auto"
-"""The codec that stands for a choice by measured speeds, the same on all ranks."""
+"""Name of the codec that is chosen by measured speeds, the same on all ranks."""
 
 
 class NonFinitePolicy(StrEnum):
     """The action of all ranks in a step in which a gradient of some rank is NaN or infinite.
 
-    ABORT: raise ``NonFiniteValue``.  SKIP_STEP: leave gradients as they are and say so in the step's outcome.  DROP:
-    leave the ranks with such gradients out of the bucket's mean; where that leaves no rank, or where finite gradients
-    have an infinite sum, raise as ABORT does.
+    ABORT: raise ``NonFiniteValue``.  SKIP_STEP: leave gradients unchanged and report it in the step's outcome.  DROP:
+    exclude the ranks with such gradients from the bucket's mean; if that leaves no rank, or if finite gradients have an
+    infinite sum, raise as ABORT does.
     """
 
     ABORT = "abort"
@@ -31,13 +31,13 @@ class NonFinitePolicy(StrEnum):
 class GradientBucketingConfig:
     """Settings of the fusion of gradients into buckets.
 
-    ``bucket_size_mb`` (MiB) is the most that a bucket of several gradients holds; the first bucket holds at most 1 MiB,
-    so that communication starts early.  Should that make more than ``max_buckets``, buckets grow until it does not.
-    ``overlap_communication`` off means: one bucket after another, when all gradients are final.
+    ``bucket_size_mb`` (MiB) limits a bucket of several gradients; the first bucket holds at most 1 MiB, so that
+    communication starts early.  If that makes more than ``max_buckets``, buckets grow until it does not.  Without
+    ``overlap_communication`` buckets are reduced one after another, once all gradients are final.
 
-    With ``gradient_as_bucket_view`` gradients lie in the buckets and are not copied: every step makes each parameter's
-    ``grad`` another array, so do not keep the old one.  It takes gradients of the bucket's own dtype, which with a
-    codec is float32.
+    With ``gradient_as_bucket_view`` gradients are views into the buckets and are not copied: every step replaces each
+    parameter's ``grad`` by another array, so do not keep the old one.  It requires gradients of the bucket's own dtype,
+    which is float32 with a codec.
     """
 
     bucket_size_mb: float = 25.0
@@ -57,9 +57,9 @@ class GradientCompressionConfig:
     """Lossy compression, off unless asked for.
 
     With ``enable_compression`` the fraction ``compression_ratio`` of largest values is sent (1: all of them), each in
-    ``quantization_bits``: 32 (as it is), 16 (bfloat16), 8, 4 or 1 (sign).  ``codec`` says it otherwise, and enables
-    compression, too: a name that ``codecs.parse_codec`` knows, ``"auto"``, or a codec.  With ``error_feedback`` what
-    is lost is added to the next step's gradient.
+    ``quantization_bits``: 32 (unchanged), 16 (bfloat16), 8, 4 or 1 (sign).  ``codec`` is the alternative, and also
+    enables compression: a name that ``codecs.parse_codec`` knows, ``"auto"``, or a codec.  With ``error_feedback`` the
+    compression error is added to the next step's gradient.
     """
 
     enable_compression: bool = False
@@ -81,16 +81,16 @@ class GradientCompressionConfig:
 
     @property
     def is_enabled(self) -> bool:
-        """Does it ask for a codec at all?"""
+        """Whether a codec is requested at all."""
         return self.enable_compression or self.codec is not None
 
     @property
     def is_automatic(self) -> bool:
-        """Is the codec to be chosen by measurement?"""
+        """Whether the codec is chosen by measurement."""
         return self.codec == AUTO
 
     def make_codec(self) -> AnyCodec:
-        """Return the codec it asks for; not for ``"auto"``."""
+        """Return the configured codec; not for ``"auto"``."""
         if isinstance(self.codec, str):
             return parse_codec(self.codec)
         if self.codec is not None:

@@ -12,12 +12,12 @@ from asyncpar.gradsync.schemes.device_encoded import has_kernels
 from asyncpar.gradsync.schemes.device_memory import DevicePlace
 
 _LINE = "gradients"
-"""Its name in the table of device arrays."""
+"""Name of this line in the table of device arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWants:
-    """The demands of settings on gradients on devices.  ``by_hosts``: a codec is to work between hosts only."""
+    """Requirements of settings on gradients on devices.  ``by_hosts``: a codec is to work between hosts only."""
 
     codec: AnyCodec
     groups: SyncGroups
@@ -26,7 +26,7 @@ class DeviceWants:
     by_hosts: bool
 
     def check(self) -> None:
-        """Raise ``UsageError`` for settings that gradients on devices do not have."""
+        """Raise ``UsageError`` for settings that gradients on devices do not support."""
         what = "with gradients on devices"
         if self.as_views:
             raise UsageError(
@@ -40,7 +40,7 @@ class DeviceWants:
             raise UsageError(f"when_not_finite: expected abort or skip_step {what}, got drop")
 
     def is_staged(self, place: DevicePlace) -> bool:
-        """Do gradients go through pinned memory of the host?  The table says how they go, and the log why staged."""
+        """Return whether gradients go through pinned host memory; record the path in the table, and log why staged."""
         name, libraries = self.codec.name, " and ".join(place.libraries)
         why = self._why_staged(place, libraries)
         way = f"{name}, encoded on the device by {libraries}" if why is None else f"{name}, staged: {why}"
@@ -51,7 +51,7 @@ class DeviceWants:
         return why is not None
 
     def _why_staged(self, place: DevicePlace, libraries: str) -> str | None:
-        """Return why a codec does not work on the device; None if it does, or there is none."""
+        """Return why a codec cannot work on the device; None if it can, or there is none."""
         if isinstance(self.codec, Identity):
             return None
         if not has_kernels(self.codec, place):

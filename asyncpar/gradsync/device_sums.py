@@ -33,7 +33,7 @@ def check_sum(kept: Any, gradient: object, name: str) -> None:
 
 
 def added(kept: DeviceArray | None, gradient: object, name: str) -> DeviceArray:
-    """Return ``kept`` plus ``gradient``, which is zero then: after what the gradient's stream holds.
+    """Return ``kept`` plus ``gradient``, after the work in the gradient's stream, and zero ``gradient``.
 
     Sums of two-byte values are in float32.
     """
@@ -56,7 +56,7 @@ def added(kept: DeviceArray | None, gradient: object, name: str) -> DeviceArray:
 
 
 def add_to_mean(kernels: KernelLibrary[Any], flat: Any, part: slice, total: DeviceArray, micro_steps: int) -> None:
-    """Make ``flat[part]`` the mean over micro-steps, whose others are ``total``; in the current stream."""
+    """Make ``flat[part]`` the mean over micro-steps, adding ``total`` of the others; in the current stream."""
     flat[part] = (kernels.view(total) + flat[part]) / micro_steps
 
 

@@ -1,9 +1,10 @@
-"""Updates of parameters in the step itself: means are handed on as they are known, while the rest travels.
+"""Updates of parameters within the step: means are handed on as they become known, while the rest is in flight.
 
-Theory of operation.  Schemes tell which elements of a bucket are final: one without a codec as its all-reduce has them,
-others when the bucket is decoded.  Nothing is handed on before the block of the step is left, since the backward pass
-reads the parameters.  One thread at a time hands on, so that an update needs no locks, and it takes all that is there.
-Whether the step succeeds is known when all buckets of all ranks are through; an update that is not to be is undone.
+Theory of operation.  Schemes report which elements of a bucket are final: one without a codec as its all-reduce
+completes them, others when the bucket is decoded.  Nothing is handed on before the block of the step is left, since the
+backward pass reads the parameters.  One thread at a time hands on, and it takes everything available, so an update
+needs no locks.  Whether the step succeeds is known when all buckets of all ranks are done; if it fails, the update is
+undone.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from asyncpar.gradsync.schemes.device import DeviceScheme
 
 
 class EarlyUpdate(Protocol):
-    """Moves parameters in a step, for example ``nn.optimizers.EarlyStep``.
+    """Updates parameters in a step, for example ``nn.optimizers.EarlyStep``.
 
     ``take`` gets the ``mean`` of the flat elements ``part`` of the gradient of parameter ``name``, in the gradient's
-    dtype, each element once in a step, in a thread, one call at a time.  The mean may be memory that is overwritten
-    later.  After the last, ``commit`` or ``undo`` is called once: ``undo``, where the step fails or is skipped, must
-    leave everything as it was.
+    dtype, each element once per step, in a thread, one call at a time.  The memory of the mean may be overwritten
+    later.  After the last call, ``commit`` or ``undo`` is called once: ``undo``, if the step fails or is skipped, must
+    restore everything.
     """
 
     def take(self, name: str, part: slice, mean: NDArray[Any]) -> None: ...
@@ -42,7 +43,7 @@ class EarlyUpdate(Protocol):
 
 
 class _Range(NamedTuple):
-    """Elements ``start`` to ``stop`` of the result of ``scheme``, which are final."""
+    """Final elements ``start`` to ``stop`` of the result of ``scheme``."""
 
     scheme: Scheme
     start: int
@@ -62,22 +63,22 @@ class UpdateFeed:
         self._news = asyncio.Event()
 
     def put(self, scheme: Scheme, start: int, stop: int) -> None:
-        """Take elements of the result of ``scheme``, which are final."""
+        """Queue final elements of the result of ``scheme``."""
         self._waiting.append(_Range(scheme, start, stop))
         self._news.set()
 
     def flow_is_over(self) -> None:
-        """Count a bucket that is through: after the last of all, nothing more comes."""
+        """Count a finished bucket; after the last one nothing more comes."""
         self._flows -= 1
         self._news.set()
 
     def open(self) -> None:
-        """Begin to hand on: the backward pass is over, on this rank."""
+        """Start handing on: the backward pass of this rank is over."""
         self._is_open = True
         self._news.set()
 
     async def run(self) -> None:
-        """Hand on what comes, until all of it has come."""
+        """Hand on means as they come, until all have come."""
         while self._flows or self._waiting or not self._is_open:
             self._news.clear()
             if self._is_open and self._waiting:
@@ -89,13 +90,13 @@ class UpdateFeed:
                 await self._news.wait()
 
     def commit(self) -> None:
-        """End the update: all ranks have the step.  Nothing is undone from here on."""
+        """End the update: the step has succeeded on all ranks, and nothing is undone from here on."""
         if not self._is_over:
             self._is_over = True
             self._update.commit()
 
     async def undo(self) -> None:
-        """Take back what was updated, unless it was committed."""
+        """Undo the update, unless it was committed."""
         if not self._is_over:
             self._is_over = True
             await off_loop(self._update.undo, nbytes=self._nbytes)
@@ -116,7 +117,7 @@ class UpdateFeed:
 
 
 def _mean(reduced: NDArray[Any], factor: float, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values that a gradient of ``dtype`` gets in the end: see ``layout_cache.unpack``."""
+    """Return the final values of a gradient of ``dtype``; see ``layout_cache.unpack``."""
     if factor == 1.0:
         return reduced if reduced.dtype == dtype else reduced.astype(dtype)
     mean = np.empty(reduced.shape, dtype)

@@ -31,9 +31,9 @@ class SyncGroups:
     tp: Communicator | None = None
     embedding: Communicator | None = None
     partitions: Partitions = field(default_factory=dict)
-    """All groups of each kind in which ranks must agree, also those without this rank."""
+    """All groups of each kind in which ranks must agree, including those without this rank."""
     is_end: bool = True
-    """Does this rank hold the first or the last virtual stage?"""
+    """Whether this rank holds the first or the last virtual stage."""
 
     @classmethod
     def of(cls, config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
@@ -69,12 +69,12 @@ class SyncGroups:
 
     @property
     def is_data_parallel_only(self) -> bool:
-        """Are all ranks replicas?"""
+        """Whether all ranks are replicas."""
         return self.everyone.size == self.replicas.size
 
     @property
     def host_patterns(self) -> frozenset[Hosts]:
-        """How groups of replicas lie on hosts, each as places in the group by host; equal on all ranks."""
+        """The layouts of groups of replicas on hosts, each as places in the group by host; equal on all ranks."""
         hosts = self.everyone.hosts
         return frozenset(hosts_of(hosts, tuple(ranks)) for ranks in self.partitions[REPLICAS])
 
@@ -89,7 +89,7 @@ class SyncGroups:
 
     @property
     def all(self) -> tuple[Communicator, ...]:
-        """Each group once."""
+        """Every group, each once."""
         groups = [self.everyone, self.replicas, self.tp, self.embedding]
         return tuple(dict.fromkeys(group for group in groups if group is not None))
 
@@ -99,7 +99,7 @@ class HostGroups:
     """The groups of ``world`` by host, or by node of several hosts' worth of ranks.
 
     ``inside`` joins the ranks of this host, ``between`` the leaders, which are the first ranks of all hosts: None on
-    the others.  ``hosts`` is how many there are.
+    the others.  ``hosts`` is their number.
     """
 
     world: Communicator
@@ -130,15 +130,15 @@ class HostGroups:
 
 
 def split_by_host(replicas: Communicator) -> HostGroups | None:
-    """Return the groups for a reduction inside hosts first; None where that is no use.
+    """Return the groups for a reduction inside hosts first; None where that is useless.
 
-    That is, where all ranks share a host, or none shares its host with another.
+    It is useless where all ranks share a host, or no two ranks do.
     """
     return HostGroups.of(replicas, replicas.hosts) if shares_some_hosts(replicas.hosts) else None
 
 
 def shares_some_hosts(hosts: Hosts) -> bool:
-    """Are ``hosts`` several, and one of them that of several ranks?"""
+    """Return whether there are several ``hosts``, at least one with several ranks."""
     return 1 < len(hosts) < sum(map(len, hosts))
 
 
@@ -149,13 +149,13 @@ def _member(communicator: Communicator, ranks: Sequence[int], key: str) -> Commu
 
 
 _STEPS_BITS = 32
-"""Steps between two restarts have less."""
+"""Bits of the number of steps between two restarts."""
 
 
 class Name:
-    """The name of a collective, complete when it is used: by then ranks have agreed on the epoch, which is part of it.
+    """The name of a collective, completed on use: by then ranks have agreed on the epoch, which is part of it.
 
-    As a string it is the name itself, so ``f"{name}/shards"`` must be written where the collective begins.
+    Its string is the name, so build ``f"{name}/shards"`` only where the collective begins.
     """
 
     def __init__(self, keys: Keys, rest: str) -> None:
@@ -186,9 +186,9 @@ class BucketKeys:
 class Keys:
     """Names for the steps of the synchronizer ``name``.
 
-    Every rank uses the names of the agreement and of its notice exactly once in every step, whatever happens in it.
-    All other names begin with the epoch: a step that fails on a rank begins a new one there, and in the next agreement
-    all ranks take over the latest.  So it does not matter which names a rank has used up in steps that failed.
+    Every rank uses the names of the agreement and of its notice exactly once per step, whatever happens in it.  All
+    other names begin with the epoch: a step that fails on a rank begins a new one there, and in the next agreement all
+    ranks take over the latest.  So it does not matter which names a rank has used up in steps that failed.
     """
 
     name: str
@@ -196,7 +196,7 @@ class Keys:
     epoch: int = 0
     restarts: int = 0
     has_agreed: bool = False
-    """Has the name of the agreement been used in this step, by an earlier agreement to measure?"""
+    """Whether an earlier agreement to measure has used the name of the agreement in this step."""
 
     @property
     def agreement(self) -> str:
@@ -204,7 +204,7 @@ class Keys:
 
     @property
     def changes(self) -> str:
-        """The name of the notice of a rank that does not take the step as the others expect; one use in every step."""
+        """The name of the notice of a rank that does not take the step as the others expect; used once per step."""
         return f"{self.prefix}/changes"
 
     @property
@@ -213,21 +213,21 @@ class Keys:
 
     @property
     def rare(self) -> str:
-        """What names begin with that are used in this step only."""
+        """The prefix of names that are used in this step only."""
         return f"{self.prefix}/step/{self.steps}"
 
     @property
     def prefix(self) -> str:
-        """What all names begin with since the last ``restart``."""
+        """The prefix of all names since the last ``restart``."""
         return f"{self.name}/restart/{self.restarts}" if self.restarts else self.name
 
     def begin_step(self) -> None:
-        """Go on to the next step."""
+        """Advance to the next step."""
         self.steps += 1
         self.has_agreed = False
 
     def restart(self, number: int) -> None:
-        """Begin anew, with names and steps of their own for each ``number``."""
+        """Start again, with separate names and steps for each ``number``."""
         self.restarts, self.steps, self.epoch = number, number << _STEPS_BITS, 0
         self.has_agreed = False
 
@@ -240,7 +240,7 @@ class Keys:
         )
 
     def adopt(self, epoch: int) -> None:
-        """Go on in ``epoch``, the latest of all ranks.  Raises ``ProtocolError`` for one that cannot be."""
+        """Continue in ``epoch``, the latest of all ranks.  Raises ``ProtocolError`` for an impossible one."""
         if epoch > self.steps:
             raise ProtocolError(f"gradients: expected at most one failed step in each of {self.steps}, got {epoch}")
         self.epoch = max(self.epoch, epoch)

@@ -51,9 +51,9 @@ _FIXED: Mapping[CommunicationStrategy, AllReduceAlgorithm] = MappingProxyType(
 
 
 def least_bytes(nbytes: int, communicator: Communicator) -> int:
-    """Return what a rank sends in an all-reduce of ``nbytes`` that sends as little as can be.
+    """Return the bytes that a rank sends in an all-reduce of ``nbytes`` of least traffic.
 
-    In shared memory every rank shows the others its array, once; otherwise it is 2 (ranks - 1) / ranks of it.
+    In shared memory every rank exposes its array once; otherwise it is 2 (ranks - 1) / ranks of it.
     """
     if ARENA in communicator.algorithms("all_reduce"):
         return nbytes
@@ -63,9 +63,9 @@ def least_bytes(nbytes: int, communicator: Communicator) -> int:
 def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) -> AllReduceAlgorithm | None:
     """Return the algorithm of ``strategy`` for whole gradients; None lets the cost model choose for each bucket.
 
-    ALL_REDUCE is one algorithm whatever the size, that of least traffic where ranks are as they are: shared memory
-    where they have it in common, hosts first where some share one, else recursive halving and doubling for powers of
-    two and the ring for other numbers of ranks; or what is pinned.
+    ALL_REDUCE is one algorithm for all sizes, that of least traffic for the placement of ranks: shared memory where
+    they have it in common, hosts first where some share one, else recursive halving and doubling for powers of two and
+    the ring for other numbers of ranks; or the pinned algorithm.
     """
     if strategy is CommunicationStrategy.ADAPTIVE:
         return None
@@ -84,11 +84,11 @@ def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) ->
 def is_alike(
     strategy: CommunicationStrategy, communicator: Communicator, patterns: Collection[Hosts], *, codec: AnyCodec
 ) -> bool:
-    """Do all groups of replicas come to the same bits of the same gradients, with ``codec`` and not by hosts?
+    """Return whether all groups of replicas get the same bits from the same gradients, with ``codec`` and not by hosts.
 
-    They lie on hosts like ``patterns``; ``communicator`` is that of one.  Encoded values that owners decode are added
-    in the order of ranks.  What is reduced by all-reduce is added in the same order by the same messages, which a
-    cost model, pins and shared memory do not promise.
+    They lie on hosts like ``patterns``; ``communicator`` is that of one group.  Encoded values that owners decode are
+    added in the order of ranks.  An all-reduce adds in the same order where it uses the same messages, which a cost
+    model, pins and shared memory do not guarantee.
     """
     if not isinstance(codec, Identity | RoundCodec) and not codec.is_summable:
         return True
@@ -113,13 +113,13 @@ class BucketLayout:
     lines: tuple[str, ...]
     schemes: tuple[Scheme, ...]
     least_bytes: int | None
-    """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
+    """The bytes that this rank would send in all-reduces of least traffic without a codec; None without a codec."""
     is_observed: bool
     digest: bytes
     frozen: Mapping[str, Placement]
     """The parameters that take no part because they are frozen."""
     communicators: tuple[Communicator, ...]
-    """All by which buckets are reduced."""
+    """All communicators by which buckets are reduced."""
     mirrors: HostMirrors | None = None
     """Copies of gradients on a device, where schemes are those of the host."""
 
@@ -129,17 +129,17 @@ class BucketLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buckets and what encodes them."""
+        """Bytes of all buckets and of their encoding buffers."""
         return sum(scheme.nbytes for scheme in self.schemes)
 
     @property
     def residual_nbytes(self) -> int:
-        """Bytes that error feedback takes."""
+        """Bytes used by error feedback."""
         return sum(scheme.residual_nbytes for scheme in self.schemes)
 
     @property
     def replicated(self) -> tuple[str, ...]:
-        """What tensor-parallel ranks must agree upon."""
+        """The lines on which tensor-parallel ranks must agree."""
         specs = {spec.name: spec for spec in self.plan.specs}
         buckets = [bucket for bucket in self.plan.buckets if bucket.placement.replicated is not None]
         lines = (f"{specs[slot.name]} in bucket {bucket.index}" for bucket in buckets for slot in bucket.slots)
@@ -147,7 +147,7 @@ class BucketLayout:
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """What the first and the last stage must agree upon."""
+        """The lines on which the first and the last stage must agree."""
         buckets = [bucket for bucket in self.plan.buckets if bucket.placement.tied is not None]
         ties = sorted(placement.tied for placement in self.frozen.values() if placement.tied is not None)
         return frozen_line(ties), *sorted(f"{bucket.placement} {bucket.dtype} {bucket.shapes}" for bucket in buckets)
@@ -158,11 +158,11 @@ class BucketLayout:
             yield from scheme.residuals()
 
     def codec_state(self) -> dict[str, Values]:
-        """Return what codecs keep of each parameter, by name."""
+        """Return the state that codecs keep of each parameter, by name."""
         return {name: kept for scheme in self.schemes for name, kept in scheme.state()}
 
     def close(self) -> None:
-        """Free what is on devices; idempotent."""
+        """Free memory on devices; idempotent."""
         for scheme in self.schemes:
             scheme.close()
         if self.mirrors is not None:
@@ -171,9 +171,10 @@ class BucketLayout:
     def restore(
         self, residuals: Mapping[str, Values], lacking: Mapping[str, Values], state: Mapping[str, Values]
     ) -> None:
-        """Fill in what an earlier layout kept, as far as it fits.
+        """Restore what an earlier layout kept, as far as it fits.
 
-        ``lacking`` is what means lack, equal on all replicas; it becomes the residuals of the ranks that have some.
+        ``lacking`` is the amount missing from means, equal on all replicas; it becomes the residuals of the ranks that
+        have any.
         """
         for scheme in self.schemes:
             names = [slot.name for slot in scheme.bucket.slots if slot.name in lacking]
@@ -187,7 +188,7 @@ class SchemeMaker:
     """Makes the schemes of a layout.
 
     ``hosts`` None: all replicas reduce with each other; else inside hosts first, uncompressed.  ``is_alike``: all
-    groups of replicas come to the same bits of the same gradients, so that copies may be reduced in each of them.
+    groups of replicas get the same bits from the same gradients, so copies may be reduced in each of them.
     """
 
     groups: SyncGroups
@@ -198,7 +199,7 @@ class SchemeMaker:
     as_views: bool
     is_alike: bool = True
     place: DevicePlace | None = None
-    """Where gradients are, if on a device."""
+    """The device of gradients, if they are on one."""
 
     def make(self, bucket: Bucket) -> Scheme:
         """Return the scheme of a bucket."""
@@ -257,7 +258,7 @@ class SchemeMaker:
 
     @property
     def _divisor(self) -> int:
-        """By what all replicas divide before they encode."""
+        """The divisor of all replicas before they encode."""
         codec = self.codec
         return 1 if isinstance(codec, RoundCodec) else headroom(codec.sum_dtype, self.groups.replicas.size)
 
@@ -266,7 +267,7 @@ class SchemeMaker:
         return bucket.dtype if isinstance(self.codec, Identity) else np.dtype(np.float32)
 
     def _gives_mean(self, ranks: int) -> bool:
-        """Does the scheme over ``ranks`` ranks come to their mean, and not to their sum?"""
+        """Return whether the scheme over ``ranks`` ranks yields their mean rather than their sum."""
         codec = self.codec
         if isinstance(codec, (Identity, RoundCodec)):
             return True
@@ -275,7 +276,7 @@ class SchemeMaker:
     def _flat(
         self, bucket: Bucket, communicator: Communicator, algorithm: AllReduceAlgorithm | None, memory: SchemeMemory
     ) -> Scheme:
-        """Return the scheme over ``communicator``, which depends on what the codec can do."""
+        """Return the scheme over ``communicator``, which depends on the abilities of the codec."""
         codec = self.codec
         if isinstance(codec, Identity):
             return Exact(bucket, communicator, algorithm=algorithm, memory=memory)
@@ -290,7 +291,7 @@ class SchemeMaker:
 
 
 def frozen_line(names: Iterable[str]) -> str:
-    """Return the line by which ranks compare what is frozen."""
+    """Return the line by which ranks compare their frozen parameters."""
     return f"frozen parameters: {', '.join(names) or 'none'}"
 
 
@@ -302,7 +303,7 @@ def make_layout(
     is_observed: bool,
     frozen: Mapping[str, Placement] = MappingProxyType({}),
 ) -> BucketLayout:
-    """Return the layout of ``plan``; ``settings`` are what all ranks must agree upon besides."""
+    """Return the layout of ``plan``; all ranks must agree on ``settings``, too."""
     order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
     lines = (*settings, frozen_line(frozen), *map(str, plan.specs), *order)
     return BucketLayout(

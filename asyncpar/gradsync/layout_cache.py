@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 class SyncSettings:
     """Immutable settings of a synchronizer.
 
-    ``hosts``, if given, are what the hierarchical strategy takes for hosts.
+    ``hosts``, if given, are the groups that the hierarchical strategy uses as hosts.
     """
 
     groups: SyncGroups
@@ -72,8 +72,9 @@ class SyncSettings:
 class _Kept:
     """Residuals and codec state for the next layout: float32 vectors by parameter's name.
 
-    ``lacking`` is what means lack, equal on all replicas, which becomes residuals in it: which ranks have some is known
-    only then.  Beside a layout, those of parameters that are not in it, because they are frozen.
+    ``lacking`` is the amount missing from means, equal on all replicas; it becomes residuals in the next layout, since
+    only then is it known which ranks have any.  While there is a layout, this holds the vectors of parameters that are
+    not in it because they are frozen.
     """
 
     residuals: dict[str, Values] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class _Kept:
     lacking: dict[str, Values] = field(default_factory=dict)
 
     def of(self, names: Collection[str]) -> _Kept:
-        """Return what is kept of ``names``."""
+        """Return the vectors kept for ``names``."""
         return _Kept(
             {name: values for name, values in self.residuals.items() if name in names},
             {name: values for name, values in self.codec_state.items() if name in names},
@@ -90,7 +91,7 @@ class _Kept:
 
 
 class LayoutCache:
-    """``compression`` may be changed between steps, by ``change``; all ranks do so alike."""
+    """Caches the layout of buckets; ``change`` changes ``compression`` between steps, on all ranks alike."""
 
     def __init__(self, settings: SyncSettings, compression: GradientCompressionConfig) -> None:
         self._settings = settings
@@ -104,27 +105,27 @@ class LayoutCache:
         self._tuned: Choice | None = None
         self.compression = compression
         self.is_observed = False
-        """Has the order in which gradients become final been looked at?"""
+        """Whether the order in which gradients become final has been observed."""
         self._check_views()
 
     @property
     def layout(self) -> BucketLayout | None:
-        """The layout of the last step; None when the next one makes another."""
+        """The layout of the last step; None when the next one makes a new one."""
         return self._layout
 
     @property
     def codec_table(self) -> str:
-        """The table of what ``"auto"`` measured and chose; empty where it had no choice."""
+        """The table of the measurements and choice of ``"auto"``; empty where it had no choice."""
         return "" if self._resolved is None else self._resolved.table()
 
     @property
     def must_measure(self) -> bool:
-        """Does ``resolve`` exchange anything?"""
+        """Whether ``resolve`` exchanges anything."""
         is_open = self._resolved is None and self._chosen is None
         return is_open and self.compression.is_automatic and self._settings.groups.everyone.size > 1
 
     async def resolve(self, key: str) -> Resolved:
-        """Find out which codec is in force, which takes an exchange between ranks where it is ``"auto"``."""
+        """Determine the codec in force, which takes an exchange between ranks where it is ``"auto"``."""
         if self._resolved is None:
             is_hierarchical = self._settings.strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
             groups, hosts = self._settings.groups, self._settings.hosts
@@ -139,7 +140,7 @@ class LayoutCache:
     ) -> BucketLayout:
         """Return the layout for these gradients; if they are new, plan it and allocate its buffers.
 
-        ``frozen`` are parameters that have none for now.
+        ``frozen`` are parameters that currently have none.
 
         Raises ``UsageError`` for a gradient whose shape or dtype is not that of earlier steps.
         """
@@ -171,7 +172,7 @@ class LayoutCache:
         return layout
 
     def observe(self, order: Sequence[str]) -> None:
-        """Let the next layout follow ``order``, in which gradients became final, if that is another than planned."""
+        """Make the next layout follow ``order``, in which gradients became final, if that differs from the plan."""
         self.is_observed = True
         assert self._layout is not None, "a step is just over"
         plan = self._layout.plan
@@ -222,7 +223,7 @@ class LayoutCache:
         return algorithm_of(self._settings.strategy, self._settings.groups.replicas)
 
     def drop(self) -> None:
-        """Free the buffers, but keep what belongs to parameters."""
+        """Free the buffers, but keep the state of parameters."""
         if self._layout is not None:
             residuals = {name: residual.copy() for name, residual in self._layout.residuals()}
             codec_state = self._kept.codec_state | self._layout.codec_state()
@@ -231,7 +232,7 @@ class LayoutCache:
             self._layout = None
 
     def start_over(self) -> None:
-        """Forget everything in which ranks may differ: the layout, the observed order, and what was measured."""
+        """Forget everything in which ranks may differ: the layout, the observed order, and the measurements."""
         self.drop()
         self._specs, self._order, self.is_observed, self._resolved, self._chosen = {}, None, False, None, None
 
@@ -256,26 +257,26 @@ class LayoutCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of buckets and what encodes them; of codec state that waits for the next layout."""
+        """Bytes of buckets and their encoding buffers, and of codec state that waits for the next layout."""
         waiting = sum(values.nbytes for values in self._kept.codec_state.values())
         return waiting + (0 if self._layout is None else self._layout.nbytes)
 
     @property
     def residual_nbytes(self) -> int:
-        """Bytes that error feedback takes."""
+        """Bytes used by error feedback."""
         waiting = [*self._kept.residuals.values(), *self._kept.lacking.values()]
         return sum(values.nbytes for values in waiting) + (0 if self._layout is None else self._layout.residual_nbytes)
 
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
-        """Go on from other residuals."""
+        """Replace the residuals."""
         self.drop()
         self._kept.residuals = {name: _flat_copy(values) for name, values in residuals.items()}
         self._kept.lacking = {}
 
     def owe(self, lacking: Mapping[str, Values]) -> list[str]:
-        """Make up for what means lack, equal on all replicas, by residuals of the next layout, in place of others.
+        """Compensate for what means lack, equal on all replicas, by residuals of the next layout, replacing others.
 
-        Returns the names of those for which nothing can make up, because nothing is encoded with error feedback.
+        Returns the names of parameters that cannot be compensated, because nothing is encoded with error feedback.
         """
         self.drop()
         self._kept.residuals, self._kept.lacking = {}, {}
@@ -286,7 +287,7 @@ class LayoutCache:
         return []
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of residuals, codec state, the observed order of gradients and what ``"auto"`` has chosen."""
+        """Return a copy of residuals, codec state, the observed order of gradients and the choice of ``"auto"``."""
         codec = self._kept.codec_state | ({} if self._layout is None else self._layout.codec_state())
         residuals = self._kept.residuals | ({} if self._layout is None else dict(self._layout.residuals()))
         state: dict[str, NDArray[Any]] = {f"{_RESIDUAL}{name}": values.copy() for name, values in residuals.items()}
@@ -305,7 +306,7 @@ class LayoutCache:
         return self._resolved.codec.name if is_known and self._resolved is not None else self._chosen
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore the result of ``state``."""
         self.drop()
         self._kept, self._resolved, self._chosen = _Kept(), None, None
         for key, values in state.items():
@@ -328,7 +329,7 @@ class LayoutCache:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _has_feedback(self, codec: AnyCodec | None) -> bool:
-        """Can anything be a residual with ``codec``; None: with what will be chosen?"""
+        """Return whether ``codec`` can leave residuals; None stands for the codec still to be chosen."""
         return (
             self.compression.error_feedback
             and self._settings.groups.replicas.size > 1
@@ -402,13 +403,15 @@ class LayoutCache:
         )
 
     def release(self) -> None:
-        """Free what is on devices; the next step makes it anew."""
+        """Free memory on devices; the next step allocates it again."""
         layout = self._layout
         if layout is not None and (layout.mirrors or any(isinstance(one, DeviceScheme) for one in layout.schemes)):
             self.drop()
 
     def _check_views(self) -> None:
-        """Raise ``UsageError`` where gradients cannot lie in buckets: something would reduce them in place."""
+        """Raise ``UsageError`` where gradients cannot be views of buckets, because something would reduce them in
+        place.
+        """
         settings = self._settings
         if not settings.bucketing.gradient_as_bucket_view:
             return
@@ -448,7 +451,7 @@ def _flat_copy(values: NDArray[Any]) -> Values:
 class Packing:
     """The source of gradients to pack: ``(grad + accumulated) / micro_steps``.
 
-    With ``as_views`` they lie in the bucket already, and nothing is copied.
+    With ``as_views`` they are in the bucket already, and nothing is copied.
     """
 
     parameters: Parameters
@@ -456,11 +459,11 @@ class Packing:
     micro_steps: int = 1
     as_views: bool = False
     fetch: Callable[[Iterable[str]], None] | None = None
-    """Copies the gradients of parameters from where they are, before they are read."""
+    """Fetches the gradients of the named parameters before they are read."""
 
 
 def pack(scheme: Scheme, packing: Packing) -> None:
-    """Copy the gradients into the bucket, unless they lie there."""
+    """Copy the gradients into the bucket, unless they are there already."""
     if isinstance(scheme, DeviceScheme):
         scheme.pack(packing.parameters)
         if packing.micro_steps > 1:
@@ -498,7 +501,7 @@ def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
 
 
 def unpack_as_views(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
-    """Make the gradients views of the reduced bucket, after it was multiplied by ``factor``."""
+    """Make the gradients views of the reduced bucket, after multiplying it by ``factor``."""
     if factor != 1.0:
         scheme.result *= np.asarray(factor, scheme.result.dtype)
     for slot in scheme.bucket.slots:
@@ -507,7 +510,7 @@ def unpack_as_views(scheme: Scheme, parameters: Parameters, *, factor: float) ->
 
 
 def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
-    """Make ``parameter.grad`` the part of ``flat`` that ``slot`` says."""
+    """Make ``parameter.grad`` the part of ``flat`` at ``slot``."""
     view = flat[slot.start : slot.stop].reshape(slot.shape)
     if view.dtype != parameter.grad.dtype:
         raise UsageError(
@@ -518,7 +521,7 @@ def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
 
 
 def take_final_of(layout: BucketLayout, parameters: Parameters) -> Callable[[int | None, str], None] | None:
-    """Return what a new step is to tell when a gradient is final; None for gradients on the host, final at once."""
+    """Return the callback for final gradients in a new step; None for gradients on the host, final at once."""
     mirrors = layout.mirrors
     if mirrors is not None:
         mirrors.begin_step()
@@ -545,11 +548,11 @@ def find_non_finite(scheme: Scheme) -> list[str]:
 
 
 def owed_parameter(key: str) -> str | None:
-    """Return the parameter whose residual ``state`` has as ``key``; None if it is something else."""
+    """Return the parameter whose residual ``state`` stores as ``key``; None if it is something else."""
     prefix = next((prefix for prefix in (_RESIDUAL, _LACKING) if key.startswith(prefix)), None)
     return None if prefix is None else key.removeprefix(prefix)
 
 
 def is_of_codec(key: str) -> bool:
-    """Is what ``state`` has as ``key`` kept by a codec?"""
+    """Return whether the entry ``key`` of ``state`` belongs to a codec."""
     return key.startswith(_CODEC)

@@ -21,7 +21,7 @@ _GROWTH = 1.1
 
 
 _BFLOAT16 = "bfloat16"
-"""Which numpy takes for no number at all."""
+"""A dtype that numpy does not count as a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,9 @@ class GradientSpec:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Gradients of one kind may share a bucket.  Each tied tensor has one of its own, the same on both stages."""
+        """The kind of gradient; those of one kind may share a bucket.  Each tied tensor has its own, the same on both
+        stages.
+        """
         return (self.dtype, self.placement, self.name if self.placement.tied is not None else "")
 
 
@@ -82,12 +84,12 @@ class Bucket:
 
     @property
     def shared_name(self) -> str:
-        """A name that is the same on all ranks that hold the same values of this bucket."""
+        """A name equal on all ranks that hold the same values of this bucket."""
         return self.placement.tied or self.slots[0].name
 
     @property
     def turn(self) -> tuple[bool, str, int]:
-        """Sorts buckets that ranks reduce one at a time: ranks of different stages must come to tied ones alike."""
+        """Sort key of buckets that ranks reduce one at a time: ranks of different stages must reach tied ones alike."""
         return self.placement.tied is None, self.placement.tied or "", self.index
 
     def __str__(self) -> str:
@@ -96,7 +98,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPlan:
-    """All buckets of a model, the one whose gradients are final first in front."""
+    """All buckets of a model, starting with the one whose gradients are final first."""
 
     specs: tuple[GradientSpec, ...]
     buckets: tuple[Bucket, ...]
@@ -121,11 +123,11 @@ def plan_buckets(
 ) -> BucketPlan:
     """Assign every gradient to exactly one bucket, in reverse registration order.
 
-    With ``order``, in that order of names instead, and those it leaves out behind.  A bucket is closed when one more
-    gradient would take it past ``bucket_bytes`` (1 MiB for the first); a gradient that is larger stands alone.  Each
-    dtype and each placement has buckets of its own, and each tied tensor one.  When that gives more than
-    ``max_buckets``, the limit grows until it does not, and the first bucket is no longer special.  Empty gradients are
-    left out.  ``takes_complex`` admits gradients of complex dtypes, for buckets that no codec compresses.
+    With ``order``, in that order of names instead, followed by the names it leaves out.  A bucket is closed when one
+    more gradient would take it past ``bucket_bytes`` (1 MiB for the first); a larger gradient gets a bucket of its own.
+    Each dtype and placement has its own buckets, and each tied tensor one.  If that gives more than ``max_buckets``,
+    the limit grows until it does not, and the first bucket is no longer special.  Empty gradients are left out.
+    ``takes_complex`` admits gradients of complex dtypes, for buckets that no codec compresses.
     """
     _check_specs(specs, np.inexact if takes_complex else np.floating)
     backward = [spec for spec in _in_order(specs, order) if spec.count]
@@ -196,8 +198,8 @@ def _check_specs(specs: Sequence[GradientSpec], kind: type[np.inexact[Any]]) -> 
 class HasGradient(Protocol):
     """Anything with a name and a gradient array, such as ``nn.Parameter``.
 
-    It may have a ``placement``, too, a ``Placement``: see there who needs one; and ``requires_grad``, which is false
-    while it is frozen: then it is left out.
+    It may also have a ``placement`` (see ``Placement`` for when it is needed), and ``requires_grad``, which is false
+    while the parameter is frozen and left out.
     """
 
     @property
@@ -222,7 +224,7 @@ Gradients: TypeAlias = "Iterable[HasGradient] | GradientTree"
 
 
 class GradientInTree:
-    """The gradient at ``key`` of ``owner``, a mapping; ``name`` is the path to it, such as ``layer/w``."""
+    """The gradient at ``key`` of ``owner``, a mapping; ``name`` is its path, such as ``layer/w``."""
 
     __slots__ = ("_key", "_owner", "name")
 
@@ -243,7 +245,7 @@ class GradientInTree:
 def gradients_in(tree: Mapping[Any, Any], path: str = "") -> Iterator[GradientInTree]:
     """Yield the gradients of ``tree`` in order.
 
-    Raises ``UsageError`` for keys that are no texts, and for anything but arrays that can be written.
+    Raises ``UsageError`` for keys that are not strings, and for anything but writable arrays.
     """
     for key, value in tree.items():
         if not isinstance(key, str) or not key:
@@ -260,7 +262,7 @@ def gradients_in(tree: Mapping[Any, Any], path: str = "") -> Iterator[GradientIn
 
 
 def listed(parameters: Gradients) -> Iterable[HasGradient]:
-    """Return parameters one by one, also those of a plain mapping."""
+    """Return the parameters one by one, including those of a plain mapping."""
     return gradients_in(parameters) if isinstance(parameters, Mapping) else parameters
 
 
@@ -276,27 +278,27 @@ def parameters_by_name(parameters: Gradients) -> dict[str, HasGradient]:
 
 
 def name_of(parameter: HasGradient) -> str:
-    """Return the name of ``parameter``.  Raises ``UsageError`` for what is none: an array, or a tensor of torch."""
-    name: str | None = getattr(parameter, "name", None)  # a tensor has one, which is None
+    """Return the name of ``parameter``.  Raises ``UsageError`` for anything else: an array, or a tensor of torch."""
+    name: str | None = getattr(parameter, "name", None)  # a tensor has a name, which is None
     if name is None:
         raise UsageError(describe_no_parameter(parameter))
     return name
 
 
 def trained(parameters: Parameters) -> dict[str, HasGradient]:
-    """Return ``parameters`` but those that are frozen."""
+    """Return ``parameters`` without the frozen ones."""
     return {name: parameter for name, parameter in parameters.items() if not is_frozen(parameter)}
 
 
 def frozen_in(parameters: Parameters) -> dict[str, Placement]:
-    """Return the placements of those of ``parameters`` that are frozen."""
+    """Return the placements of the frozen ones of ``parameters``."""
     return {name: getattr(one, "placement", UNPLACED) for name, one in parameters.items() if is_frozen(one)}
 
 
 def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:
-    """Return the gradient of ``parameter``: an array of numpy or on a device, which with ``writes`` can be written.
+    """Return the gradient of ``parameter``, an array of numpy or on a device, writable if ``writes``.
 
-    Raises ``UsageError``, which names the parameter, for anything else.
+    Raises ``UsageError`` naming the parameter for anything else.
     """
     what = f"parameter {name_of(parameter)}: expected an array as its gradient"
     try:
@@ -317,9 +319,9 @@ def gradient_of(parameter: HasGradient, *, writes: bool = False) -> Any:
 
 
 def check_final(specs: Iterable[GradientSpec], parameters: Parameters, *, as_views: bool) -> None:
-    """Raise ``UsageError``, which names the parameter, unless means can be written to all gradients.
+    """Raise ``UsageError`` naming the parameter unless means can be written to all gradients.
 
-    ``as_views``: each becomes another array.  Afterwards nothing can fail while they are written.
+    ``as_views``: each is replaced by another array.  After this check, writing cannot fail.
     """
     for spec in specs:
         parameter = parameters[spec.name]
@@ -337,7 +339,7 @@ def check_final(specs: Iterable[GradientSpec], parameters: Parameters, *, as_vie
 
 
 def set_gradient(parameter: HasGradient, gradient: Any) -> None:
-    """Give ``parameter`` another array as its gradient.  Raises ``UsageError`` if it does not take one."""
+    """Replace the gradient array of ``parameter``.  Raises ``UsageError`` if it does not accept one."""
     settable: Any = parameter
     try:
         settable.grad = gradient
@@ -349,7 +351,7 @@ def set_gradient(parameter: HasGradient, gradient: Any) -> None:
 
 
 def spec_of(parameter: HasGradient) -> GradientSpec:
-    """Describe a parameter."""
+    """Return the specification of a parameter's gradient."""
     placement = getattr(parameter, "placement", UNPLACED)
     if not isinstance(placement, Placement):
         raise UsageError(f"parameter {parameter.name}: expected a Placement as its placement, got {placement!r}")
@@ -367,7 +369,7 @@ def spec_of(parameter: HasGradient) -> GradientSpec:
 
 @dataclass(slots=True)
 class Accumulation:
-    """Sums of gradients by parameter's name, and of how many micro-steps.
+    """Sums of gradients by parameter's name, and the number of micro-steps.
 
     They have the shapes and dtypes of the gradients; those of two bytes are added up in float32.
     """
@@ -375,10 +377,10 @@ class Accumulation:
     sums: dict[str, Any] = field(default_factory=dict)
     micro_steps: int = 0
     _dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
-    """Those of the gradients."""
+    """The dtypes of the gradients."""
 
     def add(self, parameters: Sequence[HasGradient]) -> None:
-        """Take the gradients and leave zeros.  Raises ``UsageError``, with nothing taken, for ones that do not fit."""
+        """Add the gradients and zero them.  Raises ``UsageError``, with nothing added, for ones that do not fit."""
         if self.micro_steps:
             self.check(parameter.name for parameter in parameters)
         gradients = [gradient_of(parameter, writes=True) for parameter in parameters]
@@ -406,7 +408,7 @@ class Accumulation:
         self.micro_steps += 1
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ``UsageError`` unless ``names`` are those accumulated, or nothing is."""
+        """Raise ``UsageError`` unless ``names`` are the accumulated ones, or nothing is accumulated."""
         odd = sorted(set(names) ^ set(self.sums)) if self.micro_steps else []
         if odd:
             raise UsageError(f"parameters: expected those of earlier micro-steps, but {odd[0]!r} is in one set only")

@@ -1,10 +1,10 @@
 """Predict the time of a synchronization with each codec, and choose one for ``"auto"``.  Pure.
 
-Theory of operation.  Ranks that exchange encoded gradients send ``2 (n - 1) / n`` of their encoded size each, over
-``2 (n - 1)`` message times, as any all-reduce of least traffic does.  Encoding, adding and decoding goes on meanwhile,
-bucket after bucket, so that the longer of the two counts whole and of the shorter only what no other bucket hides.
-Of codecs in the order of what they lose, the first one is picked that no later one is much faster than.  All figures
-are equal on all ranks, so the choice is too.
+Theory of operation.  Ranks that exchange encoded gradients send ``2 (n - 1) / n`` of their encoded size each, over ``2
+(n - 1)`` message times, as any all-reduce of least traffic does.  Encoding, adding and decoding go on meanwhile, bucket
+after bucket, so the longer of the two counts in full and the shorter only as far as no other bucket hides it.  Of
+codecs ordered by increasing loss, the first is picked than which no later one is much faster.  All figures are equal on
+all ranks, so the choice is too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from asyncpar.errors import UsageError
 
 WORTH = 1.2
-"""How many times faster a codec must be for more to be lost by it."""
+"""How many times faster a codec must be to justify a larger loss."""
 
 _OVERLAPPED = 8
-"""Pieces of a synchronization that are at different stages at the same time."""
+"""Pieces of a synchronization that are in different stages at the same time."""
 
 _VALUE_BYTES = 4
 _PAIR = 2
@@ -27,7 +27,7 @@ _PAIR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """Between hosts: seconds of ``latency`` per message, bytes/s of ``bandwidth`` each way; of the slowest link."""
+    """Speed between hosts: ``latency`` seconds per message, ``bandwidth`` bytes/s each way; of the slowest link."""
 
     latency: float
     bandwidth: float
@@ -39,7 +39,7 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSpeed:
-    """``encode`` and ``decode`` in bytes/s of float32 on one core; ``value_bytes`` is what an encoded value takes."""
+    """``encode`` and ``decode`` in bytes/s of float32 on one core; ``value_bytes`` is the size of an encoded value."""
 
     name: str
     value_bytes: float
@@ -53,7 +53,7 @@ class CodecSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Seconds that one synchronization keeps the wire and a core busy, and takes in all; ``sent`` bytes per rank."""
+    """Seconds for which one synchronization occupies the wire and a core, and takes in all; ``sent`` bytes per rank."""
 
     name: str
     sent: float
@@ -67,11 +67,11 @@ class Prediction:
 
 
 def predict(codec: CodecSpeed, link: LinkSpeed, *, ranks: int, count: int) -> Prediction:
-    """Return what ``ranks`` ranks on different hosts need to average ``count`` float32 values."""
+    """Predict the time that ``ranks`` ranks on different hosts take to average ``count`` float32 values."""
     share = 2.0 * (ranks - 1) / ranks
     sent = share * count * codec.value_bytes
     size = count * _VALUE_BYTES
-    encodings = 1.0 if ranks == _PAIR else 1.0 + 1.0 / ranks  # owners encode their sums, too
+    encodings = 1.0 if ranks == _PAIR else 1.0 + 1.0 / ranks  # owners also encode their sums
     return Prediction(
         name=codec.name,
         sent=sent,
@@ -81,7 +81,7 @@ def predict(codec: CodecSpeed, link: LinkSpeed, *, ranks: int, count: int) -> Pr
 
 
 def pick(predictions: Sequence[Prediction]) -> str:
-    """Return the first codec that none behind it is ``WORTH`` times faster than."""
+    """Return the first codec than which no later one is ``WORTH`` times faster."""
     for place, prediction in enumerate(predictions):
         fastest = min(later.seconds for later in predictions[place:])
         if prediction.seconds < WORTH * fastest or prediction.seconds == fastest:
@@ -91,14 +91,14 @@ def pick(predictions: Sequence[Prediction]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The measurements of rank 0, which all ranks use; ``ranks`` on different hosts exchange what is encoded."""
+    """The measurements of rank 0, which all ranks use; ``ranks`` on different hosts exchange encoded values."""
 
     ranks: int
     link: LinkSpeed
     codecs: tuple[CodecSpeed, ...]
 
     def predictions(self, count: int) -> list[Prediction]:
-        """Return one for each codec, for ``count`` values."""
+        """Return a prediction for each codec, for ``count`` values."""
         return [predict(codec, self.link, ranks=self.ranks, count=count) for codec in self.codecs]
 
     def choose(self, count: int) -> str:
@@ -106,7 +106,7 @@ class Measured:
         return pick(self.predictions(count))
 
     def table(self, count: int) -> str:
-        """Return the figures and the choice in aligned columns; ``*`` marks what is picked."""
+        """Return the figures and the choice in aligned columns; ``*`` marks the choice."""
         predictions, chosen = self.predictions(count), self.choose(count)
         speeds: Mapping[str, CodecSpeed] = {codec.name: codec for codec in self.codecs}
         rows = [["codec", "MB sent", "wire ms", "compute ms", "total ms", "encode GB/s", "decode GB/s"]]
@@ -125,7 +125,7 @@ class Measured:
 
 
 def slowest(measured: Sequence[Measured]) -> Measured:
-    """Return the worst of all figures, for groups that must pick the same codec."""
+    """Return the worst of each figure, for groups that must pick the same codec."""
     links, everything = [one.link for one in measured], [one.codecs for one in measured]
     return Measured(
         ranks=max(one.ranks for one in measured),

@@ -15,7 +15,7 @@ from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_tabl
 class SyncTraffic:
     """Payload bytes and messages that this rank sent, and rounds of messages that it took part in.
 
-    ``bandwidth`` is the most, in bytes/s, that it was measured to send; 0 where it has sent nothing.
+    ``bandwidth`` is the highest measured rate of sending, in bytes/s; 0 if it has sent nothing.
     """
 
     payload_bytes: int = 0
@@ -36,7 +36,7 @@ class SyncTraffic:
         )
 
     def __sub__(self, earlier: SyncTraffic) -> SyncTraffic:
-        """Return what came after ``earlier``, with the bandwidth known by now."""
+        """Return the traffic since ``earlier``, with the bandwidth known by now."""
         return SyncTraffic(
             bandwidth=self.bandwidth,
             payload_bytes=self.payload_bytes - earlier.payload_bytes,
@@ -49,8 +49,8 @@ class SyncTraffic:
 class SyncMemory:
     """Bytes that a synchronizer holds on this rank now, besides the gradients.
 
-    ``buffers`` are buckets and what encodes them, ``residuals`` what error feedback keeps, ``accumulation`` the sums of
-    micro-steps.
+    ``buffers`` are buckets and their encoding buffers, ``residuals`` the memory of error feedback, ``accumulation`` the
+    sums of micro-steps.
     """
 
     buffers: int = 0
@@ -66,17 +66,17 @@ class SyncMemory:
 class SyncStatistics:
     """Totals over all completed synchronizations; times in seconds unless the name says otherwise.
 
-    ``total_sync_time`` counts time in which at least one bucket was under way, ``total_bucket_sync_time`` sums over
+    ``total_sync_time`` counts time in which at least one bucket was in progress, ``total_bucket_sync_time`` sums over
     buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
     ``bytes_on_wire`` is the payload that this rank's communicators sent during steps, in ``messages_sent`` messages and
     ``communication_rounds`` rounds; ``bytes_uncompressed`` what the algorithms of least traffic would have sent of
     uncompressed gradients: 2 (ranks - 1) / ranks of their size, or in shared memory their size.
-    ``total_skipped_steps`` counts steps that were skipped because of gradients that were not finite, and that are in no
-    other figure.
-    ``communication_efficiency`` is ``bytes_on_wire`` over what could have been sent in ``total_sync_time`` at
-    ``measured_bandwidth``, 0 to 1; 1.0 before the first step.  ``measured_bandwidth``, in bytes/s, is the most that
-    this rank was seen to send, in one operation or in all of a step together, or what ``calibrate`` found.
-    ``residual_norm`` is that of the error feedback now, ``memory_bytes`` what the synchronizer holds now.
+    ``total_skipped_steps`` counts steps that were skipped because of non-finite gradients; no other figure includes
+    them.  ``communication_efficiency`` is ``bytes_on_wire`` over what could have been sent in ``total_sync_time`` at
+    ``measured_bandwidth``, 0 to 1; 1.0 before the first step.  ``measured_bandwidth``, in bytes/s, is the highest rate
+    at which this rank was seen to send, in one operation or in a whole step, or the figure of ``calibrate``.
+    ``residual_norm`` is the current norm of error feedback, ``memory_bytes`` the memory that the synchronizer holds
+    now.
     """
 
     total_sync_operations: int = 0
@@ -102,7 +102,7 @@ class SyncStatistics:
 
     @property
     def overlap_fraction(self) -> float:
-        """The part of the time of communication that was hidden behind the caller's own work, 0 to 1."""
+        """The part of communication time that was hidden behind the caller's own work, 0 to 1."""
         if self.total_sync_time <= 0.0:
             return 0.0
         return min(1.0, max(0.0, 1.0 - self.total_exposed_time / self.total_sync_time))
@@ -114,7 +114,7 @@ class SyncStatistics:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -142,7 +142,7 @@ class SyncStatistics:
 
 @dataclass(slots=True)
 class StepRecord:
-    """Intervals of one step in which buckets were under way, and its traffic."""
+    """Intervals of one step in which buckets were in progress, and its traffic."""
 
     intervals: list[tuple[float, float]] = field(default_factory=list)
     traffic: SyncTraffic = field(default_factory=SyncTraffic)
@@ -151,7 +151,7 @@ class StepRecord:
     """When the caller had nothing left to do but wait."""
 
     def count(self, traffic: SyncTraffic, *, least_bytes: int | None) -> None:
-        """Take in what was sent, and what an all-reduce of least traffic would have sent; None: it was one."""
+        """Add the traffic, and that of an all-reduce of least traffic; None: it was one."""
         self.traffic = traffic
         self.bytes_uncompressed = traffic.payload_bytes if least_bytes is None else least_bytes
 
@@ -171,7 +171,7 @@ class StepRecord:
         statistics.communication_rounds += self.traffic.steps
         statistics.bytes_uncompressed += self.bytes_uncompressed
         statistics.update_average_sync_time()
-        if seconds > 0.0:  # buckets may overlap, so that a step sends faster than each of its operations
+        if seconds > 0.0:  # buckets may overlap, so a step may send faster than any of its operations
             achieved = self.traffic.payload_bytes / seconds
             statistics.measured_bandwidth = max(statistics.measured_bandwidth, self.traffic.bandwidth, achieved)
         possible = statistics.total_sync_time * statistics.measured_bandwidth
@@ -215,8 +215,8 @@ class StepOutcome:
     """The outcome of a step; complete when its block has been left.
 
     ``is_skipped``: gradients are as they were, because some were not finite (``NonFinitePolicy.SKIP_STEP``).
-    ``culprits``: which ranks of the world had which parameters NaN or infinite, if any.  ``lost`` are the buckets whose
-    means cannot be computed, ``text`` says why, and is empty if there are none.
+    ``culprits``: the parameters that were NaN or infinite, by rank of the world.  ``lost`` are the buckets whose means
+    cannot be computed; ``text`` is the reason, and empty if there are none.
     """
 
     is_skipped: bool = False

@@ -1,4 +1,4 @@
-"""One step: which gradients are final, the comparison of ranks, the runs of all buckets, and the ending.
+"""One step: final gradients, the comparison of ranks, the runs of all buckets, and the ending.
 
 A bucket goes through the phases of a step: work in threads that take turns, collectives on the loop.
 
@@ -72,12 +72,12 @@ class SyncStep:
         self._turns = asyncio.Semaphore(len(plan.buckets) if overlap else 1)
         self._is_over = False
         self._take_final = take_final
-        """Called with a bucket and a name when a gradient is final, in the thread that says so."""
+        """Called with a bucket and a name when a gradient is final, in the thread that reports it."""
         self._all_final = all_final
-        """Called when the last gradient is."""
+        """Called when the last gradient is final."""
 
     def ready(self, name: str) -> None:
-        """Say that the gradient of ``name`` will not change any more in this step.
+        """Report that the gradient of ``name`` will not change any more in this step.
 
         Its bucket starts when all of its gradients are final.  Callable from any thread; once per name and step, else
         ``UsageError``.  After a step has failed, and for frozen parameters, calls have no effect: a worker thread need
@@ -106,7 +106,7 @@ class SyncStep:
                 self._loop.call_soon_threadsafe(self._complete[index].set)
 
     def finish(self) -> None:
-        """Take every gradient as final: the caller's block is done.  On the loop's thread."""
+        """Treat every gradient as final: the caller's block is done.  Called on the loop's thread."""
         with self._lock:
             if self._take_final is not None:
                 for name in self._unreported:
@@ -118,12 +118,12 @@ class SyncStep:
             self._complete[index].set()
 
     def close(self) -> None:
-        """Ignore what a worker thread still reports."""
+        """Ignore later reports of worker threads."""
         with self._lock:
             self._is_over = True
 
     async def carry(self, flow: BucketFlow) -> None:
-        """Run ``flow`` when its bucket is complete; without overlap, when its turn has come."""
+        """Run ``flow`` when its bucket is complete; without overlap, when its turn comes."""
         await self._complete[flow.scheme.bucket.index].wait()
         async with self._turns:
             start = self._loop.time()
@@ -135,9 +135,9 @@ class StepRun:
     """One step on this rank.
 
     Flows exchange nothing before ``agreed`` is set, after the comparison that ``propose`` returns, or at once where
-    ``standing`` is an agreement that holds for this step; then ``propose`` and ``make_flows`` are called if that turns
-    out to be wrong.  With ``observes`` all ranks use from the next step on the order in which gradients became final on
-    the first replica.  ``tuning`` measures, and ranks tell each other its figures at the end.
+    ``standing`` is an agreement that holds for this step; then ``propose`` and ``make_flows`` are called only if that
+    turns out to be wrong.  With ``observes`` all ranks use, from the next step on, the order in which gradients became
+    final on the first replica.  ``tuning`` measures, and ranks exchange its figures at the end.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class StepRun:
         self.feed = feed
         self.order: list[str] | None = None
         self.is_refused = False
-        """Do ranks differ?  All of them know, so none has to be told."""
+        """Whether ranks differ.  All of them know, so none has to be notified."""
         self._make_flows = make_flows
         self._standing = standing
         self._propose = propose
@@ -250,7 +250,7 @@ class StepRun:
         return [tasks.create_task(step.carry(flow), name=flow.name) for flow in in_turn]
 
     async def _run_without_comparison(self, step: SyncStep, standing: StandingAgreement) -> None:
-        """Run the flows at once; if another rank says meanwhile that something has changed, compare, and run them anew.
+        """Run the flows at once; if another rank announces a change meanwhile, compare, and run them again.
 
         See ``standing``.
         """
@@ -280,7 +280,7 @@ class StepRun:
                 self._start_flows(step, tasks)
 
     def _skip_comparison(self) -> None:
-        """Take the use of the comparison's name all the same, if there was none: see ``Keys``."""
+        """Use up the name of the comparison even if there was none: see ``Keys``."""
         if self._comparison is None:
             skip_use(self._everyone, self._keys.agreement)
             self._is_skipped = True
@@ -301,7 +301,7 @@ class StepRun:
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise the cause out of a task group's exceptions: that of this rank rather than a peer's cancelling."""
+    """Raise the cause of a task group's failure: this rank's error rather than a peer's cancellation."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -319,7 +319,7 @@ def propose(
     is_observed: bool,
     tuning: str = "",
 ) -> Comparison:
-    """Return the comparison of a step, which is the ``number``-th, with what all other ranks are about to do."""
+    """Return the comparison of the ``number``-th step with the intended steps of all other ranks."""
     order = "known" if is_observed else "unknown"
     step = (f"step {number} of {micro_steps} micro-steps, order of gradients {order}{tuning}",)
     if groups.is_data_parallel_only:
@@ -358,11 +358,10 @@ def _compare(groups: SyncGroups, keys: Keys, lines: Lines, digests: Mapping[str,
 
 
 class ThreadTurns:
-    """Limits of threads: of ``sending`` work before a bucket's first message, and of ``receiving`` work after it.
+    """Limits of threads: for ``sending`` work before a bucket's first message, and for ``receiving`` work after it.
 
-    Of each kind a few run at a time, in the order in which they asked.  Buckets that are ready together would otherwise
-    all be encoded together, and the wire would be idle until the first of them is done, which is almost when the last
-    one is.
+    A few of each kind run at a time, in order of request.  Otherwise buckets that are ready together would all be
+    encoded together, and the wire would be idle until the first is done, which is almost when the last one is.
     """
 
     def __init__(self, *, threads: int) -> None:
@@ -372,8 +371,7 @@ class ThreadTurns:
 
 @dataclass(slots=True, kw_only=True)
 class RunTimes:
-    """Seconds of one run: of work before the first message and after it, without the wait for a thread, and of
-    collectives."""
+    """Seconds of one run: of work before and after the first message, without waits for threads, and of collectives."""
 
     sending: float = 0.0
     receiving: float = 0.0
@@ -384,7 +382,7 @@ class RunTimes:
 class BucketRun:
     """One run of the steps of ``scheme``.  No collective begins before ``agreed`` is set.
 
-    ``waits``: packing waits for a device, so that it must not be done on the loop.
+    ``waits``: packing waits for a device, so it must not be done on the loop.
     """
 
     scheme: Scheme
@@ -396,9 +394,9 @@ class BucketRun:
     async def take(
         self, steps: Sequence[ReductionStep], *, before: Callable[[], None], after: Callable[[], None] | None = None
     ) -> None:
-        """Take ``steps`` and settle the scheme behind the last.
+        """Take ``steps`` and settle the scheme after the last.
 
-        ``before`` is done in one go with the work of the first, ``after`` with the settling.
+        ``before`` is done together with the work of the first, ``after`` with the settling.
         """
         works: list[Callable[[], None]] = [before]
         is_first = True
@@ -413,7 +411,7 @@ class BucketRun:
         await self.work([*works, self.scheme.settle, *([] if after is None else [after])], is_first=is_first)
 
     async def work(self, works: Sequence[Callable[[], None]], *, is_first: bool) -> None:
-        """Do ``works``, in a thread when its turn has come, if they would hold up the loop."""
+        """Do ``works``, in a thread in turn if they would block the loop."""
         nbytes = self.scheme.flat.nbytes
         if not works:
             return
@@ -454,9 +452,9 @@ class FlowSettings:
 
 
 class BucketFlow:
-    """One bucket in one step.  Gradients are read and not written.
+    """One bucket in one step.  Gradients are only read.
 
-    When a mean is not finite, which all replicas find alike, they exchange whose gradients were not finite.
+    When a mean is not finite, which all replicas find alike, they exchange which ranks had non-finite gradients.
     """
 
     def __init__(self, scheme: Scheme, *, keys: BucketKeys, place: Place, settings: FlowSettings) -> None:
@@ -483,7 +481,7 @@ class BucketFlow:
     async def run(self) -> None:
         """Reduce the bucket over all ranks.
 
-        Afterwards ``scheme.result`` holds the reduced bucket, unless ``outcome`` says that there is none.
+        Afterwards ``scheme.result`` holds the reduced bucket, unless ``outcome`` reports that there is none.
         """
         scheme = self.scheme
         with bucket_span(self._settings.groups.replicas, scheme.bucket.index, scheme.flat.nbytes, scheme.codec_name):
@@ -510,7 +508,7 @@ class BucketFlow:
                 step.close()
 
     def _make_steps(self, keys: BucketKeys, place: Place) -> list[ReductionStep]:
-        """Return the steps of all phases, but for the packing before the first."""
+        """Return the steps of all phases, except the packing before the first."""
         scheme, groups = self.scheme, self._settings.groups
         tp = tensor_parallel_phase(scheme, groups, keys.tp)
         pp = pipeline_phase(scheme, groups, keys.embedding)
@@ -520,7 +518,7 @@ class BucketFlow:
         layout_cache.pack(self.scheme, self._settings.packing)
 
     async def _explain(self) -> None:
-        """Find the ranks whose values are not finite, and reduce without them if the policy says so."""
+        """Find the ranks with non-finite values, and reduce without them if the policy is to drop them."""
         await self._run.work([self._find_own], is_first=False)
         every = await self._report.run()
         ranks = self._settings.groups.replicas.ranks

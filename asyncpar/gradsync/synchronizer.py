@@ -67,28 +67,27 @@ from asyncpar.gradsync.tuning import TuningConfig, TuningOutcome
 class GradientSynchronizer:
     """Makes the gradients of all replicas equal to their mean.
 
-    ``communicator`` joins all ranks of ``config``.  ``name`` tells apart synchronizers that share one: it belongs to
-    one of them until that is closed or collected, and a second one is a ``UsageError``.  All ranks run the same steps
-    in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where they are
-    replicated, and over the first and the last stage, where they are tied, in that order and before the replicas.
-    Those that are frozen (``requires_grad`` is false, on all ranks alike) take no part, and keep their residuals.
-    ``when_not_finite`` says what to do about NaN and infinity.  A step in which a rank does nothing for
-    ``config.communication_timeout_ms`` ends with ``PeerTimeout``; unless that is given, the ``timeout`` of
-    ``communicator`` holds.  Ranks that are given different ones get ``SettingsDiffer`` in the first step.
+    ``communicator`` joins all ranks of ``config``.  ``name`` distinguishes synchronizers that share a communicator: it
+    belongs to one of them until that is closed or collected, and a second use raises ``UsageError``.  All ranks run the
+    same steps in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where
+    they are replicated, and over the first and the last stage, where they are tied, in that order and before the
+    replicas.  Those that are frozen (``requires_grad`` is false, on all ranks alike) take no part, and keep their
+    residuals.  ``when_not_finite`` is the policy for NaN and infinity.  A step in which a rank does nothing for
+    ``config.communication_timeout_ms`` ends with ``PeerTimeout``; if that is not given, the ``timeout`` of
+    ``communicator`` applies.  Ranks with different limits get ``SettingsDiffer`` in the first step.
 
-    Gradients may be arrays on this rank's CUDA device: NCCL averages their buckets on streams of their own, after the
-    work that computes them, and their streams wait for the result.  That is for data parallelism alone.  Codecs that
-    the gradients' library has as kernels work on the device; with others gradients go through pinned memory of the
-    host, and all else is as for gradients there.
+    Gradients may be arrays on this rank's CUDA device: NCCL averages their buckets on separate streams, after the work
+    that computes them, and their streams wait for the result.  This is supported for data parallelism alone.  Codecs
+    that the gradients' library has as kernels work on the device; with others gradients go through pinned host memory
+    and are otherwise treated like gradients on the host.
 
-    ``hosts`` are groups of replicas for the hierarchical strategy, of equal size, where it is not to go by the hosts
-    that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
-    handed out inside.
+    ``hosts`` are groups of replicas of equal size that the hierarchical strategy uses instead of actual hosts: buckets
+    are added inside each group, reduced between the first ranks of all groups, and distributed inside.
 
-    ``bucketing`` and ``compression`` are the settings of buckets and of the codec.  With ``tuning`` ranks look for the
-    quickest bucket size, algorithm and size of messages while they train (see ``TuningConfig``); for data parallelism
-    alone, with gradients on the host.  Sums of floats may then differ in their last bits from step to step and from run
-    to run, though never between ranks.
+    ``bucketing`` and ``compression`` are the settings of buckets and of the codec.  With ``tuning`` ranks search for
+    the fastest bucket size, algorithm and message size during training (see ``TuningConfig``); only for data
+    parallelism with gradients on the host.  Sums of floats may then differ in their last bits from step to step and
+    from run to run, but never between ranks.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class GradientSynchronizer:
         self._accumulation = Accumulation()
         self._statistics = SyncStatistics()
         self._is_stepping = False
-        self._threads = max(1, (os.cpu_count() or 1) // 2)  # asked once: it takes 0.3 ms
+        self._threads = max(1, (os.cpu_count() or 1) // 2)  # cached: it takes 0.3 ms
         self._keys = Keys(name)
         self._standing = StandingAgreement(self._groups, self._keys)
         self._drawn_before = 0
@@ -146,7 +145,7 @@ class GradientSynchronizer:
         name: str = "gradients",
         tuning: TuningConfig | None = None,
     ) -> Self:
-        """Return the synchronizer where every rank of ``communicator`` holds a replica of the whole model."""
+        """Return a synchronizer for ranks of ``communicator`` that each hold a replica of the whole model."""
         config = ThreeDParallelismConfig(dp_size=communicator.size)
         made = cls(
             config,
@@ -176,25 +175,25 @@ class GradientSynchronizer:
 
     @asynccontextmanager
     async def step(self, parameters: Gradients, *, update: EarlyUpdate | None = None) -> AsyncIterator[SyncStep]:
-        """Synchronize while gradients are still being computed.
+        """Synchronize gradients while they are still being computed.
 
         ``parameters`` are objects with a name and a gradient, or a plain dictionary of gradients, whose arrays may be
         filled in the block; in nested ones the name of a gradient is its path, such as ``layer/b``.
 
-        Inside the block, call ``ready(name)`` for each gradient that is final; leaving it means that all are, and waits
-        for the last bucket.  Then, and only then, all gradients are replaced by their mean: whatever goes wrong before,
-        on any rank, raises on every rank and leaves gradients and residuals as they were.  When a bucket fails, the
-        block is cancelled at once; a worker thread that computes in it goes on to its end, and what it reports is
-        ignored.  A rank that is cancelled after all ranks have completed their buckets has the mean, as the others.
+        Inside the block, call ``ready(name)`` for each gradient that is final; leaving the block means that all are,
+        and waits for the last bucket.  Only then are all gradients replaced by their mean: any earlier failure, on any
+        rank, raises on every rank and leaves gradients and residuals unchanged.  When a bucket fails, the block is
+        cancelled at once; a worker thread that computes in it runs to its end, and its reports are ignored.  A rank
+        that is cancelled after all ranks have completed their buckets has the mean, like the others.
 
-        Raises ``UsageError`` when ranks differ in their parameters or settings, or a gradient has another shape or
-        dtype than in earlier steps, ``NonFiniteValue`` (see ``NonFinitePolicy``) that names ranks and parameters, and
+        Raises ``UsageError`` if ranks differ in their parameters or settings, or a gradient has another shape or dtype
+        than in earlier steps, ``NonFiniteValue`` naming ranks and parameters (see ``NonFinitePolicy``), and
         ``PeerError``.  After the first step buckets follow the order in which gradients became final in it.
 
-        ``update`` gets means as they are known, once the block is left, while the rest travels, so that an optimizer
-        that works element by element has moved almost everything when the last bytes come.  When the step fails, or is
-        skipped, it is told to undo that.  Ranks need not agree on it.  Not with ``when_not_finite="drop"``, and not
-        for gradients on devices.
+        ``update`` receives means as they become known, once the block is left, while the rest is in flight, so an
+        element-wise optimizer has updated almost everything when the last bytes arrive.  If the step fails or is
+        skipped, its ``undo`` is called.  Ranks need not agree on ``update``.  It is supported neither with
+        ``when_not_finite="drop"`` nor for gradients on devices.
         """
         self._check_idle("step")
         if self._is_closed:
@@ -247,7 +246,7 @@ class GradientSynchronizer:
 
     @asynccontextmanager
     async def _running(self, run: StepRun, step: SyncStep) -> AsyncIterator[None]:
-        """Run the buckets of ``step`` during the block and after it; if that fails here, abort it on all ranks."""
+        """Run the buckets of ``step`` during the block and after it; on failure here, abort the step on all ranks."""
         with cancel_reason() as why:
             try:
                 with first_error():
@@ -257,7 +256,7 @@ class GradientSynchronizer:
                         try:
                             yield
                         except BaseException as error:
-                            why.take(error)  # before the group cancels what is under way
+                            why.take(error)  # before the group cancels running tasks
                             raise
                         run.finish(step)
                 await run.end(step)
@@ -271,9 +270,9 @@ class GradientSynchronizer:
                 raise
 
     async def reserve(self, parameters: Gradients) -> None:
-        """Make the buffers for ``parameters`` before the first step, so that their memory is known.  Nothing is sent.
+        """Allocate the buffers for ``parameters`` before the first step, to make their size known.  Nothing is sent.
 
-        The codec ``"auto"`` is chosen in the first step, which then makes them.
+        With the codec ``"auto"``, which is chosen in the first step, that step allocates them.
         """
         self._check_idle("reserve")
         if not self._layouts.must_measure:
@@ -282,10 +281,10 @@ class GradientSynchronizer:
             self._layouts.lay_out(trained(by_name), resolved, frozen=frozen_in(by_name))
 
     def accumulate(self, model_shards: HasParameters | GradientTree) -> None:
-        """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
+        """Accumulate the gradients of a micro-step and zero them; the next step averages over micro-steps, too.
 
-        Call it after each micro-step but the last, whose gradients the step itself takes: ``k`` micro-steps weigh
-        ``1 / k`` each.  Sums have the gradients' shapes and dtypes; those of two bytes are added in float32.
+        Call it after each micro-step but the last, whose gradients the step itself takes: each of ``k`` micro-steps has
+        the weight ``1 / k``.  Sums have the gradients' shapes and dtypes; two-byte dtypes are added in float32.
         """
         self._check_idle("accumulate")
         if self._bucketing.gradient_as_bucket_view:
@@ -294,13 +293,13 @@ class GradientSynchronizer:
         self._accumulation.add([parameter for parameter in listed(gradients) if not is_frozen(parameter)])
 
     def close(self) -> None:
-        """Give the name back, for another synchronizer, and take no more steps; state and statistics stay readable."""
+        """Release the name for another synchronizer and take no more steps; state and statistics stay readable."""
         self._claimed.release(self._name, self)
         self._layouts.release()
         self._is_closed = True
 
     def restart(self, number: int) -> None:
-        """Begin anew after a failure that kept some ranks from a ``step`` that others have begun; residuals are kept.
+        """Start over after a failure that kept some ranks from a ``step`` that others have begun; residuals are kept.
 
         To be called on all ranks, with the same ``number``, larger than any before.
         """
@@ -328,7 +327,7 @@ class GradientSynchronizer:
         )
 
     def codec_table(self) -> str:
-        """Return what the codec ``"auto"`` measured, expects and picked, in aligned columns.
+        """Return the measurements, predictions and choice of the codec ``"auto"``, in aligned columns.
 
         Empty before the first step, inside a single host, with other codecs, and where the choice was restored.
         """
@@ -363,14 +362,14 @@ class GradientSynchronizer:
         self._layouts.tune(None)
 
     def tuning_outcome(self) -> TuningOutcome | None:
-        """Return the best choice so far, as a pin, and what finding it has cost.
+        """Return the best choice so far, as a pin, and the cost of the search.
 
         None without ``tuning``, and before the first step.
         """
         return None if self._tuning is None else self._tuning.outcome
 
     def tuning_table(self) -> str:
-        """Return the bucket sizes and algorithms that were tried, what steps with them waited for, and what that cost.
+        """Return the bucket sizes and algorithms that were tried, the waits of steps with them, and the cost.
 
         Empty without ``tuning``, and before the first step.
         """
@@ -392,41 +391,42 @@ class GradientSynchronizer:
         return self._layouts.residuals()
 
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
-        """Go on with ``residuals`` of an earlier run of this rank; to be called on all ranks, before a step."""
+        """Continue with ``residuals`` of an earlier run of this rank; to be called on all ranks, before a step."""
         self._check_idle("restore_residuals")
         self._layouts.restore_residuals(residuals)
         self._standing.doubt()
 
     def owe(self, lacking: Mapping[str, Values]) -> list[str]:
-        """Make up for ``lacking`` in the next steps, in place of residuals so far; to be called on all ranks.
+        """Compensate for ``lacking`` in the next steps, replacing current residuals; to be called on all ranks.
 
-        That is what means were too small by in another layout of ranks: flat, by parameter, equal on all replicas.
-        Returns the parameters for which that cannot be, as nothing is compressed with error feedback here.
+        ``lacking`` is the amount by which means were too small in another layout of ranks: flat, by parameter, equal on
+        all replicas.  Returns the parameters that cannot be compensated because nothing is compressed with error
+        feedback here.
         """
         self._check_idle("owe")
         self._standing.doubt()
         return self._layouts.owe(lacking)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of all that error feedback and codecs keep on this rank, vectors by name, for checkpoints.
+        """Return a copy of the state of error feedback and codecs on this rank, vectors by name, for checkpoints.
 
         It belongs to parameters, not to buckets, so it survives another plan.  The order in which gradients became
-        final, which decides on buckets, is part of it, and so is what the codec ``"auto"`` has chosen.
+        final, which decides on buckets, is part of it, and so is the choice of the codec ``"auto"``.
         """
         return self._layouts.state()
 
     @property
     def replicas(self) -> Communicator:
-        """The group of the ranks that hold what this one holds, over which gradients are averaged."""
+        """The group of the ranks that hold the same parameters as this one, over which gradients are averaged."""
         return self._groups.replicas
 
     @property
     def steps(self) -> int:
-        """The number of the last step, from which codecs draw what is random in it."""
+        """The number of the last step, which seeds the random numbers of codecs."""
         return self._keys.steps + self._drawn_before
 
     def restore(self, state: Mapping[str, NDArray[Any]], *, steps: int | None = None) -> None:
-        """Go on with the ``state`` of an earlier run of this rank; to be called on all ranks, before a step.
+        """Continue with the ``state`` of an earlier run of this rank; to be called on all ranks, before a step.
 
         With the ``steps`` of that run, on as many ranks with the same gradients, the next steps give the same bits.
         """
@@ -441,7 +441,7 @@ class GradientSynchronizer:
     async def _prepare(self, parameters: Gradients, *, has_update: bool) -> tuple[dict[str, HasGradient], BucketLayout]:
         """Return the parameters that are not frozen, and the layout for them.
 
-        What is wrong on this rank alone is told to the others, which then raise, too.
+        An error on this rank alone is reported to the others, which then raise, too.
         """
         try:
             await self._limit.compare()
@@ -473,7 +473,7 @@ class GradientSynchronizer:
             raise
 
     async def _refuse(self, error: UsageError) -> None:
-        """Tell the other ranks that this one cannot take the step."""
+        """Notify the other ranks that this one cannot take the step."""
         self._standing.tell_change()
         try:
             await refuse(self._groups, self._keys, error).run()
@@ -485,7 +485,7 @@ class GradientSynchronizer:
     def _make_run(
         self, layout: BucketLayout, by_name: Parameters, feed: UpdateFeed | None, terms: StepTerms
     ) -> StepRun:
-        """Return what has to run in this step."""
+        """Return the run of this step."""
         agreed, mirrors, tuning = asyncio.Event(), layout.mirrors, self._tuning
         settings = FlowSettings(
             groups=self._groups,
@@ -536,7 +536,7 @@ class GradientSynchronizer:
         )
 
     def _skips(self, outcome: StepOutcome) -> bool:
-        """Is the step to be skipped?  Raises ``NonFiniteValue`` where that is not wanted."""
+        """Return whether to skip the step.  Raises ``NonFiniteValue`` unless the policy is to skip."""
         if not outcome.text:
             return False
         if self._policy is not NonFinitePolicy.SKIP_STEP:
@@ -547,7 +547,9 @@ class GradientSynchronizer:
         return True
 
     async def _commit(self, step: SyncStep, run: StepRun, by_name: Parameters, mirrors: HostMirrors | None) -> None:
-        """Write back: nothing can fail from here on, and other ranks do so, too, even if this one is cancelled."""
+        """Write gradients back: nothing can fail from here on, and other ranks do so, too, even if this one is
+        cancelled.
+        """
         try:
             await off_loop(partial(self._write, run, by_name, mirrors), nbytes=run.nbytes)
         finally:

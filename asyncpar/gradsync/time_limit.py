@@ -1,4 +1,4 @@
-"""The time limit of steps: what a configuration says, or else the timeout of the communicator."""
+"""The time limit of steps: that of a configuration, or else the timeout of the communicator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncpar.core.config.parallel import ThreeDParallelismConfig
 
 
 class TimeLimit:
-    """The limit of the synchronizer ``name``, and ``communicator``, a group of its ranks that has it.
+    """The limit of the synchronizer ``name``, and ``communicator``, a group of its ranks with that limit.
 
-    Where the limit is not that of ``over`` the group is one of its own, so ranks that have different limits would not
-    meet in it: they compare them before the first step, in a group that is there for this alone.  They compare there,
-    too, how ranks are laid out, on which the form of all later comparisons depends.
+    If the limit is not that of ``over``, the group is a separate one, in which ranks with different limits would not
+    meet; so they compare limits before the first step, in a group that exists for this alone.  There they also compare
+    the layout of ranks, on which the form of all later comparisons depends.
     """
 
     def __init__(self, over: Communicator, config: ThreeDParallelismConfig, name: str) -> None:
@@ -55,11 +55,11 @@ class TimeLimit:
             group.close()
 
     def take_as_agreed(self) -> None:
-        """Compare nothing: no rank has a limit of its own."""
+        """Skip the comparison: no rank has a limit of its own."""
         self._is_agreed = self._is_compared = True
 
     def restart(self, number: int) -> None:
-        """Compare again, as some ranks may not have come to it, apart from what is left of earlier comparisons."""
+        """Compare again, since some ranks may have missed it, separately from remains of earlier comparisons."""
         self._is_compared = self._is_agreed
         self._purpose = f"limit/{number}"
         self._difference = None

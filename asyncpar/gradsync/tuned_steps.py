@@ -1,10 +1,10 @@
-"""Tunes the steps of one synchronizer: makes the tuner, and brings the figures of all ranks to it.
+"""Tunes the steps of one synchronizer: creates the tuner, and feeds it the figures of all ranks.
 
-Ranks tell each other what they measured in the collective that ends a step, so nothing more is sent.  A step is waited
-for from when the last rank of a host has nothing left to do until the last one there has the result, by the clock of
-that host; of hosts the least counts, that of the one that came last and waited for nobody.  Of the seconds of whole
-steps and of latencies the least counts, too, and of bandwidths the most.  What changes, changes between two steps, on
-all ranks alike.
+Ranks exchange their measurements in the collective that ends a step, so nothing more is sent.  The wait for a step
+lasts, by the clock of a host, from when the last of its ranks has nothing left to do until the last of them has the
+result; the least over hosts counts, that of the host that came last and waited for no other.  The least seconds of
+whole steps, the least latency and the highest bandwidth count.  Changes take effect between two steps, on all ranks
+alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncpar.gradsync.tuning import Choice, Tuner, TuningConfig, TuningOutcome
 from asyncpar.gradsync.tuning_space import StepModel, check_pin, make_tuner
 
 FIGURES: Final = 5
-"""Seconds waited for, of the whole step, the negative latency of lanes, their bandwidth, and the time at the end."""
+"""Number of figures: seconds waited, seconds of the step, negative latency and bandwidth of lanes, and end time."""
 
 BucketBytes = Callable[[Sequence[GradientSpec], float], tuple[int, ...]]
 """Returns the bytes of the buckets of gradients, for a bucket size in MiB."""
@@ -53,7 +53,7 @@ class StepTuning:
         codec: AnyCodec,
         bucket_bytes: BucketBytes,
     ) -> Choice:
-        """Return by what to take the next step, with gradients like ``specs``.
+        """Return the choice for the next step, with gradients like ``specs``.
 
         Raises ``UsageError`` where these are on a device, or the pinned algorithm cannot run.
         """
@@ -73,11 +73,11 @@ class StepTuning:
 
     @property
     def line(self) -> str:
-        """What ranks must have in common before a step."""
+        """The settings that ranks must have in common before a step."""
         return "" if self._tuner is None else f", tuned {self._tuner.choice} after {self._tuner.steps} steps"
 
     def all_final(self) -> None:
-        """Say that the caller of the step has nothing left to do but wait."""
+        """Report that the caller of the step has nothing left to do but wait."""
         self._waits_since = self._clock()
 
     def measure(self) -> NDArray[np.float64]:
@@ -89,7 +89,7 @@ class StepTuning:
         return np.array([waited, max(whole, waited), *lane_figures_of(self._communicator), now])
 
     def observe(self, figures: NDArray[Any], *, steps: int = 1) -> None:
-        """Take in the figures of all ranks, in rows, of one of ``steps`` alike that have succeeded."""
+        """Record the figures of all ranks, in rows, of one of ``steps`` equal steps that have succeeded."""
         if self._tuner is None or self._model is None:
             return
         latency, bandwidth = (float(figures[:, column].max()) for column in (2, 3))
@@ -100,24 +100,24 @@ class StepTuning:
         self._tuner.observe(waited, float(figures[:, 1].min()), steps=steps)
 
     def restart(self) -> None:
-        """Forget everything, as ranks may differ."""
+        """Forget everything, since ranks may differ."""
         self._tuner = self._model = self._last_end = None
 
     @property
     def outcome(self) -> TuningOutcome | None:
-        """What was found so far; None before the first step."""
+        """The findings so far; None before the first step."""
         return None if self._tuner is None else self._tuner.outcome
 
     def table(self) -> str:
-        """Return what was tried; empty before the first step."""
+        """Return the table of trials; empty before the first step."""
         return "" if self._tuner is None else self._tuner.table()
 
 
 def seconds_waited(waits: NDArray[Any], ends: NDArray[Any], hosts: Sequence[Sequence[int]]) -> float:
-    """Return how long a step was waited for, from the waits of all ranks in seconds, and the times at their ends.
+    """Return how long a step was waited for, from the waits of all ranks in seconds and the times of their ends.
 
-    The clock is that of the machine, one for all ranks of a host; where some have another one, what comes out is still
-    between the least wait there and the largest.
+    The clock is that of the machine, one for all ranks of a host; where some have another one, the result is still
+    between the least and the largest wait there.
     """
 
     def of_host(ranks: list[int]) -> float:

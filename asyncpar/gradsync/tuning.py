@@ -1,19 +1,18 @@
-"""Find bucket size, algorithm and size of messages of gradient steps while training goes on.  Pure.
+"""Find bucket size, algorithm and message size of gradient steps during training.  Pure.
 
-Theory of operation.  A *choice* is a bucket size, an algorithm and a size of messages.  Every step tells what all ranks
-found alike: the seconds that it kept the caller waiting after the last gradient, and the seconds of the whole step.
-Steps are taken with the best choice known, and now and then one with a neighbour of it, which differs in one of the
-three: a *trial*.  The cost model, with the lanes as they are measured now, says which neighbours are worth one, by its
-ratio to the best choice, whose time is known.  A trial is held only if what it is expected to lose, with what earlier
-trials have lost, is within the budget: a part of the time of all steps.  So a choice that is far slower is not tried,
-and one that turns out so ends trials for a while.  A neighbour that is quicker by more than noise, three times, becomes
-the best; one trial that is not ends it, and the choice is tried again a few steps later, up to three times in all: it
-may have been unlucky.  What disturbs only ever delays, so of the times with a choice the last of the quickest quarter
-counts.
+Theory of operation.  A *choice* is a bucket size, an algorithm and a size of messages.  Every step yields figures that
+are equal on all ranks: the seconds that it kept the caller waiting after the last gradient, and the seconds of the
+whole step.  Steps use the best known choice, and now and then a neighbour of it, which differs in one of the three: a
+*trial*.  The cost model, with the current measurements of lanes, predicts which neighbours are worth a trial, by their
+ratio to the best choice, whose time is known.  A trial takes place only if its expected loss plus the loss of earlier
+trials is within the budget, a part of the time of all steps.  So a choice that is far slower is not tried, and one that
+turns out so ends trials for a while.  A neighbour that is faster by more than noise, three times, becomes the best; one
+slower trial ends it, and the choice is tried again a few steps later, up to three times in all, since it may have been
+unlucky.  Disturbances only add delay, so of the times with a choice the last of the fastest quarter counts.
 
-The first step with a choice makes buffers and plans, and links are opened in it, so it is not counted, but its loss is.
-So a trial takes two steps; algorithms are tried before sizes, as they differ most from what the model says.  All ranks
-give the same figures to machines in the same state, so that they come to the same choices.
+The first step with a choice makes buffers and plans and opens links, so its time is not counted, but its loss is.  Thus
+a trial takes two steps; algorithms are tried before sizes, since they differ most from the model.  All ranks give the
+same figures to machines in the same state, and so arrive at the same choices.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from asyncpar.core.tables import text_table
 from asyncpar.errors import UsageError
 
 AUTO: Final = "auto"
-"""The algorithm that stands for that of the strategy, or of the cost model for each bucket."""
+"""Name that stands for the algorithm of the strategy, or of the cost model for each bucket."""
 
 _WARM_UP: Final = 3
-"""First steps that count for nothing: links are opened, and buckets follow the order of gradients from the second."""
+"""First steps that do not count: links are opened, and buckets follow the order of gradients from the second."""
 
 _BETTER: Final = 0.97
 _SAMPLES: Final = 5
 _ENOUGH: Final = 3
 _MARGIN: Final = 0.03
-"""What a trial is expected to lose at least, as a part of the best time: it may turn out slower than predicted."""
+"""Least expected loss of a trial, as a part of the best time: it may turn out slower than predicted."""
 
 _HOPELESS: Final = 3.0
 _HIDDEN: Final = 0.01
-"""Where less than this part of a step is waited for, nothing is to be gained."""
+"""If less than this part of a step is waited for, there is nothing to gain."""
 
 _SOON: Final = 4
 """Steps after which a choice of fewer than ``_ENOUGH`` steps may be tried again: it may have been unlucky."""
 
 _AGAIN: Final = 200
-"""Steps after which any choice that was tried may be tried again: links change."""
+"""Steps after which any choice may be tried again: links change."""
 
 _USUAL_STEPS: Final = 9
 _PIN: Final = re.compile(r"(?:(\d+(?:\.\d+)?)m)?(?:@([a-z][a-z0-9-]*(?:/\S+)?))?", re.ASCII)
@@ -60,7 +59,7 @@ _PIN: Final = re.compile(r"(?:(\d+(?:\.\d+)?)m)?(?:@([a-z][a-z0-9-]*(?:/\S+)?))?
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """Buckets of ``bucket_size_mb`` MiB at most, reduced by ``algorithm`` in messages of ``segment``.
+    """Buckets of at most ``bucket_size_mb`` MiB, reduced by ``algorithm`` in messages of ``segment``.
 
     ``algorithm`` may be ``AUTO``; ``segment`` is empty for the built-in size, or one such as ``256k``.
     """
@@ -75,13 +74,13 @@ class Choice:
         return Name(f"{self.algorithm}/{self.segment}" if self.segment else self.algorithm)
 
     def __str__(self) -> str:
-        """Return it as ``TuningConfig`` takes a pin."""
+        """Return the choice in the format of a pin of ``TuningConfig``."""
         return f"{self.bucket_size_mb:g}m" + ("" if self.algorithm == AUTO else f"@{self.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningConfig:
-    """Settings of the search for bucket size, algorithm and size of messages while training.
+    """Settings of the search for bucket size, algorithm and message size during training.
 
     ``budget`` is the part of the time of all steps that trials may cost, above 0 and up to 0.5.  ``bucket_sizes_mb``
     (MiB) are tried besides the configured size, and ``segments``, from ``4k`` to ``2m``, besides the built-in size of
@@ -142,9 +141,9 @@ class TuningOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """All values that choices may have; the first of each is where the search begins.
+    """All values of choices; the search starts from the first of each.
 
-    ``with_messages`` are those algorithms that have a size of messages.
+    ``with_messages`` are the algorithms that have a message size.
     """
 
     bucket_sizes_mb: tuple[float, ...]
@@ -154,7 +153,7 @@ class Space:
 
     @property
     def first(self) -> Choice:
-        """Where the search begins."""
+        """The choice from which the search starts."""
         return self._made(self.bucket_sizes_mb[0], self.algorithms[0], self.segments[0])
 
     def _made(self, size: float, algorithm: str, segment: str) -> Choice:
@@ -182,20 +181,20 @@ class _Record:
 
     @property
     def seconds(self) -> float:
-        """The last of the quickest quarter: what disturbs only ever delays."""
+        """The last of the fastest quarter, since disturbances only add delay."""
         quickest = quickest_quartile(sorted(self.times))
         assert quickest is not None, "it has a time from the beginning"
         return quickest
 
 
 Predict = Callable[[Choice], float]
-"""Returns the seconds of a step with a choice by the cost model; only ratios count."""
+"""Predicts the seconds of a step with a choice by the cost model; only ratios count."""
 
 
 class Tuner:
-    """Says by which ``choice`` to take the next step; feed ``observe`` after each.
+    """Selects the ``choice`` of the next step; feed ``observe`` after each.
 
-    ``switch_seconds`` is what new buffers are expected to cost at first.
+    ``switch_seconds`` is the expected initial cost of new buffers.
     """
 
     def __init__(self, space: Space, predict: Predict, *, budget: float, switch_seconds: float = 0.0) -> None:
@@ -207,17 +206,19 @@ class Tuner:
         self._usual: deque[float] = deque(maxlen=_USUAL_STEPS)
         """Seconds of the latest whole steps with the best choice."""
         self._is_settling = self._is_resized = False
-        """Is the next step the first one with its choice?  With other buckets than the last one?"""
+        """Whether the next step is the first with its choice, and whether its buckets differ from the last ones."""
         self.best = self.choice = space.first
         self.steps = 0
         self.elapsed = 0.0
         """Seconds of all steps so far."""
         self.lost = 0.0
-        """Seconds by which trials have made steps longer."""
+        """Seconds that trials have added to steps."""
 
     def observe(self, waited: float, whole: float, *, steps: int = 1) -> None:
-        """Take in a step with ``choice``: seconds that were ``waited`` for after the last gradient, and of the whole
-        step; the same figures on all ranks.  It stands for ``steps`` steps with that choice.
+        """Record a step with ``choice``, with the same figures on all ranks.
+
+        ``waited`` are the seconds waited for after the last gradient, ``whole`` those of the whole step.  It stands for
+        ``steps`` steps with that choice.
         """
         self.steps += steps
         self.elapsed += steps * whole
@@ -242,7 +243,7 @@ class Tuner:
             self._turn(self._quicker_before() or self._next())
 
     def _judge(self) -> None:
-        """Make the choice that was tried the best one, try it once more to be sure, or go back."""
+        """Make the tried choice the best one, try it once more to be sure, or go back."""
         record = self._records[self.choice]
         if record.seconds >= _BETTER * self._records[self.best].seconds:
             self._turn(self.best)
@@ -255,7 +256,7 @@ class Tuner:
         self.choice = choice
 
     def _quicker_before(self) -> Choice | None:
-        """Return, as the best one again, a choice that was quicker than the best one has turned out to be."""
+        """Return, as the best one again, a choice that was faster than the best one has turned out to be."""
         best = self._records[self.best]
         if len(best.times) < _ENOUGH:
             return self.best
@@ -306,11 +307,11 @@ class Tuner:
 
     @property
     def outcome(self) -> TuningOutcome:
-        """What was found so far."""
+        """The findings so far."""
         return TuningOutcome(best=str(self.best), steps=self.steps, seconds=self.elapsed, lost=self.lost)
 
     def table(self) -> str:
-        """Return what was tried and how it went, in aligned columns; ``*`` marks what is best so far."""
+        """Return the trials and their results in aligned columns; ``*`` marks the best so far."""
         rows = [("choice", "steps that counted", "waited for, ms")]
         for choice, record in sorted(self._records.items(), key=lambda one: one[1].seconds):
             mark = "*" if choice == self.best else ""
@@ -320,7 +321,7 @@ class Tuner:
 
 
 def tuned_sizes(first: float, others: Sequence[float], plans: Callable[[float], object]) -> tuple[float, ...]:
-    """Return the bucket sizes that make different plans, ``first`` in front."""
+    """Return the bucket sizes that make different plans, starting with ``first``."""
     seen: list[object] = []
     sizes: list[float] = []
     for size in (first, *others):

@@ -1,6 +1,6 @@
-"""The choices that a synchronizer's tuner has, and what the cost model says of them.
+"""The choices of a synchronizer's tuner, and their predicted costs by the cost model.
 
-What a step costs is the all-reduce of each of its buckets, a little for each bucket, and the work on the one bucket
+The cost of a step is the all-reduce of each of its buckets, a small cost per bucket, and the work on the one bucket
 that nothing else hides.
 """
 
@@ -21,7 +21,7 @@ from asyncpar.gradsync.layout import algorithm_of
 from asyncpar.gradsync.tuning import AUTO, Choice, Space, Tuner, TuningConfig, tuned_sizes
 
 _BUCKET_SECONDS: Final = 2e-4
-"""What a bucket takes besides its all-reduce, and a step besides its buckets."""
+"""Cost of a bucket besides its all-reduce, and of a step besides its buckets."""
 
 _WORK_BANDWIDTH: Final = 4e9
 """Bytes/s of packing and unpacking a bucket, and of making a new one."""
@@ -31,7 +31,7 @@ BucketSizes = Callable[[float], tuple[int, ...]]
 
 
 class StepModel:
-    """Predicts the seconds of a step with a choice; ``learn`` makes it use lanes as they were measured."""
+    """Predicts the seconds of a step with a choice; ``learn`` updates it with measurements of lanes."""
 
     def __init__(self, model: CostModel, sizes: BucketSizes, *, has_arena: bool) -> None:
         self._model = model
@@ -39,11 +39,11 @@ class StepModel:
         self._has_arena = has_arena
 
     def learn(self, *, latency: float | None, bandwidth: float | None) -> None:
-        """Use these figures of lanes from now on, seconds and bytes/s; None: what was known."""
+        """Use these figures of lanes from now on, seconds and bytes/s; None keeps the known one."""
         self._model = self._model.learn(latency=latency or None, bandwidth=bandwidth or None)
 
     def predict(self, choice: Choice) -> float:
-        """Return the seconds of a step that hides nothing."""
+        """Return the predicted seconds of a step without overlap."""
         sizes = self._sizes(choice.bucket_size_mb)
         exchanges = sum(self._exchange(choice, nbytes) for nbytes in sizes)
         return exchanges + (1 + len(sizes)) * _BUCKET_SECONDS + 2 * max(sizes, default=0) / _WORK_BANDWIDTH
@@ -58,7 +58,7 @@ class StepModel:
         segment = parse_segment(choice.segment) if choice.segment else SEGMENT_BYTES
         pieces = count_pieces(ceil_div(nbytes, self._model.size), segment)
         rounds = work_of("all_reduce", algorithm, self._model.size, nbytes).steps
-        return seconds + (pieces - 1) * rounds * self._model.lane.latency / 2  # two pieces are under way
+        return seconds + (pieces - 1) * rounds * self._model.lane.latency / 2  # two pieces are in flight
 
 
 def check_pin(tuning: TuningConfig, communicator: Communicator) -> None:
@@ -86,7 +86,7 @@ def make_tuner(
     codec: AnyCodec,
     sizes: BucketSizes,
 ) -> tuple[Tuner, StepModel]:
-    """Return the tuner of the steps of ``communicator``, whose buckets are ``sizes`` long, and what predicts for it.
+    """Return the tuner for the steps of ``communicator``, whose buckets have these ``sizes``, and its predictor.
 
     It begins with the algorithm of the ``strategy``; where lanes were measured, with the one that they make cheapest.
     Raises ``UsageError`` where the pinned algorithm cannot run.

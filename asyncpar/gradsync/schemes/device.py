@@ -1,9 +1,9 @@
 """The schemes of gradients on CUDA devices: packed, averaged and written back on a stream of the bucket.
 
 Nothing here waits for the backward pass: when a gradient is final, an event is recorded in the stream that computes it,
-and the bucket's stream waits for that event before it copies.  A step ends on all ranks alike, so the host has to know
-whether the mean is finite: the library of the gradients looks, and one byte comes to the host; where it cannot, the
-whole mean does.  Gradients are written after that, and the streams that computed them wait for it.
+and the bucket's stream waits for that event before it copies.  A step ends on all ranks alike, so the host must know
+whether the mean is finite: the library of the gradients checks it and copies one byte to the host, or the whole mean
+where it cannot check.  Gradients are written after that, and the streams that computed them wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DeviceScheme(Scheme):
         """Copy the gradients into the bucket."""
 
     def add_micro_steps(self, sums: Sums, micro_steps: int) -> None:
-        """Make the bucket the mean over micro-steps: ``sums`` are those of all but the last, which is packed."""
+        """Make the bucket the mean over micro-steps: ``sums`` covers all but the last, which is packed."""
         kernels = self.memory.place.kernels
         assert kernels is not None, "with several libraries there are no sums"
         flat, slots = self.vector.view, self.bucket.slots
@@ -53,7 +53,7 @@ class DeviceScheme(Scheme):
 
     @abstractmethod
     def unpack(self, parameters: Parameters, *, factor: float) -> None:
-        """Write ``result * factor`` into the gradients, before whatever their streams do next."""
+        """Write ``result * factor`` into the gradients, ahead of any later work of their streams."""
 
     def find_non_finite(self) -> list[str]:
         """Return the names of the parameters whose values in the bucket are not all finite."""
@@ -65,7 +65,7 @@ class DeviceScheme(Scheme):
 
 
 class DeviceMean(DeviceScheme):
-    """The mean by ``all_reduce`` of a bucket on a device."""
+    """The mean of a bucket on a device, by ``all_reduce``."""
 
     is_mean = True
 
@@ -99,7 +99,7 @@ class DeviceMean(DeviceScheme):
         self.is_finite = all_finite(seen) if self._flag is self.vector else bool(seen[0])
 
     def _look(self) -> None:
-        """Let the device tell the host whether the mean is finite."""
+        """Make the device report to the host whether the mean is finite."""
         kernels = self.memory.place.kernels
         if kernels is not None:
             flag, values = self._flag.view, self.vector.view
@@ -111,7 +111,7 @@ class DeviceMean(DeviceScheme):
         self.memory.copy(self._seen.address, self._flag.address, self._flag.nbytes)
 
     def _places(self, parameters: Parameters) -> list[tuple[Slot, int, int]]:
-        """Return for each slot where the gradient is, and where its values are in the bucket."""
+        """Return for each slot the address of the gradient, and that of its values in the bucket."""
         itemsize = self.vector.dtype.itemsize
         return [
             (
@@ -127,7 +127,7 @@ class DeviceMean(DeviceScheme):
 
 
 class HostMirrors:
-    """Copies of all gradients in pinned memory of the host, for codecs that work there."""
+    """Copies of all gradients in pinned host memory, for codecs that work there."""
 
     def __init__(self, parameters: Parameters, place: DevicePlace) -> None:
         self.parameters: dict[str, HasGradient] = {}
@@ -149,12 +149,12 @@ class HostMirrors:
             memory.begin_step()
 
     def take_final(self, name: str, gradient: object) -> None:
-        """Note that ``gradient`` is final when what its library's stream holds now is over."""
+        """Record that ``gradient`` is final once the current work in its library's stream is done."""
         if name in self._memories:
             self._memories[name][0].take_final(gradient)
 
     def fetch(self, parameters: Parameters, names: Iterable[str]) -> None:
-        """Copy the gradients of ``names`` to the host, once they are final; waits for that."""
+        """Copy the gradients of ``names`` to the host once they are final; waits for the copies."""
         found = [(*self._memories[name], device_array(parameters[name].grad, name)) for name in names]
         for memory, pinned, array in found:
             memory.copy(pinned, array.pointer, array.nbytes)
@@ -162,14 +162,14 @@ class HostMirrors:
             memory.wait()
 
     def store(self, parameters: Parameters) -> None:
-        """Copy all gradients back, before whatever their streams do next."""
+        """Copy all gradients back, ahead of any later work of their streams."""
         for name, (memory, pinned) in self._memories.items():
             array = device_array(parameters[name].grad, name)
             memory.copy(array.pointer, pinned, array.nbytes)
             memory.lead()
 
     def close(self) -> None:
-        """Give everything back; idempotent."""
+        """Release everything; idempotent."""
         for memory, _ in self._memories.values():
             memory.close()
 
@@ -184,5 +184,5 @@ class _Mirror:
 
 
 def held(vectors: Iterable[DeviceVector | None]) -> Iterator[Any]:
-    """Yield those that are there, as what a scheme holds."""
+    """Yield the vectors that exist, as memory that a scheme holds."""
     yield from (vector for vector in vectors if vector is not None)

@@ -1,7 +1,7 @@
 """The schemes of codecs for gradients on devices: encoded, added and decoded there, with the bits of the host.
 
-What travels are the encoded bytes.  Kernels follow each other in the bucket's stream; when all is decoded, a few bytes
-tell the host whether the result is finite, and whether what came from each rank was in range.
+The encoded bytes are sent.  Kernels follow each other in the bucket's stream; after decoding, a few bytes inform the
+host whether the result is finite, and whether the data of each rank were in range.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from asyncpar.gradsync.schemes.device_memory import DevicePlace, DeviceVector
 from asyncpar.gradsync.schemes.scheme import PAIR, Place, ReductionStep
 
 _FINITE = 0
-"""The place in the status of whether the result is finite; those of the ranks follow."""
+"""Index in the status of whether the result is finite; those of the ranks follow."""
 
 
 class DeviceLossy(DeviceScheme):
-    """Float32 vectors of ``count`` values on a device; error feedback is kept where it is asked for."""
+    """Float32 vectors of ``count`` values on a device, with error feedback if requested."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DeviceLossy(DeviceScheme):
 
     @property
     def _is_valid(self) -> Vector:
-        """By rank: was everything that it sent in range?"""
+        """Whether everything that a rank sent was in range, by rank."""
         return self._status.view[_FINITE + 1 :]
 
     # -- gradients in and out --------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class DeviceLossy(DeviceScheme):
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def _ending(self) -> ReductionStep:
-        """Return the last step: decode, and tell the host how that went."""
+        """Return the last step: decode, and report the status to the host."""
         return ReductionStep(self._decode, self.memory.over)
 
     def _decode(self) -> None:
@@ -118,7 +118,7 @@ class DeviceLossy(DeviceScheme):
 
     @abstractmethod
     def _decoded(self, out: Vector) -> Vector:
-        """Decode what came into ``out`` and return a flag on the device: is it finite?"""
+        """Decode the received data into ``out`` and return a flag on the device: whether it is finite."""
 
     def settle(self) -> None:
         seen = self._seen.view(np.dtype(np.uint8), self._status.shape)
@@ -263,7 +263,7 @@ class DevicePair(DeviceLossy):
 class DeviceSummed(DeviceLossy):
     """The sum of encoded forms by an all-reduce in the codec's ``sum_dtype``: ``Summed`` on a device.
 
-    The sum is NCCL's, which adds in another order than the host where there are more than two ranks.
+    NCCL computes the sum, in another order than the host if there are more than two ranks.
     """
 
     is_mean = False
@@ -312,7 +312,7 @@ class DeviceSummed(DeviceLossy):
 def device_scheme(
     bucket: Bucket, communicator: Communicator, codec: Codec, *, place: DevicePlace, has_feedback: bool, divisor: int
 ) -> DeviceLossy:
-    """Return the scheme of ``codec``, which its library has on the device."""
+    """Return the scheme of ``codec``, which its library implements on the device."""
     if codec.is_summable:
         return DeviceSummed(bucket, communicator, codec, place=place, has_feedback=has_feedback, divisor=divisor)
     kind = DevicePair if communicator.size == PAIR else DeviceSharded
@@ -320,7 +320,7 @@ def device_scheme(
 
 
 def has_kernels(codec: object, place: DevicePlace) -> bool:
-    """Has the gradients' library a codec of the device that writes what ``codec`` does?"""
+    """Return whether the gradients' library has a device codec with the same encoding as ``codec``."""
     if place.kernels is None or not isinstance(codec, Codec):
         return False
     try:

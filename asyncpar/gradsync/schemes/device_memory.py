@@ -35,22 +35,22 @@ class DevicePlace:
     fabric: Fabric
     device: int
     libraries: tuple[str, ...]
-    """Those of the gradients."""
+    """The libraries of the gradients."""
     kernels: KernelLibrary[Any] | None = field(compare=False)
-    """None where the gradients' library has no codecs, or where they are of several."""
+    """None where the gradients' library has no codecs, or the gradients are of several libraries."""
     communicator: Communicator = field(compare=False)
-    """Whose timeout is that of waiting for the device, too."""
+    """Its timeout also limits waiting for the device."""
 
     @property
     def host(self) -> DeviceHost:
-        """What polls events."""
+        """The object that polls events."""
         return DeviceGroup.of(self.communicator._engine).host
 
     @classmethod
     def of(cls, parameters: Parameters, communicator: Communicator) -> Self | None:
-        """Return where the gradients are; None if all are on the host.
+        """Return the place of the gradients; None if all are on the host.
 
-        Raises ``UsageError`` where some are elsewhere than others, and where this rank has no NCCL.
+        Raises ``UsageError`` if they are on different devices, or this rank has no NCCL.
         """
         places: dict[int | None, str] = {}
         arrays: dict[str, DeviceArray] = {}
@@ -77,7 +77,7 @@ class DevicePlace:
 
 
 class DeviceVector:
-    """``count`` values of ``dtype`` in memory of a bucket: an array to collectives, which begin after its stream."""
+    """``count`` values of ``dtype`` in a bucket's memory: an array for collectives, which start after its stream."""
 
     def __init__(self, memory: BucketMemory, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.memory, self.address, self.dtype = memory, address, dtype
@@ -120,7 +120,7 @@ class DeviceVector:
             pinned.free()
 
     def set(self, values: NDArray[Any]) -> None:
-        """Write ``values``; waits until they are there."""
+        """Write ``values``; waits for the copy."""
         pinned = self.memory.pinned(self.nbytes)
         try:
             pinned.view(self.dtype, self.shape)[...] = values
@@ -131,7 +131,7 @@ class DeviceVector:
 
 
 class PinnedMemory:
-    """Memory of the host that the device copies to and from; ``free`` it when no copy is under way."""
+    """Host memory that the device copies to and from; ``free`` it when no copy is in progress."""
 
     def __init__(self, fabric: Fabric, nbytes: int) -> None:
         self._fabric, self.nbytes = fabric, nbytes
@@ -160,7 +160,7 @@ class _Held:
 
 
 class BucketMemory:
-    """A stream for the work on one bucket, and the memory that it works with; given back by ``close``."""
+    """A stream for the work on one bucket, and its memory; released by ``close``."""
 
     def __init__(self, place: DevicePlace) -> None:
         self.place = place
@@ -170,14 +170,14 @@ class BucketMemory:
         self._release = weakref.finalize(self, _release, place.fabric, place.device, self.stream, self._held)
 
     def vector(self, count: int, dtype: Any) -> DeviceVector:
-        """Return memory of the device, of undefined content, which lasts as long as the bucket."""
+        """Return uninitialized device memory that lasts as long as the bucket."""
         found = np.dtype(dtype)
         address = self._fabric.allocate(max(count * found.itemsize, 1), self.place.device)
         self._held.addresses.append(address)
         return DeviceVector(self, address, (count,), found)
 
     def pinned(self, nbytes: int, *, lasts: bool = False) -> PinnedMemory:
-        """Return pinned memory of the host: that ``lasts`` is given back with the bucket."""
+        """Return pinned host memory; with ``lasts`` it is released with the bucket."""
         made = PinnedMemory(self._fabric, nbytes)
         if lasts:
             self._held.pinned.append(made)
@@ -189,7 +189,7 @@ class BucketMemory:
             self._fabric.copy(target, source, nbytes, self.stream)
 
     def launch(self, work: Callable[[], None]) -> None:
-        """Let ``work`` put kernels into the bucket's stream."""
+        """Run ``work`` to enqueue kernels in the bucket's stream."""
         assert self.place.kernels is not None, "without a library the host computes"
         self.place.kernels.launch(work, device=self.place.device, stream=self.stream)
 
@@ -199,7 +199,7 @@ class BucketMemory:
         self._held.events.clear()
 
     def follow(self, stream: int) -> None:
-        """Let what comes next in the bucket's stream wait for what is in ``stream`` now."""
+        """Make later work in the bucket's stream wait for the current work in ``stream``."""
         event = self._held.events.get(stream)
         if event is None:
             free = self._held.free
@@ -209,21 +209,21 @@ class BucketMemory:
         self._fabric.wait_event(self.stream, event)
 
     def take_final(self, gradient: object) -> None:
-        """Note that ``gradient`` is final when what its library's stream holds now is over."""
+        """Record that ``gradient`` is final once the current work in its library's stream is done."""
         stream = device_array(gradient, "grad").stream
         if stream is not None:
             self.follow(stream)
 
     def lead(self) -> None:
-        """Let what comes next in the streams that were followed wait for what is in the bucket's stream now."""
+        """Make later work in the followed streams wait for the current work in the bucket's stream."""
         self._fabric.record_event(self._held.event, self.stream)
         for stream in self._held.events:
             self._fabric.wait_event(stream, self._held.event)
 
     def wait(self) -> None:
-        """Wait for the work in the stream; in a thread, unless it is as good as over.
+        """Wait for the work in the stream; in a thread, unless it is nearly done.
 
-        Raises ``DeviceError`` when that takes longer than an operation may.
+        Raises ``DeviceError`` if that exceeds the time limit of an operation.
         """
         self._fabric.record_event(self._held.event, self.stream)
         begun, looks, timeout = time.monotonic(), 0, self.place.communicator.timeout
@@ -234,7 +234,7 @@ class BucketMemory:
                 raise self._late(timeout)
 
     async def over(self) -> None:
-        """Return when the work in the stream is over, as ``wait``, which holds up neither the loop nor a thread."""
+        """Wait for the work in the stream, like ``wait`` but without blocking the loop or a thread."""
         self._fabric.record_event(self._held.event, self.stream)
         event, timeout = self._held.event, self.place.communicator.timeout
         coming: asyncio.Future[None] = self.place.host.poller.wait(lambda: self._fabric.query_event(event))
@@ -253,7 +253,7 @@ class BucketMemory:
         )
 
     def close(self) -> None:
-        """Give everything back, when the stream is empty; idempotent."""
+        """Release everything once the stream is empty; idempotent."""
         self._release()
 
 

@@ -1,8 +1,8 @@
 """Schemes in which some ranks reduce and broadcast the result to the others.
 
 ``Copies``: copies of one parameter lie on several slices or stages.  Groups of replicas that lie differently on hosts
-add in different orders, and would come to different means of the same gradients, so copies would drift apart.  Hence
-one of the ranks that hold copies reduces over the replicas, and the others take its result.
+add in different orders and would get different means of the same gradients, so copies would drift apart.  Hence one of
+the ranks that hold copies reduces over the replicas, and the others take its result.
 
 ``Hosted``: uncompressed sums inside each host, a codec between the first ranks of hosts, and back.
 """
@@ -88,7 +88,7 @@ class Relayed(Scheme):
             self._inner.restore(state)
 
     def settle_inner(self) -> None:
-        """Complete the inner reduction; NaN tells the others of a result that is not finite."""
+        """Complete the inner reduction; NaN informs the others of a non-finite result."""
         if self._inner is not None:
             self._inner.settle()
             if not self._inner.is_finite:
@@ -108,7 +108,7 @@ class CopyHolders:
 
     @classmethod
     def of(cls, bucket: Bucket, groups: SyncGroups) -> CopyHolders | None:
-        """Return those of ``bucket`` on this rank; None if no other rank of its replica has a copy."""
+        """Return the holders of ``bucket`` on this rank; None if no other rank of its replica has a copy."""
         tp = groups.tp if bucket.placement.replicated is not None else None
         embedding = groups.embedding if bucket.placement.tied is not None else None
         if tp is None and embedding is None:
@@ -139,7 +139,7 @@ class Copies(Relayed):
         self._holders = holders
 
     def settle_inner(self) -> None:
-        """Complete the mean: other holders do not know how the replicas of the first lie on hosts."""
+        """Complete the mean: other holders do not know how the replicas of the first are placed on hosts."""
         super().settle_inner()
         factor = 1.0 if self._inner is None else self._inner.factor(self.size)
         if factor != 1.0:
@@ -160,8 +160,8 @@ class Hosted(Relayed):
     """Adds inside a host, lets ``between`` reduce over hosts, and hands out the result.
 
     ``inside`` joins the ranks of this host.  Its first rank has ``between``, a scheme over the first ranks of all
-    hosts.  Gradients are divided by ``divisor_inside`` before they are added there; ``divisor`` and
-    ``gain`` are those of the result.  ``replicas`` are the ranks of all hosts together.
+    hosts.  Gradients are divided by ``divisor_inside`` before they are added inside; ``divisor`` and ``gain`` are those
+    of the result.  ``replicas`` are the ranks of all hosts together.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class Rounds(Lossy):
         if self.is_finite:
             try:
                 self._encoder.advance(index)
-            except NonFiniteValue:  # products of this rank overflowed, so the others must be told
+            except NonFiniteValue:  # products of this rank overflowed, so the others must be informed
                 self.is_finite = False
         if not self.is_finite and index + 1 < len(messages):
             messages[index + 1].fill(np.nan)

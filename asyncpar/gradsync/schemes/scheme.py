@@ -1,18 +1,17 @@
 """The interface of schemes, and the schemes of codecs whose encoded form cannot be summed.
 
-A scheme owns the memory of one bucket and reduces it in reduction steps: each is some work that needs no other rank,
-then one collective.  ``settle`` follows the last.  Work runs in threads, collectives on the loop; the caller waits for
-the one before it begins the other.
+A scheme owns the memory of one bucket and reduces it in reduction steps: each is some local work followed by one
+collective.  ``settle`` follows the last.  Work runs in threads, collectives on the loop; the caller waits for the one
+before it begins the other.
 
-``ShardedReduce``: owners decode, add and encode: see ``codecs.rows``.  What the first encoding loses goes into the
-residual of the rank that lost it, and what the second loses into the residual of the owner, which adds it to the same
-sum in the next step.  So one residual per parameter and rank is all the state there is, whichever bucket or shard a
-parameter is in.
+``ShardedReduce``: owners decode, add and encode: see ``codecs.rows``.  The error of the first encoding goes into the
+residual of the rank that encoded, and that of the second into the residual of the owner, which adds it to the same sum
+in the next step.  So one residual per parameter and rank is all the state, whichever bucket or shard a parameter is in.
 
 ``Pair``: between two ranks each sends the other its whole vector.  Both decode both rows and add them in the order of
-ranks, so both hold the same bits.  As many bytes travel as between two owners, but in one exchange instead of two that
-wait for each other, and encoded once: nothing is lost of the sum, and the work is less by half an encoding.  Among more
-than two ranks owners send less.
+ranks, so both hold the same bits.  The traffic is the same as between two owners, but in one exchange instead of two
+dependent ones, and encoded once: the sum itself loses nothing, and half an encoding is saved.  Among more than two
+ranks owners send less.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeMemory:
-    """``empty`` makes what other ranks read, so that collectives need not copy it.
+    """``empty`` allocates memory that other ranks read, so that collectives need not copy it.
 
-    With ``keeps_input`` what a bucket comes to goes elsewhere than what went into it.
+    With ``keeps_input`` the result of a bucket is stored separately from its input.
     """
 
     empty: Empty = np.empty
     keeps_input: bool = False
 
     def shared(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return zeros that other ranks can read, or of ordinary memory where there is no room for them."""
+        """Return zeros that other ranks can read, or in ordinary memory if there is no room for them."""
         try:
             array = self.empty(shape, np.dtype(dtype))
         except (ArenaFull, UsageError):
@@ -58,14 +57,14 @@ class SchemeMemory:
 
 
 _PIECE = 1 << 16
-"""Values that stay in the cache between one look at them and the next."""
+"""Number of values that stay in the cache between two passes."""
 
 Place: TypeAlias = tuple[int, ...]
 """Numbers of a step and a bucket, equal on all ranks, from which codecs draw."""
 
 
 class ReductionStep(OwedCollective[Any]):
-    """A collective, after ``work`` that needs no other rank, if there is any."""
+    """A collective, preceded by ``work`` that needs no other rank, if any."""
 
     __slots__ = ("work",)
 
@@ -75,15 +74,15 @@ class ReductionStep(OwedCollective[Any]):
 
 
 class Scheme(ABC):
-    """Reduces one bucket over replicas, in every step anew.
+    """Reduces one bucket over replicas, once per step.
 
     ``flat`` takes the bucket's gradients before the first reduction step.  After ``settle``, ``result``, which may be
     ``flat``, holds their sum or mean: the mean over ``contributors`` ranks is ``result * factor(contributors)``.  Both
-    begin with the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack``
-    ever writes to ``flat``, and ``result`` is another array (unless there is only one rank).
+    begin with the values of the bucket, followed by padding.  With ``keeps_input`` only ``pack`` writes to ``flat``,
+    and ``result`` is another array (unless there is only one rank).
 
-    ``divisor`` is the power of two by which that sum or mean was divided so that it does not overflow.  ``gain`` is
-    what it must be multiplied by where values are left out and are not sent later: see ``Codec.gain``.
+    ``divisor`` is the power of two by which that sum or mean was divided so that it does not overflow.  ``gain`` is the
+    factor that compensates for values that are left out and not sent later: see ``Codec.gain``.
 
     Values that are not finite on some rank make ``is_finite`` false after ``settle`` on all of them; nothing raises.
     """
@@ -92,7 +91,7 @@ class Scheme(ABC):
     divisor = 1
     gain = 1.0
     codec_name = Identity.name
-    """The name of the codec that encodes the bucket, by which its events are recorded."""
+    """The name of the codec that encodes the bucket, recorded in its events."""
 
     def __init__(self, bucket: Bucket, *, size: int, keeps_input: bool = False) -> None:
         self.bucket = bucket
@@ -112,22 +111,23 @@ class Scheme(ABC):
         return self.result[: self.bucket.count]
 
     def factor(self, contributors: int) -> float:
-        """Return what makes ``result`` the mean over ``contributors`` ranks, where the others gave zeros."""
+        """Return the factor that makes ``result`` the mean over ``contributors`` ranks, where the others gave zeros."""
         return (self.size if self.is_mean else 1) * self.divisor / contributors * self.gain
 
     @property
     @abstractmethod
     def is_mean(self) -> bool:
-        """Is ``result`` the mean over all ranks, and not the sum?"""
+        """Whether ``result`` is the mean over all ranks rather than the sum."""
 
     @abstractmethod
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         """Return the reductions of a training step in order; the names of their collectives begin with ``key``."""
 
     def tell_parts(self, tell: Callable[[int, int], None] | None) -> bool:  # noqa: ARG002
-        """Call ``tell`` in the next step with ranges of ``result`` that are final before ``settle``; return whether.
+        """Make the next step call ``tell`` with ranges of ``result`` that are final before ``settle``; return whether
+        it will.
 
-        On the loop.  A scheme that does so tells each element once, and ``settle`` changes none of them.
+        Called on the loop.  A scheme that does so reports each element once, and ``settle`` changes none of them.
         """
         return False
 
@@ -135,28 +135,28 @@ class Scheme(ABC):
     def settle(self) -> None:
         """Compute ``result`` from the data of the last collective.
 
-        Raises ``ProtocolError`` when what came cannot be decoded.
+        Raises ``ProtocolError`` if the received data cannot be decoded.
         """
 
     def lend(self, values: NDArray[Any]) -> bool:  # noqa: ARG002
-        """Use ``values`` as ``flat`` and ``result`` until the next ``lend``, if they can be; return whether.
+        """Use ``values`` as ``flat`` and ``result`` until the next ``lend``, if possible; return whether it is.
 
-        They can where their dtype, shape and layout are those of ``flat``; else ``flat`` is memory of the scheme.
+        It is if their dtype, shape and layout are those of ``flat``; otherwise ``flat`` is memory of the scheme.
         """
         return False
 
     def commit(self) -> None:  # noqa: B027
-        """End a successful step: keep what it lost, and other state, for the next one."""
+        """End a successful step: keep its compression error and other state for the next one."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what is on devices, if anything is; idempotent."""
+        """Free memory on devices, if any; idempotent."""
 
     def swap(self) -> None:
-        """Let ``result`` be the ``flat`` of the next step, and the other way round."""
+        """Exchange ``result`` and ``flat`` for the next step."""
         self.flat, self.result = self.result, self.flat
 
     def buffers(self) -> Iterator[NDArray[Any]]:
-        """Yield the arrays that the scheme holds from step to step, residuals aside; one may come twice."""
+        """Yield the arrays that the scheme keeps between steps, except residuals; one may be yielded twice."""
         yield self.flat
         yield self.result
 
@@ -167,12 +167,14 @@ class Scheme(ABC):
 
     @property
     def residual_nbytes(self) -> int:
-        """Bytes that error feedback takes."""
+        """Bytes used by error feedback."""
         return 0
 
     @property
     def residual_gain(self) -> float:
-        """What the mean lacks, times this, is the residual of each rank that has one: 1 where all replicas do."""
+        """The factor from the amount missing from the mean to the residual of each rank that has one; 1 where all
+        replicas do.
+        """
         return 1.0
 
     def residuals(self) -> Iterator[tuple[str, Values]]:
@@ -186,20 +188,20 @@ class Scheme(ABC):
                 residual[:] = residuals[name]
 
     def state(self) -> Iterator[tuple[str, Values]]:
-        """Yield a copy of what the codec keeps of each parameter, flat, by name."""
+        """Yield a copy of the codec's state of each parameter, flat, by name."""
         yield from ()
 
     def restore(self, state: Mapping[str, Values]) -> None:  # noqa: B027
-        """Go on from what ``state`` of an earlier scheme yielded, as far as it fits."""
+        """Restore what ``state`` of an earlier scheme yielded, as far as it fits."""
 
 
 def all_finite(values: NDArray[np.floating[Any]]) -> bool:
-    """Are all ``values`` finite?  Several times as fast as asking for each."""
+    """Return whether all ``values`` are finite; several times as fast as testing each."""
     return all(_is_finite(values[start : start + _PIECE]) for start in range(0, values.size, _PIECE))
 
 
 def scale(values: NDArray[np.floating[Any]], factor: float) -> bool:
-    """Multiply ``values`` in place; return whether all of them are finite, for little more."""
+    """Multiply ``values`` in place and return whether all of them are finite, at little extra cost."""
     scalar, is_finite = values.dtype.type(factor), True
     for start in range(0, values.size, _PIECE):
         piece = values[start : start + _PIECE]
@@ -213,7 +215,7 @@ def _is_finite(piece: NDArray[np.floating[Any]]) -> bool:
 
 
 class Feedback:
-    """``residual`` is what earlier steps failed to send; ``lost`` becomes the next residual when the step succeeds.
+    """``residual`` is what earlier steps failed to send; ``lost`` becomes the next residual if the step succeeds.
 
     Both are float32 vectors of ``count`` values, those of the bucket first; None where nothing is kept.
     """
@@ -224,7 +226,7 @@ class Feedback:
         self.lost: Values | None = np.zeros(count, np.float32) if is_kept else None
 
     def commit(self) -> None:
-        """Make what this step lost the residual of the next."""
+        """Make the loss of this step the residual of the next."""
         self.residual, self.lost = self.lost, self.residual
         if self.residual is not None:
             self.residual[self._bucket.count :] = 0.0  # padding belongs to no parameter
@@ -242,7 +244,7 @@ class Feedback:
 
 
 class Lossy(Scheme):
-    """``flat`` and ``result`` are float32 vectors of ``count`` values; error feedback is kept where it is asked for."""
+    """Float32 vectors ``flat`` and ``result`` of ``count`` values, with error feedback if requested."""
 
     def __init__(self, bucket: Bucket, *, size: int, count: int, has_feedback: bool, memory: SchemeMemory) -> None:
         super().__init__(bucket, size=size, keeps_input=memory.keeps_input)

@@ -1,7 +1,8 @@
 """Schemes of one all-reduce: without a codec, or with one whose encoded form can be summed.
 
 A float16 cannot hold every sum of float16 gradients, so each rank's part is divided by a power of two before it is
-encoded, and the sum multiplied by it when it is decoded.  So what small values lose is known, and part of the residual.
+encoded, and the sum multiplied by it when it is decoded.  So the loss of small values is known, and part of the
+residual.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Exact(Scheme):
 
 
 class Alone(Scheme):
-    """There is no other replica."""
+    """A single replica."""
 
     is_mean = True
 
@@ -74,7 +75,7 @@ class Alone(Scheme):
 def headroom(dtype: np.dtype[Any] | None, parts: int) -> int:
     """Return the power of two by which ``parts`` values of ``dtype`` are divided so that their sum does not overflow.
 
-    1 for all but float16, whose largest value sums of gradients may well reach.
+    1 for all dtypes but float16, whose largest value sums of gradients may well reach.
     """
     return 1 << (parts - 1).bit_length() if dtype == np.float16 else 1
 
@@ -118,7 +119,7 @@ class Summed(Lossy):
     def settle(self) -> None:
         try:
             self._drawn.decode(self._encoded, self.result)
-        except ProtocolError:  # its length is right, so NaN or infinity is all that a sum can be refused for
+        except ProtocolError:  # its length is right, so NaN or infinity is the only reason to refuse a sum
             self.is_finite = False
         else:
             self.is_finite = True
@@ -140,7 +141,7 @@ class Summed(Lossy):
                 lost *= np.float32(self.divisor)
 
     def _divided(self, residual: Values | None) -> Values:
-        """Return what there is to send, divided; ``result`` has room for it."""
+        """Return the divided values to send; ``result`` has room for them."""
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             if residual is not None:
                 np.add(self.flat, residual, out=self.result)
