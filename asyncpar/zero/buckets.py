@@ -1,4 +1,4 @@
-"""Reduce the gradients of a bucket to the means of their owners, and gather the values of a bucket from them."""
+"""Reduction of a bucket's gradients to their owners' means, and gathering of a bucket's values from the owners."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _MOST_NAMES = 8
 class Means:
     """Shared settings of reductions and gathers; ``key`` begins the names by which collectives meet.
 
-    ``pool`` lends memory of buckets, ``arrays`` that of gathered values.  ``row_sums`` makes the sums of rows;
-    ``feedback`` keeps what they lose, None where they lose nothing.
+    ``pool`` lends memory of buckets, ``arrays`` that of gathered values.  ``row_sums`` computes the sums of rows;
+    ``feedback`` keeps their errors, None where they are exact.
     """
 
     communicator: Communicator
@@ -64,17 +64,17 @@ class Means:
 
     @property
     def op(self) -> ReduceOp:
-        """What gradients are reduced to."""
+        """The operation by which gradients are reduced."""
         return "mean" if self.config.average else "sum"
 
     @property
     def frozen(self) -> frozenset[int]:
-        """The places of the parameters that are frozen now."""
+        """The indices of the currently frozen parameters."""
         return frozenset(index for index, share in enumerate(self.shares) if share.is_frozen)
 
     @property
     def frozen_detail(self) -> str:
-        """What is frozen, for the fingerprints of reductions; empty where nothing is."""
+        """Description of frozen parameters, for the fingerprints of reductions; empty where there are none."""
         names = [share.parameter.name for share in self.shares if share.is_frozen]
         if len(names) <= _MOST_NAMES:
             return frozen_line(names) if names else ""
@@ -82,12 +82,12 @@ class Means:
         return frozen_line([*names[:_MOST_NAMES], more])
 
     def squared_norm(self, without: Collection[str]) -> float:
-        """Return the sum of squares of the reduced gradients that this rank owns, but those ``without``."""
+        """Return the sum of squares of the reduced gradients that this rank owns, except those ``without``."""
         counted = (share for share in self.shares if not share.is_frozen and share.parameter.name not in without)
         return combined(squared_norm(share.own_gradient) for share in counted)
 
     def overflowed(self) -> list[bool]:
-        """Return, for each parameter, whether what this rank owns of its reduced gradient is not finite."""
+        """Return, for each parameter, whether this rank's part of its reduced gradient is not finite."""
         return [not share.is_frozen and not all_finite(share.own_gradient) for share in self.shares]
 
     def spoiled(self) -> list[bool]:
@@ -101,7 +101,7 @@ class Means:
         return [share.parameter.name for share, is_marked in zip(self.shares, marks, strict=True) if is_marked]
 
     def places_of(self, names: Iterable[str] | None) -> list[int]:
-        """Return the places of parameters (None: all), each once, ascending.  Raises ``UsageError`` for other names."""
+        """Return the indices of parameters (None: all), once each, ascending.  Raises ``UsageError`` on other names."""
         place = {share.parameter.name: index for index, share in enumerate(self.shares)}
         chosen = dict.fromkeys(place if names is None else names)
         for name in chosen:
@@ -110,12 +110,12 @@ class Means:
         return sorted(place[name] for name in chosen)
 
     def commit_feedback(self) -> None:
-        """Send what this step's encoding lost with the gradients of the next one."""
+        """Add the encoding errors of this step to the gradients of the next one."""
         if self.feedback is not None:
             self.feedback.commit()
 
     def forget_gradients(self) -> None:
-        """Forget all gradients, and what their encoding lost."""
+        """Forget all gradients and their encoding errors."""
         if self.feedback is not None:
             self.feedback.drop()
         for share in self.shares:
@@ -123,7 +123,7 @@ class Means:
 
 
 class Contributions:
-    """The flat gradients of a round, each until all of it is packed: then its memory serves another one."""
+    """The flat gradients of a round, each kept until all of it is packed; then its memory is reused."""
 
     def __init__(self, buckets: Iterable[RowBucket]) -> None:
         self._missing = Counter(slot.parameter for bucket in buckets for slot in bucket.slots)
@@ -131,15 +131,15 @@ class Contributions:
         self._lock = threading.Lock()
 
     def add(self, index: int, gradient: Array | None) -> None:
-        """Take the gradient of a parameter; None stands for zeros."""
+        """Add the gradient of a parameter; None stands for zeros."""
         self._gradients[index] = gradient
 
     def of(self, index: int) -> Array | None:
-        """Return the gradient of a parameter of which not all is packed; None stands for zeros."""
+        """Return the gradient of a parameter that is not fully packed; None stands for zeros."""
         return self._gradients.get(index)
 
     def packed(self, index: int) -> None:
-        """Take note that a parameter's place in one bucket is filled.  From any thread."""
+        """Record that a parameter's place in one bucket is filled.  From any thread."""
         with self._lock:
             self._missing[index] -= 1
             if not self._missing[index]:
@@ -147,10 +147,10 @@ class Contributions:
 
 
 class BucketReduction:
-    """Packs gradients, reduces them and lays the result down where it belongs.
+    """Packs gradients, reduces them and stores the result at its destination.
 
-    ``contributions`` are taken instead of the parameters' own gradients, if given.  Ranks meet in it only where all
-    have the same ``detail``.
+    ``contributions``, if given, replace the parameters' own gradients.  Ranks take part only if all have the same
+    ``detail``.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class BucketReduction:
         return self._sum
 
     def _lent_rows(self) -> Rows | None:
-        """Return the gradient itself, if it is all of the bucket and sums only read it; None: it must be packed."""
+        """Return the gradient itself, if it fills the bucket and sums only read it; None: it must be packed."""
         means, bucket = self._means, self._bucket
         if (
             not bucket.slots
@@ -235,7 +235,7 @@ class BucketReduction:
         return f"{self._means.key()}/reduce/{self._bucket.index}"
 
     def _take_alone(self) -> None:
-        """Without other replicas a gradient is its own sum."""
+        """Take a gradient as its own sum, without other replicas."""
         if self._contributions is not None:
             for slot in self._bucket.slots:
                 gradient, part = self._gradient(slot.parameter), slice(slot.low, slot.high)
@@ -255,7 +255,7 @@ class BucketReduction:
         opened.prepare()
 
     def _find_spoiled(self, rows: Rows) -> None:
-        """Take note of the parameters whose gradients are not finite on this rank: their owners see only sums."""
+        """Record the parameters whose gradients are not finite on this rank: their owners see only sums."""
         for slot in self._bucket.slots:
             values = values_in_rows(slot, rows)
             self._means.shares[slot.parameter].is_spoiled |= not all_finite(values.reshape(-1))
@@ -282,7 +282,7 @@ class BucketReduction:
                 share.own_gradient[part] = reduced
 
     def _close(self, *, is_over: bool) -> None:
-        """Give memory back; what others may still read after a failure is not used again."""
+        """Release memory; after a failure, memory that others may still read is not reused."""
         if self._sum is not None:
             self._sum.close(is_over=is_over)
         self._loans.close(is_over=is_over)
@@ -299,9 +299,9 @@ def make_means(
     key: Callable[[], str],
     row_sums: RowSums | None = None,
 ) -> Means:
-    """Divide ``parameters`` over the ranks, and make the states of what this one owns.
+    """Divide ``parameters`` over the ranks, and create the states of the part that this one owns.
 
-    Raises ``UsageError`` for settings that do not go with the parameters or the communicator.
+    Raises ``UsageError`` for settings that do not fit the parameters or the communicator.
     """
     specs = [
         Spec(name=parameter.name, shape=parameter.shape, dtype=stored_dtype(parameter)) for parameter in parameters
@@ -351,7 +351,7 @@ def _check(specs: Sequence[Spec], config: ZeROConfig, communicator: Communicator
 class BucketGather:
     """Gathers the values of one bucket, once.
 
-    ``partition`` is that of ``shares``; what they own goes into ``targets``, the flat values of each parameter.  Where
+    ``partition`` is that of ``shares``; the owned values go into ``targets``, the flat values of each parameter.  Where
     these have room for padding behind them, whole buckets are gathered without a copy.
     """
 
@@ -368,7 +368,7 @@ class BucketGather:
         self._gather: OwedCollective[Any] = OwedCollective(self._begin)
 
     async def run(self, targets: Sequence[Array], *, has_own: bool) -> None:
-        """Gather the values into ``targets``, which may have those that this rank owns already."""
+        """Gather the values into ``targets``, which may contain those that this rank owns already."""
         nbytes = self._partition.bucket_nbytes(self._bucket)
         is_over = False
         try:
@@ -399,7 +399,7 @@ class BucketGather:
         return self._memory
 
     def _lent_memory(self, targets: Sequence[Array]) -> tuple[Array, Array] | None:
-        """Return row and rows that are the values themselves; None: they must be packed and unpacked."""
+        """Return the values themselves as row and rows; None: they must be packed and unpacked."""
         size, width = self._partition.size, self._bucket.width
         if not self._partition.is_whole(self._bucket):
             return None

@@ -1,4 +1,4 @@
-"""Memory for buckets that are under way."""
+"""Memory for buckets in progress."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from asyncpar.zero.partition import Widths, served_width
 
 
 class BufferPool:
-    """Lends arrays of undefined content, and takes them back.
+    """Lends uninitialized arrays, and takes them back.
 
-    Where it ``reuses`` memory, ``empty`` makes it, such that ranks of one host can read it, and what was given back is
-    lent again.  Rows of ``usual`` widths have memory for the widest of them, so that what one bucket took fits the next
-    one.  ``loans`` are how many matrices of rows, and how many single rows, a bucket takes.
+    If it ``reuses`` memory, ``empty`` allocates it such that ranks of one host can read it, and returned memory is lent
+    again.  Rows of ``usual`` widths have memory for the widest of them, so that the memory of one bucket fits the next
+    one.  ``loans`` are the numbers of matrices of rows and of single rows that a bucket takes.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class BufferPool:
         return Lent(memory, memory[:count].reshape(shape))
 
     def count_for(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        """Return how many values the memory has room for that is made for ``shape``."""
+        """Return the capacity, in values, of the memory allocated for ``shape``."""
         return math.prod(shape[:-1]) * served_width(shape[-1], dtype, self._usual)
 
     def give_back(self, lent: Lent) -> None:
-        """Take back what was lent and no rank reads any more; it may be lent again."""
+        """Take back an array that no rank reads any more; it may be lent again."""
         if self._reuses:
             self._free.setdefault(lent.memory.dtype, []).append(lent.memory)
         else:
             self._bytes_held.add(buffers=-lent.memory.nbytes)
 
     def discard(self, lent: Lent) -> None:
-        """Forget what was lent: others may still read it."""
+        """Forget a lent array that others may still read."""
         self._bytes_held.add(buffers=-lent.memory.nbytes)
 
     def trim(self, buckets: int) -> None:
-        """Free what waits beyond the needs of so many ``buckets``, and what is narrower than usual."""
+        """Free idle memory beyond the needs of so many ``buckets``, and memory narrower than usual."""
         for dtype, free in self._free.items():
             kept: list[NDArray[Any]] = []
             counts = Counter[int]()
@@ -81,13 +81,13 @@ class BufferPool:
             free[:] = kept
 
     def clear(self) -> None:
-        """Free all memory that waits to be used again."""
+        """Free all idle memory."""
         for free in self._free.values():
             self._bytes_held.add(buffers=-_nbytes(free))
         self._free.clear()
 
     def _find(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return memory that waits, the smallest that fits; where none does, the largest gives way to what is made."""
+        """Return the smallest idle memory that fits; if none does, drop the largest to make room for new memory."""
         free = self._free.get(dtype, [])
         wanted = self.count_for(shape, dtype)
         if shape[-1] in self._usual.get(dtype, ()):
@@ -105,7 +105,7 @@ class BufferPool:
         return None
 
     def _kind(self, dtype: np.dtype[Any], count: int) -> tuple[int, int]:
-        """Return what tells apart memory that serves different needs, and how much of it a bucket takes at most."""
+        """Return a key that separates memory for different needs, and the most loans of it per bucket."""
         if (dtype, count) in self._narrow_counts:
             return -1, 0
         if (dtype, count) not in self._usual_counts:
@@ -118,7 +118,7 @@ class BufferPool:
             return np.empty(count, dtype)
         try:
             return self._empty((count,), dtype)
-        except (ArenaFull, UsageError):  # no room, or a dtype that it does not carry: ordinary memory does, too
+        except (ArenaFull, UsageError):  # no room, or an unsupported dtype: ordinary memory will do
             return np.empty(count, dtype)
 
 
@@ -137,20 +137,20 @@ class Lent:
 
 
 class Loans:
-    """Arrays that were lent for one purpose and are given back together."""
+    """Arrays that are lent for one purpose and returned together."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
         self._lent: list[Lent] = []
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an array of undefined content."""
+        """Return an uninitialized array."""
         lent = self._pool.take(shape, np.dtype(dtype))
         self._lent.append(lent)
         return lent.array
 
     def close(self, *, is_over: bool) -> None:
-        """Give everything back; unless all ``is_over``, others may still read it, and it is not used again."""
+        """Return everything; unless all ``is_over``, others may still read it, and it is not reused."""
         for lent in self._lent:
             (self._pool.give_back if is_over else self._pool.discard)(lent)
         self._lent = []

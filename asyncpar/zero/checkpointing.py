@@ -1,4 +1,4 @@
-"""Checkpoints of a gradient flow: values, optimizer states, and what the reduction of gradients keeps between steps."""
+"""Checkpoints of a gradient flow: values, optimizer states, and the state of reductions between steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _WHAT = "what the reduction of gradients keeps between steps (residuals of compr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFlow:
-    """The part of a checkpoint that this rank has asked for.
+    """The requested part of a checkpoint on this rank.
 
-    ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` are what was saved as such.  ``reduction`` is
-    None where ranks reduce in another layout than those that saved: then ``lacking`` is what they lacked, summed over
-    all of them.  ``skipped`` are updates in which parameters of any
-    rank were frozen.
+    ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` were saved under these names.  ``reduction`` is
+    None where ranks reduce in another layout than those that saved: then ``lacking`` is the amount that those lacked,
+    summed over all of them.  ``skipped`` are updates in which parameters of any rank were frozen.
     """
 
     arrays: dict[tuple[str, str], Array]
@@ -39,7 +38,7 @@ class LoadedFlow:
     skipped: dict[str, int]
 
     def restore_reduction(self, flow: GradientFlow) -> None:
-        """Let ``flow`` go on from what was kept; what it cannot make up for is named in a warning."""
+        """Restore the saved reduction state into ``flow``; warn about parts that it cannot compensate."""
         flow.restore_reduction(self.reduction)
         if self.reduction is None:
             take_over(flow, self.lacking)
@@ -57,10 +56,11 @@ async def save_flow(
     extra: Mapping[str, Any] | None,
     keep: int | None,
 ) -> Path:
-    """Save what all ranks of ``communicator`` hold, and return the folder of the checkpoint.
+    """Save the state of all ranks of ``communicator``, and return the folder of the checkpoint.
 
-    ``run`` are numbers of the run and ``extra`` what the user saves: JSON values, equal on all ranks.  ``layout`` says
-    how gradients are reduced; ``model`` tells the model from others.  See ``asyncpar.checkpoint.save_checkpoint``.
+    ``run`` are numbers of the run and ``extra`` is the user's own: JSON values, equal on all ranks.  ``layout``
+    describes how gradients are reduced; ``model`` distinguishes the model from others.  See
+    ``asyncpar.checkpoint.save_checkpoint``.
     """
     pieces = [
         Piece(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, array=one.array)
@@ -86,7 +86,7 @@ async def save_flow(
 
 
 def wanted_by(flow: GradientFlow) -> list[Wanted]:
-    """Return what this rank needs of a checkpoint."""
+    """Return the parts of a checkpoint that this rank needs."""
     return [
         Wanted(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, dtype=one.array.dtype)
         for one in flow.pieces()
@@ -102,15 +102,15 @@ async def load_flow(
     model: Mapping[str, Any],
     communicator: Communicator,
 ) -> LoadedFlow:
-    """Return what the latest checkpoint in ``folder`` holds for this rank, of ``parameters``; all ranks call it.
+    """Load this rank's part of the latest checkpoint in ``folder``, of ``parameters``; all ranks call it.
 
-    Raises, on all of them, what ``asyncpar.checkpoint.load_checkpoint`` raises.
+    Raises, on all of them, the errors of ``asyncpar.checkpoint.load_checkpoint``.
     """
     loaded = await load_checkpoint(folder, wanted, model=model, communicator=communicator)
     run: dict[str, Any] = loaded.extra[_RUN]
     described = [one.get(_REDUCTION) for one in loaded.extras]
     parts = [one[_PARTS] for one in loaded.extras if _PARTS in one]
-    has_parts = len(parts) == len(loaded.extras)  # not in checkpoints of earlier versions
+    has_parts = len(parts) == len(loaded.extras)  # absent from checkpoints of earlier versions
     kept = await load_rank_state(
         loaded,
         described,
@@ -139,7 +139,7 @@ async def carry_over(
 ) -> dict[tuple[str, str], Array]:
     """Return the arrays of ``held`` for each of ``wanted``, flat, by parameter and kind; all ranks call it.
 
-    Raises ``UsageError``, on every rank of ``communicator``, where some rank does not hold all of what it will hold.
+    Raises ``UsageError`` on every rank of ``communicator`` if some rank does not hold all that it will hold afterwards.
     """
     there = {(piece.parameter, piece.kind): piece for piece in held}
     lacking = next((piece for piece in wanted if not _fits(there.get((piece.parameter, piece.kind)), piece)), None)

@@ -14,14 +14,14 @@ MIB = 1 << 20
 _BUCKETS = 16
 _ROOM_SHARE = 8
 _LEAST_ROOM = 8 * MIB
-"""What a model of any size may use."""
+"""Room that a model of any size may use."""
 
 
 class ZeROStage(StrEnum):
-    """Stages of sharding over replicas (Rajbhandari et al. 2020): each shards also what the one before it does.
+    """Stages of sharding over replicas (Rajbhandari et al. 2020): each also shards what the previous one does.
 
-    NONE: nothing, which is plain data parallelism.  STAGE1: optimizer states and master values.  STAGE2: gradients.
-    STAGE3: parameters.
+    NONE: nothing (plain data parallelism).  STAGE1: optimizer states and master values.  STAGE2: gradients.  STAGE3:
+    parameters.
     """
 
     NONE = "none"
@@ -31,7 +31,7 @@ class ZeROStage(StrEnum):
 
     @classmethod
     def of(cls, number: int) -> ZeROStage:
-        """Return the stage of that number, 0 to 3."""
+        """Return the stage with that number, 0 to 3."""
         stages = list(cls)
         if isinstance(number, bool) or number not in range(len(stages)):
             raise UsageError(f"stage: expected 0 to {len(stages) - 1}, got {number!r}")
@@ -57,26 +57,26 @@ class ZeROStage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeROConfig:
-    """Settings of how gradients and parameters travel between replicas, and of what each replica keeps.
+    """Settings of the transfer of gradients and parameters between replicas, and of the memory of each replica.
 
     - ``bucket_size_mb``: gradients are reduced, and parameters gathered after the step, in buckets of up to this size,
-      and of up to a sixteenth of the parameters, or 1 MiB; a larger parameter has a bucket to itself.
-    - ``reduce_bucket_size``: most values in one bucket; larger parameters are cut.
-    - ``overlap_comm``: a bucket is reduced as soon as the backward pass is through with it, else when all is over.
-    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the one that computes; in
+      and of up to a sixteenth of the parameters, or 1 MiB; a larger parameter has its own bucket.
+    - ``reduce_bucket_size``: limit of values in one bucket; larger parameters are cut.
+    - ``overlap_comm``: a bucket is reduced as soon as the backward pass is done with it, else at the end of the pass.
+    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the computing one; in
       other stages anything but the default is refused.
-    - ``max_memory_usage_mb``: most memory for buckets under way and gathered parameters.  Less is under way to stay
-      within it; what does not fit by itself is ``MemoryExceeded``.  Who sets it lets as much wait from step to step;
+    - ``max_memory_usage_mb``: limit of memory for buckets in progress and gathered parameters.  Fewer run to stay
+      within it; what does not fit by itself raises ``MemoryExceeded``.  If set, as much may stay idle between steps;
       by default that is an eighth of the parameters, or 8 MiB, so that it does not take what sharding saves.
-    - ``gradient_compression``: gradients travel as 8-bit integers with a scale per 1,024 values, a quarter of the
-      bytes, and are rounded for it (as in ZeRO++, Wang et al. 2023): not to the last bit what they were.
-    - ``error_feedback``: what that rounding loses is added to the next step's gradients, so that it does not add up
+    - ``gradient_compression``: gradients are sent as 8-bit integers with a scale per 1,024 values, a quarter of the
+      bytes, with a rounding error (as in ZeRO++, Wang et al. 2023).
+    - ``error_feedback``: that rounding error is added to the next step's gradients, so that it does not accumulate
       over steps.  Takes 8 bytes for each value that is sent, which other ranks own, on each rank that compresses, in
       all stages.
     - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again, and
       so is memory of whole gradients and gathered parameters; else each is made anew and freed.
     - ``average``: gradients become their mean over the replicas, else their sum.
-    - ``algorithm``: how buckets are reduced, by name; None: what is quickest.
+    - ``algorithm``: name of the algorithm that reduces buckets; None: the fastest.
     """
 
     stage: ZeROStage = ZeROStage.STAGE1
@@ -107,7 +107,7 @@ class ZeROConfig:
             )
 
     def check_unused(self, names: Iterable[str], why: str) -> None:
-        """Raise ``UsageError`` where a setting among ``names``, which would have no effect, is not the default."""
+        """Raise ``UsageError`` if a setting among ``names``, which would have no effect, is not the default."""
         for field in fields(self):
             if field.name in names and getattr(self, field.name) != field.default:
                 raise UsageError(
@@ -125,23 +125,23 @@ class ZeROConfig:
         return int(self.max_memory_usage_mb * MIB)
 
     def bucket_bytes_of(self, nbytes: int) -> int:
-        """Return the most bytes of a bucket of parameters that take ``nbytes``: few beside what sharding saves."""
+        """Return the largest size in bytes of a bucket of parameters that take ``nbytes``: small beside the savings."""
         return min(self.bucket_bytes, max(MIB, nbytes // _BUCKETS))
 
     def idle_bytes_of(self, nbytes: int) -> int:
-        """Return how much may wait, from step to step, for gradients and gathered values of such parameters."""
+        """Return how many bytes may stay idle between steps for gradients and gathered values of such parameters."""
         if not self.pin_memory:
             return 0
         follows = is_default(self.max_memory_usage_mb)
         return min(self.most_bytes, max(_LEAST_ROOM, nbytes // _ROOM_SHARE)) if follows else self.most_bytes
 
     def buffer_bytes_of(self, nbytes: int) -> int:
-        """Return how much buckets under way may take, as long as that is room for two."""
+        """Return how many bytes buckets in progress may take, as long as that is room for two."""
         return min(self.most_share, max(_LEAST_ROOM, nbytes // _ROOM_SHARE))
 
     @property
     def most_share(self) -> int:
-        """The most of ``most_bytes`` that buckets under way have, if it has room for one."""
+        """The largest part of ``most_bytes`` for buckets in progress, if it has room for one."""
         return self.most_bytes // 4 if self.stage.shards_parameters else self.most_bytes
 
 

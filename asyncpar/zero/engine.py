@@ -1,14 +1,14 @@
-"""The engine of sharded training: gradients to their owners, a step there, values to all ranks.
+"""The engine of sharded training: gradients go to their owners, which update, and values go to all ranks.
 
-Theory of operation.  ``ready`` takes note of gradients while the backward pass goes on, ``reduce`` brings all of them
-to their owners, and no value changes before ``step``; in between the caller may look at norms and agree with other
-ranks on what to do.  A step begins with an exchange in which replicas make sure that all of them take the same step and
-that gradients are finite; nothing is written before that.  A failure on one replica is one on all: the rank gives up
-all collectives that others may be waiting for.  Then ``resume`` brings replicas together again.
+Theory of operation.  ``ready`` records final gradients during the backward pass, ``reduce`` brings all of them to their
+owners, and no value changes before ``step``; in between the caller may inspect norms and agree with other ranks on what
+to do.  A step begins with an exchange in which replicas make sure that all of them take the same step and that
+gradients are finite; nothing is written before that.  A failure on one replica is one on all: the rank aborts all
+collectives that others may be waiting for.  Then ``resume`` brings replicas together again.
 
-Sums are made by the same reduce-scatter in all stages, so all stages come to the same bits.  They are those of an
-all-reduce in the arena (which adds in rank order), and of one by the same ``algorithm`` where that adds all values in
-one order, as ``halving`` does; two replicas have but one order.
+Sums are computed by the same reduce-scatter in all stages, so all stages get the same bits.  They equal those of an
+all-reduce in the arena (which adds in rank order), and of one by the same ``algorithm`` if that adds all values in one
+order, as ``halving`` does; two replicas have only one order.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ T = TypeVar("T")
 
 
 class ZeroEngine:
-    """Trains ``parameters`` by ``rule`` over the replicas of ``communicator``, as ``config`` says.
+    """Trains ``parameters`` by ``rule`` over the replicas of ``communicator``, with the settings of ``config``.
 
-    All ranks make it, and await ``prepare``, with the same arguments, and then call the same methods in the same order.
-    A step is ``zero_grad``, backward passes, ``reduce``, then perhaps ``scale``, and ``step``.  Everything is called on
-    the event loop but ``ready``, which any thread may call.  ``bridge`` is that of the compute thread; by default stage
-    3 makes its own.  ``row_sums`` makes the sums of buckets another way than ``config`` says: host by host, say.
-    ``name`` tells apart engines that share ``communicator``, and from ``prepare`` on belongs to one that lives.
+    All ranks create it, and await ``prepare``, with the same arguments, and then call the same methods in the same
+    order.  A step is ``zero_grad``, backward passes, ``reduce``, then perhaps ``scale``, and ``step``.  Everything is
+    called on the event loop except ``ready``, which any thread may call.  ``bridge`` is that of the compute thread; by
+    default stage 3 makes its own.  ``row_sums`` computes the sums of buckets in another way than that of ``config``,
+    for example host by host.  ``name`` distinguishes engines that share ``communicator``, and from ``prepare`` on
+    belongs to one live engine.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ZeroEngine:
         refuse_elastic(communicator, "ZeRO", "use job.state(parameters, optimizer, zero=1), or 2, or 3")
         self.parameters = distinct(parameters)
         for parameter in self.parameters:
-            if not getattr(parameter, "is_released", False):  # those of other modules never are
+            if not getattr(parameter, "is_released", False):  # those of other modules are never frozen
                 check_on_host(parameter.name, parameter.value)
         self.rule = rule
         self.config = config
@@ -80,7 +81,7 @@ class ZeroEngine:
         self.factor = 1.0
         """The factor of gradients in the next step."""
         self.runs = 1
-        """How many runs of sharded layers are passed through one by one, as the pieces of a pipeline's rank are."""
+        """Number of runs of sharded layers that are passed through one by one, like the pieces of a pipeline's rank."""
         self._name = name
         self._names = Names(name)
         self._bridge = bridge
@@ -125,13 +126,13 @@ class ZeroEngine:
         return self._layers[-1]
 
     def close(self) -> None:
-        """Give the name back, for another engine; this one takes no more steps."""
+        """Release the name for another engine; this one takes no more steps."""
         self.communicator.release(self._name, self)
 
     async def prepare(self) -> None:
-        """Make sure that all replicas hold the same parameters and settings, and keep only what this rank owns.
+        """Verify that all replicas hold the same parameters and settings, and keep only what this rank owns.
 
-        Raises ``UsageError`` on every rank, with nothing released, that names the first rank that differs and how.
+        Raises ``UsageError`` on every rank, with nothing released, naming the first rank that differs and how.
         """
         self._state.check_new("prepare")
         stage = self.config.stage
@@ -175,7 +176,7 @@ class ZeroEngine:
         """Report that the gradient of the parameter ``name`` is final: pass this as ``on_gradient``.  From any thread.
 
         Its bucket is reduced as soon as all of it is final.  From stage 2 on the gradient is taken from the parameter:
-        what is added after that belongs to the next ``reduce``.
+        later additions belong to the next ``reduce``.
         """
         self._state.check_giving("ready")
         self._reducer.ready(name)
@@ -183,7 +184,7 @@ class ZeroEngine:
     async def reduce(self) -> None:
         """Bring all gradients to their owners; parameters without gradient count as zeros.
 
-        From stage 2 on it may be called several times in a step, after each micro-batch say: gradients add up.
+        From stage 2 on it may be called several times in a step, for example after each micro-batch: gradients add up.
         """
         self._state.check_giving("reduce")
         async with self._recovery.all_or_none("reduce"):
@@ -193,13 +194,13 @@ class ZeroEngine:
     def reduced(self) -> Mapping[str, Array]:
         """Return the flat gradients of the values that this rank updates, by parameter: all of them before stage 1.
 
-        The caller may write to them, to add what other tensor-parallel ranks or the other end of a tie have.
+        The caller may write to them, to add the values of other tensor-parallel ranks or of the other end of a tie.
         """
         self._state.check_reduced("reduced")
         return {share.parameter.name: share.gradient for share in self._means.shares}
 
     def squared_norm(self, *, without: Collection[str] = ()) -> float:
-        """Return this rank's part of the squared norm of scaled gradients, parameters ``without`` left out.
+        """Return this rank's part of the squared norm of scaled gradients, except parameters ``without``.
 
         ``nn.optimizers.combined`` adds the parts of all replicas.  The sum has the same bits in all stages.
         """
@@ -207,9 +208,9 @@ class ZeroEngine:
         return self._means.squared_norm(without) * self.factor**2
 
     async def global_norm(self, *, without: Collection[str] = ()) -> float:
-        """Return the norm of the scaled gradients of all replicas; not finite where one of them is not.
+        """Return the norm of the scaled gradients of all replicas; not finite if one of them is not.
 
-        All ranks call it.  Parameters named in ``without`` are left out.
+        All ranks call it.  Parameters named in ``without`` are excluded.
         """
         self._state.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
@@ -217,7 +218,7 @@ class ZeroEngine:
             return await global_norm(self._means, own)
 
     def is_finite(self) -> bool:
-        """Are the gradients finite that this rank owns?"""
+        """Return whether the gradients that this rank owns are finite."""
         self._state.check_reduced("is_finite")
         return not any(self._means.overflowed())
 
@@ -227,19 +228,19 @@ class ZeroEngine:
         return self._means.names_of(self._means.spoiled())
 
     def overflowed(self) -> list[str]:
-        """Return the parameters whose reduced gradients are not finite in what this rank owns."""
+        """Return the parameters whose reduced gradients are not finite in this rank's part."""
         self._state.check_reduced("overflowed")
         return self._means.names_of(self._means.overflowed())
 
     def scale(self, factor: float) -> None:
-        """Multiply gradients by ``factor``, in the next step; half precision loses nothing by it."""
+        """Multiply gradients by ``factor`` in the next step; half precision loses nothing by it."""
         self._state.check_reduced("scale")
         if not math.isfinite(factor):
             raise UsageError(f"factor: expected a finite number, got {factor}")
         self.factor *= factor
 
     async def _looked_at(self, look: Callable[[], T]) -> T:
-        """Return what ``look`` at the gradients finds, without holding up the loop."""
+        """Return the result of ``look`` at the gradients, without blocking the loop."""
         found: list[T] = []
         nbytes = sum(share.own_gradient.nbytes for share in self._means.shares)
         await off_loop(lambda: found.append(look()), nbytes=nbytes)
@@ -292,7 +293,7 @@ class ZeroEngine:
             self._bytes_held.end_step()
 
     def _begin_update(self, learning_rate: float) -> OwnedUpdate:
-        """Count the step and return what updates values: the point after which there is no way back."""
+        """Count the step and return the update of values: from here on there is no way back."""
         self.step_count += 1
         self._means.commit_feedback()
         return OwnedUpdate(
@@ -306,15 +307,15 @@ class ZeroEngine:
     # -- failure -----------------------------------------------------------------------------------------------------
 
     async def abandon(self, why: str = "it was abandoned") -> None:
-        """Abort the step on all replicas, which are told ``why``.  Does not wait.
+        """Abort the step on all replicas, with the reason ``why``.  Does not wait.
 
-        For failures outside the engine, in a backward pass say; those inside it tell the others themselves.
+        For failures outside the engine, such as in a backward pass; failures inside it notify the others themselves.
         """
         self._state.check_prepared("abandon")
         await self._recovery.break_off(why)
 
     async def leave(self, why: str) -> None:
-        """Abort the step on all replicas, and the next ``resume``, to which this one does not come.  Waits for none."""
+        """Abort the step on all replicas, and the next ``resume``, in which this one takes no part.  Does not wait."""
         self._state.check_prepared("leave")
         await self._recovery.break_off(why)
         self._recovery.stay_away(0)
@@ -322,18 +323,18 @@ class ZeroEngine:
     async def catch_up(self, learning_rate: float) -> None:
         """Take, on this rank alone, the step that the other replicas have taken with these gradients.
 
-        For who failed where the others did not: all of them must ``resume`` after it.
+        For a rank that failed where the others did not: all of them must ``resume`` after it.
         """
         self._state.check_prepared("catch_up")
         await self._recovery.break_off("catch_up() was called")
         await self._begin_update(learning_rate).run_alone()
 
     async def resume(self, attempt: int = 0) -> None:
-        """Bring replicas together after a failure: all of them call it.  Gradients are forgotten.
+        """Bring replicas together after a failure: all of them call it.  Gradients are dropped.
 
-        A step that was torn is made whole.  Raises ``StepTorn`` on all ranks when some took the step and others did
-        not; then they must ``restore`` a checkpoint.  Where a replica may fail before it comes to ``resume``, all pass
-        the same new number as ``attempt`` each time.
+        A torn step is completed.  Raises ``StepTorn`` on all ranks if some took the step and others did not; then they
+        must ``restore`` a checkpoint.  If a replica may fail before it reaches ``resume``, all pass the same new number
+        as ``attempt`` each time.
         """
         self._state.check_prepared("resume")
         await self._recovery.break_off("resume() was called")
@@ -350,9 +351,9 @@ class ZeroEngine:
     # -- parameters, states, memory ----------------------------------------------------------------------------------
 
     async def gather(self, names: Iterable[str] | None = None) -> None:
-        """Stage 3: give parameters ``names`` (None: all) their whole values until ``release``.
+        """Stage 3: give the parameters ``names`` (None: all) their whole values until ``release``.
 
-        All ranks name the same ones.
+        All ranks pass the same names.
         """
         gatherer = self._check_sharded("gather")
         chosen = self._means.places_of(names)
@@ -371,15 +372,15 @@ class ZeroEngine:
             gatherer.release(self._gathered.pop())
 
     def memory_stats(self) -> ZeROMemoryStats:
-        """Return the bytes that this rank holds now."""
+        """Return the bytes that this rank currently holds."""
         feedback = self._means.feedback
         return held_now(self._means.shares, self._bytes_held, residuals=0 if feedback is None else feedback.nbytes)
 
     def memory_needed(self) -> int:
-        """Return the most bytes that this rank holds in a step, which are not all there before the first one.
+        """Return the most bytes that this rank holds in a step; not all are allocated before the first one.
 
-        Counts whole gradients, which are there until they are reduced, as many buckets as may be under way, and of
-        stage 3 what may be gathered.
+        Counts whole gradients, which exist until they are reduced, as many buckets as may be in progress, and in stage
+        3 the parameters that may be gathered.
         """
         feedback, gatherer = self._means.feedback, self._recovery.gatherer
         residuals = 0 if feedback is None else feedback.nbytes_needed
@@ -387,12 +388,12 @@ class ZeroEngine:
         return kept_in_a_step(self._means.shares, self.config.stage) + self._budget.buffers + residuals + gathered
 
     def state_pieces(self) -> list[StatePiece]:
-        """Return what a checkpoint must hold of this rank, besides ``step_count`` and ``skipped``."""
+        """Return this rank's state for checkpoints, besides ``step_count`` and ``skipped``."""
         self._state.check_sound("state_pieces")
         return pieces_of(share.held for share in self._means.shares)
 
     def residuals(self) -> dict[str, Values]:
-        """Return a copy of what compression on this rank has yet to make up for, flat, by parameter; for checkpoints.
+        """Return a copy of this rank's compression residuals, flat, by parameter; for checkpoints.
 
         Empty without ``gradient_compression`` and ``error_feedback``, and on ranks that have compressed nothing.
         """
@@ -400,15 +401,16 @@ class ZeroEngine:
         return {} if feedback is None else feedback.by_name()
 
     def weights(self) -> dict[str, float]:
-        """Return, for each parameter, what of a residual a reduced gradient gets, the parts of all ranks together."""
+        """Return, for each parameter, the weight of a residual in a reduced gradient, all ranks' parts together."""
         op, sums, size = self._means.op, self._means.row_sums, self.partition.size
         return {spec.name: 1.0 / sums.divisor(size, spec.dtype, op) for spec in self.partition.specs}
 
     def owe(self, lacking: Mapping[str, NDArray[Any]]) -> list[str]:
-        """Make up for ``lacking`` in the next steps, in place of residuals so far; all ranks call it, between steps.
+        """Compensate for ``lacking`` in the next steps, replacing current residuals; all ranks call it, between steps.
 
-        That is what reduced gradients were too small by: flat and whole, by parameter, equal on all replicas.  Returns
-        the parameters for which that cannot be, as nothing is compressed with error feedback here.
+        ``lacking`` is the amount by which reduced gradients were too small: flat and whole, by parameter, equal on all
+        replicas.  Returns the parameters that cannot be compensated because nothing is compressed with error feedback
+        here.
         """
         self._state.check_prepared("owe")
         means, size = self._means, self.partition.size
@@ -418,14 +420,14 @@ class ZeroEngine:
         return []
 
     def restore_residuals(self, residuals: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with the ``residuals`` of an earlier run of this rank, between steps."""
+        """Continue with the ``residuals`` of an earlier run of this rank, between steps."""
         self._state.check_prepared("restore_residuals")
         if self._means.feedback is not None:
             self._means.feedback.restore(residuals)
 
     @property
     def skipped(self) -> dict[str, int]:
-        """By parameter, the number of steps in which it was frozen, where there are any: part of ``step_count``."""
+        """By parameter, the number of steps in which it was frozen, if any: part of ``step_count``."""
         return skipped_steps(share.range for share in self._means.shares)
 
     async def restore(
@@ -436,10 +438,11 @@ class ZeroEngine:
         skipped: Mapping[str, int] | None = None,
         attempt: int = 0,
     ) -> None:
-        """Go on from ``state_pieces`` of a checkpoint, by (parameter, kind), and ``skipped`` steps; all ranks call it.
+        """Continue from ``state_pieces`` of a checkpoint, by (parameter, kind), and ``skipped`` steps; all ranks call
+        it.
 
         Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.  ``attempt`` is
-        the number of the attempt, equal on all ranks, where a restore is tried again.
+        the number of the attempt, equal on all ranks, if a restore is retried.
         """
         self._state.check_prepared("restore")
         try:

@@ -1,4 +1,4 @@
-"""The flow of gradients over replicas into parameters: the interface, and the flow of replicas that hold everything."""
+"""The flow of gradients over replicas into parameters: the interface, and the flow of unsharded replicas."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from asyncpar.zero.share import Held, StatePiece, pieces_of, restore_pieces
 class ReductionState:
     """State of the reduction on one rank between steps, such as residuals: flat arrays by name.
 
-    ``number`` is that of the last reduction, equal on all ranks.  ``parts`` are the arrays that are parts of what
-    reduced gradients lack: the parameter, and the weight of the part in the sum over all replicas.  ``lost`` are those
-    that another layout has no use for, and does not find anew either.
+    ``number`` is that of the last reduction, equal on all ranks.  ``parts`` describes the arrays that are parts of the
+    amount lacking from reduced gradients: the parameter, and the weight of the part in the sum over all replicas.
+    ``lost`` are those that another layout can neither use nor recompute.
     """
 
     arrays: Mapping[str, Array]
@@ -40,7 +40,7 @@ class ReductionState:
 class GradientFlow(ABC):
     """Reduces the gradients of ``parameters`` over all ranks that have a part of them, and moves the parameters.
 
-    A step is ``zero_grad``, ``reducing`` around the backward passes, then, after ranks have looked at norms, ``scale``
+    A step is ``zero_grad``, ``reducing`` around the backward passes, then, after ranks have inspected norms, ``scale``
     and ``step``, or neither.
     """
 
@@ -50,7 +50,7 @@ class GradientFlow(ABC):
     @property
     @abstractmethod
     def is_sharded(self) -> bool:
-        """Does ``squared_norm`` count this rank's shards only, and not gradients that all replicas hold?"""
+        """Whether ``squared_norm`` counts only this rank's shards, not gradients that all replicas hold."""
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class GradientFlow(ABC):
     @property
     @abstractmethod
     def skipped(self) -> Mapping[str, int]:
-        """By parameter, the number of those updates in which it was frozen, where there are any."""
+        """By parameter, the number of those updates in which it was frozen, if any."""
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -68,15 +68,15 @@ class GradientFlow(ABC):
 
     @abstractmethod
     def reducing(self) -> AbstractAsyncContextManager[OnGradient]:
-        """Reduce gradients as they become final in the block; behind it all are means over the replicas."""
+        """Reduce gradients as they become final in the block; after it all are means over the replicas."""
 
     @abstractmethod
     async def norm(self) -> float:
-        """Return the norm of the reduced gradients of all replicas; may be not finite.  All replicas call it."""
+        """Return the norm of the reduced gradients of all replicas; may be non-finite.  All replicas call it."""
 
     @abstractmethod
     def squared_norm(self, without: Collection[str]) -> float:
-        """Return the square of the norm of this rank's reduced gradients but those ``without``; may be not finite."""
+        """Return the squared norm of this rank's reduced gradients except those ``without``; may be non-finite."""
 
     @property
     @abstractmethod
@@ -89,7 +89,7 @@ class GradientFlow(ABC):
     @property
     @abstractmethod
     def overflowed(self) -> Sequence[str]:
-        """Names of the reduced gradients that are not finite on this rank, or of the buckets that they are in."""
+        """Names of the reduced gradients that are not finite on this rank, or of the buckets that contain them."""
 
     @abstractmethod
     def scale(self, factor: float) -> None:
@@ -109,7 +109,7 @@ class GradientFlow(ABC):
 
     @abstractmethod
     def pieces(self) -> Sequence[StatePiece]:
-        """Return what a checkpoint has to hold of this rank: values and optimizer states."""
+        """Return this rank's part of a checkpoint: values and optimizer states."""
 
     @abstractmethod
     async def restore(
@@ -119,18 +119,18 @@ class GradientFlow(ABC):
         skipped: Mapping[str, int],
         attempt: int | None = None,
     ) -> None:
-        """Go on from other ``pieces``, by (parameter, kind), after so many updates.  All ranks call it.
+        """Continue from other ``pieces``, by (parameter, kind), after so many updates.  All ranks call it.
 
-        Where a rank may fail before it comes to this, all pass the same new number as ``attempt`` each time.
+        If a rank may fail before it reaches this, all pass the same new number as ``attempt`` each time.
         """
 
     @abstractmethod
     def reduction_state(self) -> ReductionState:
-        """Return what the reduction of gradients keeps on this rank between steps."""
+        """Return the state of the gradient reduction on this rank between steps."""
 
     @abstractmethod
     def restore_reduction(self, state: ReductionState | None) -> None:
-        """Go on from ``state``, or from nothing."""
+        """Continue from ``state``; None: start afresh."""
 
     @property
     @abstractmethod
@@ -139,22 +139,22 @@ class GradientFlow(ABC):
 
     @abstractmethod
     def owe(self, lacking: Mapping[str, Array]) -> Sequence[str]:
-        """Make up in the next steps for what reduced gradients lack: flat, by parameter.
+        """Compensate in the next steps for what reduced gradients lack: flat, by parameter.
 
-        It is equal on all replicas, and replaces residuals so far.  Returns the parameters for which it cannot be.
+        It is equal on all replicas, and replaces current residuals.  Returns the parameters that cannot be compensated.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back the names by which its collectives meet."""
+        """Release the names by which its collectives meet."""
 
     @abstractmethod
     def statistics(self) -> SyncStatistics:
-        """Return times and traffic of the reductions by a synchronizer so far."""
+        """Return times and traffic so far of the reductions by a synchronizer."""
 
     @abstractmethod
     def memory(self) -> MemoryUsage:
-        """Return what this rank holds now, by what it is for."""
+        """Return the memory that this rank holds now, by purpose."""
 
     @property
     @abstractmethod
@@ -164,15 +164,15 @@ class GradientFlow(ABC):
     @property
     @abstractmethod
     def nbytes_needed(self) -> int:
-        """Bytes that it will hold in a step, which are not all there before the first one."""
+        """Bytes that it will hold in a step; not all are allocated before the first one."""
 
 
 class ReplicatedFlow(GradientFlow):
     """``synchronizer`` makes gradients equal, over tensor-parallel ranks and ties, too; each replica updates all.
 
-    A ``synchronizer`` that skips what is not finite makes the norm infinite.  ``rank`` is this one's number in the
-    world.  ``gradients`` are what is synchronized, if it is not the gradients of the parameters, and ``weight`` is what
-    their means are multiplied by afterwards.
+    A ``synchronizer`` that skips non-finite steps makes the norm infinite.  ``rank`` is this rank's number in the
+    world.  ``gradients``, if given, are synchronized in place of the gradients of the parameters, and ``weight`` is the
+    factor applied to their means afterwards.
     """
 
     is_sharded = False

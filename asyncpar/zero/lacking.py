@@ -1,14 +1,14 @@
-"""Corrections that compression owes to reduced gradients, and their way to another layout of ranks.
+"""Corrections that compression owes to reduced gradients, and their transfer to another layout of ranks.
 
-Theory of operation.  Each rank keeps, for its part of a parameter, a residual: what its encoded gradients have left out
-so far.  Alone it means nothing, but all replicas' residuals of the same values together, each with its weight, are what
-the reduced gradients of these values lack.  That does not depend on how many ranks there are, which values each holds,
-or who encodes, so it is what goes over: the weighted residuals are added up over the replicas that had them, and ranks
-of the new layout take it as residuals, by their own weights (``GradientFlow.owe``).
+Theory of operation.  Each rank keeps, for its part of a parameter, a residual: the part that its encoded gradients have
+left out so far.  Alone it means nothing, but the weighted sum of all replicas' residuals of the same values is the
+amount that the reduced gradients of these values lack.  It does not depend on the number of ranks, on which values each
+holds, or on which ranks encode, so it can be transferred: the weighted residuals are added up over the replicas that
+had them, and ranks of the new layout turn the sum into residuals, by their own weights (``GradientFlow.owe``).
 
-Ranks that are no replicas of each other, but hold copies of the same values, have the same residuals, or one of them
-has all: of these one is counted.  In a checkpoint they are told by what they are a part of; between groups the first
-that has some shows it to the others, so that copies stay equal bit by bit.
+Ranks that hold copies of the same values without being replicas of each other have the same residuals, or one of them
+has all: of these only one is counted.  A checkpoint identifies them by what they are a part of; between groups the
+first rank that has any passes it to the others, so copies stay equal bit by bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.flow import GradientFlow, ReductionState
 
 Lacking: TypeAlias = dict[str, NDArray[np.float64]]
-"""What the reduced gradient of each parameter of this rank lacks, flat."""
+"""The amount that the reduced gradient of each parameter of this rank lacks, flat."""
 
 _MOST_NAMES: Final = 8
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def describe_parts(flow: GradientFlow, state: ReductionState) -> dict[str, Any]:
-    """Return what to save of ``state`` in this rank's ``extra``, so that another layout can use it."""
+    """Return the description of ``state`` to save in this rank's ``extra``, so that another layout can use it."""
     names = {name for name, _ in state.parts.values()}
     return {
         "replica": flow.replica,
@@ -53,7 +53,7 @@ def describe_parts(flow: GradientFlow, state: ReductionState) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """An array of a rank that saved, and of what it is a part."""
+    """An array of a rank that saved, and the parameter of which it is a part."""
 
     rank: int
     index: int
@@ -79,9 +79,9 @@ async def load_lacking(
     model: Mapping[str, Any],
     communicator: Communicator,
 ) -> Lacking:
-    """Return what ranks that saved the checkpoint that was ``loaded`` lacked of ``parameters``; all ranks call it.
+    """Return the amount that the ranks of a ``loaded`` checkpoint lacked of ``parameters``; all ranks call it.
 
-    ``arrays`` are key, size and dtype of all arrays of each of them, ``described`` what ``describe_parts`` returned.
+    ``arrays`` are key, size and dtype of all arrays of each of them, ``described`` the results of ``describe_parts``.
     """
     total: Lacking = {}
     replicas = {one["replica"] for one in described if one["parts"]}
@@ -98,7 +98,7 @@ async def load_lacking(
 def _sources_of(
     replica: int, arrays: Sequence[Sequence[Sequence[Any]]], described: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[_Source]]:
-    """Return all arrays of a replica, by parameter; of copies one."""
+    """Return all arrays of a replica by parameter, one of several copies."""
     found: dict[str, dict[TensorSlice, _Source]] = {}
     for rank, one in enumerate(described):
         if one["replica"] != replica:
@@ -124,7 +124,7 @@ def _slice_of(fields: Mapping[str, Any]) -> TensorSlice:
 
 
 def _add_up(total: Lacking, mine: Sequence[tuple[Parameter, list[_Source]]], arrays: Iterator[NDArray[Any]]) -> None:
-    """Add the arrays of one replica to ``total``, each where its values are in the parameter of this rank."""
+    """Add the arrays of one replica to ``total``, each at the position of its values in this rank's parameter."""
     for parameter, sources in mine:
         weighted = [(source.slice, source.weighted(next(arrays))) for source in sources]
         if [part for part, _ in weighted] == [parameter.slice]:
@@ -139,7 +139,7 @@ def _add_up(total: Lacking, mine: Sequence[tuple[Parameter, list[_Source]]], arr
 
 
 async def gather_lacking(state: ReductionState, parameters: Sequence[Parameter], groups: ProcessGroups) -> Lacking:
-    """Return what all ranks with their ``state`` lack of ``parameters``, which stay where they are; all call it."""
+    """Return the amount that all ranks with their ``state`` lack of ``parameters``, which do not move; all call it."""
     total: Lacking = {}
     for key, (name, weight) in state.parts.items():
         total[name] = state.arrays[key].astype(np.float64) * weight
@@ -156,13 +156,13 @@ async def gather_lacking(state: ReductionState, parameters: Sequence[Parameter],
 
 
 async def _known_in(group: Communicator, names: list[str]) -> list[str]:
-    """Return all names that ranks of ``group`` have, in one order."""
+    """Return all names of ranks of ``group``, in one order."""
     everyone = await group.all_gather_object(names, wanted=list[str])
     return list(dict.fromkeys(name for of_rank in everyone for name in of_rank))
 
 
 async def _show_copies(group: Communicator, copies: Mapping[str, str], total: Lacking) -> None:
-    """Give all ranks of ``group`` what the first of them that has some lacks of each copy, by what they call it."""
+    """Send all ranks of ``group`` what its first rank with any lacks of each copy, by their common name for it."""
     if group.size == 1:
         return
     held = {copy: total[name] for copy, name in copies.items() if name in total}
@@ -175,7 +175,9 @@ async def _show_copies(group: Communicator, copies: Mapping[str, str], total: La
 
 
 def take_over(flow: GradientFlow, lacking: Mapping[str, Array], *, lost: Sequence[str] = ()) -> None:
-    """Let ``flow`` make up for what is ``lacking``; what it cannot, and what is ``lost``, is named in a warning."""
+    """Make ``flow`` compensate for ``lacking``; warn about parameters that it cannot, and about those that are
+    ``lost``.
+    """
     names = [*flow.owe(lacking), *lost]
     if names and flow.replica == 0:
         more = len(names) - _MOST_NAMES

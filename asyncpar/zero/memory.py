@@ -1,4 +1,4 @@
-"""Memory of sharded training: measured, and by formulas.  Pure."""
+"""Memory of sharded training, measured and by formulas.  Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from asyncpar.zero.share import ParameterShare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUsage:
-    """Bytes of the arrays that are held on this rank now, by what they are for.
+    """Bytes of the arrays that this rank holds now, by purpose.
 
-    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` what is sent and received, ``residuals`` what
-    error feedback keeps.
+    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` the memory for sending and receiving,
+    ``residuals`` that of error feedback.
     """
 
     parameters: int = 0
@@ -50,7 +50,7 @@ class MemoryUsage:
         return (self.components | {"total": self.total})[component]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what the memory is for, and how much it is, as texts."""
+        """Return the purposes and amounts of memory, as texts."""
         return [
             ("parameters", bytes_text(self.parameters)),
             ("gradients", bytes_text(self.gradients)),
@@ -67,7 +67,7 @@ class MemoryUsage:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -76,12 +76,12 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeROMemoryStats:
-    """Bytes that this rank holds now, counted over the arrays that it really has.
+    """Bytes that this rank holds now, counted over its actual arrays.
 
-    ``parameters``, ``gradients``, ``states`` (with master values) and ``residuals`` of compression are there to stay;
-    ``gathered`` parameters and ``buffers`` come and go, and ``transient_peak`` is the most that there was of both;
-    ``buffers`` also count the memory of gradients and gathered values that waits to be used again.
-    ``whole`` is what parameters, gradients and states take without sharding.
+    ``parameters``, ``gradients``, ``states`` (with master values) and ``residuals`` of compression are permanent;
+    ``gathered`` parameters and ``buffers`` are transient, and ``transient_peak`` is the peak of both; ``buffers`` also
+    count the idle memory of gradients and gathered values that will be reused.  ``whole`` is the size of parameters,
+    gradients and states without sharding.
     """
 
     parameters: int
@@ -97,7 +97,7 @@ class ZeROMemoryStats:
 
     @property
     def kept(self) -> int:
-        """Bytes that are there to stay."""
+        """Permanent bytes."""
         return self.parameters + self.gradients + self.states + self.residuals
 
     @property
@@ -107,12 +107,12 @@ class ZeROMemoryStats:
 
     @property
     def reduction(self) -> float:
-        """Which part of ``whole`` is saved; residuals are in neither.  0 where there is nothing to hold."""
+        """The fraction of ``whole`` that is saved; residuals are in neither.  0 where there is nothing to hold."""
         return 1.0 - (self.kept - self.residuals) / self.whole if self.whole else 0.0
 
     @property
     def bytes_per_value(self) -> float:
-        """Bytes that are there to stay, for each value of the parameters; 0 where there are none."""
+        """Permanent bytes per value of the parameters; 0 where there are none."""
         return self.kept / self.values if self.values else 0.0
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class ZeROMemoryStats:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -143,9 +143,9 @@ class ZeROMemoryStats:
 
 
 def held_now(shares: Iterable[ParameterShare], transient: TransientBytes, *, residuals: int) -> ZeROMemoryStats:
-    """Return the bytes of ``shares``, and what comes and goes."""
+    """Return the bytes of ``shares``, and of transient memory."""
     known = tuple(shares)
-    transient.add()  # looks how much waits now
+    transient.add()  # counts idle memory
     return ZeROMemoryStats(
         parameters=sum(share.parameter_bytes for share in known),
         gradients=sum(share.gradient_bytes for share in known),
@@ -160,7 +160,7 @@ def held_now(shares: Iterable[ParameterShare], transient: TransientBytes, *, res
 
 
 def kept_in_a_step(shares: Iterable[ParameterShare], stage: ZeROStage) -> int:
-    """Return the bytes of values, states and gradients in a step: also of whole gradients until they are reduced."""
+    """Return the bytes of values, states and gradients in a step, including whole gradients until they are reduced."""
     return sum(
         share.parameter_bytes
         + share.range.nbytes
@@ -173,7 +173,7 @@ def kept_in_a_step(shares: Iterable[ParameterShare], stage: ZeROStage) -> int:
 def memory_reduction(
     stage: ZeROStage, size: int, *, parameters: float = 1.0, gradients: float = 1.0, states: float = 1.0
 ) -> float:
-    """Return which part of the memory is saved by sharding over ``size`` ranks, given how the whole is divided.
+    """Return the fraction of memory saved by sharding over ``size`` ranks, given the division of the whole.
 
     Equal parts over 4 ranks: 0.25, 0.5 and 0.75 for stages 1 to 3.
 
@@ -189,10 +189,11 @@ def memory_reduction(
 
 
 class TransientBytes:
-    """Counts memory that comes and goes, by kind.  From any thread.
+    """Counts transient memory, by kind.  From any thread.
 
-    Whole gradients and gathered values take their memory from ``arrays``.  In a step they have there as much as they
-    had at once, within ``room`` bytes together with what is counted here; between steps ``idle`` bytes are kept.
+    Whole gradients and gathered values take their memory from ``arrays``.  During a step they keep there as much as
+    they had at once, within ``room`` bytes together with the memory counted here; between steps ``idle`` bytes are
+    kept.
     """
 
     def __init__(self, room: int = 0, idle: int = 0) -> None:
@@ -205,14 +206,14 @@ class TransientBytes:
         self._idle = idle
 
     def add(self, *, buffers: int = 0, gathered: int = 0) -> None:
-        """Count bytes that are there from now on, or no longer if negative."""
+        """Add to the current bytes, or subtract if negative."""
         with self._lock:
             self.buffers += buffers
             self.gathered += gathered
             self.peak = max(self.peak, self.buffers + self.gathered + self.arrays.idle_bytes)
 
     def end_step(self) -> None:
-        """Give back what only a step needs."""
+        """Release memory that only a step needs."""
         self.arrays.trim(self._idle)
 
     def _find_room(self) -> int:

@@ -22,13 +22,13 @@ from asyncpar.zero.memory import ZeROMemoryStats
 
 
 class ZeROOptimizer:
-    """The rule ``base`` over replicas that share its memory, as ``config`` says; ``context`` says who they are.
+    """The rule ``base`` over the replicas of ``context``, sharded according to ``config``.
 
-    All ranks call the same methods in the same order.  Gradients are this rank's own: ``optimizer_step`` reduces,
+    All ranks call the same methods in the same order.  Gradients are this rank's own: ``optimizer_step`` reduces them,
     clips their global norm to ``clip_norm``, and updates.  After a failure all ranks await ``engine.resume()``.
 
-    ``learning_rate`` is that of steps that are given none; ``bridge`` reaches the event loop from the thread that
-    computes; ``name`` tells apart optimizers of one communicator.
+    ``learning_rate`` is that of steps that are given none; ``bridge`` reaches the event loop from the compute thread;
+    ``name`` distinguishes optimizers of one communicator.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ZeROOptimizer:
 
     @property
     def engine(self) -> ZeroEngine:
-        """The engine of the registered parameters: it has overlap, norms, checkpoints and recovery."""
+        """The engine of the registered parameters, with overlap, norms, checkpoints and recovery."""
         if self._engine is None:
             raise UsageError("parameters: expected register_parameters() to be awaited first, on all ranks")
         return self._engine
@@ -66,9 +66,10 @@ class ZeROOptimizer:
     async def register_parameters(
         self, parameters: Iterable[Parameter], *, layers: Sequence[Stage[Any]] = ()
     ) -> tuple[Stage[Any], ...]:
-        """Take ``parameters``, in the same order on all ranks, and return ``layers`` such that stage 3 gathers theirs.
+        """Register ``parameters``, in the same order on all ranks, and return ``layers`` such that stage 3 gathers
+        theirs.
 
-        Raises ``UsageError`` on every rank that names the first one whose parameters or settings differ.
+        Raises ``UsageError`` on every rank, naming the first one whose parameters or settings differ.
         """
         if self._engine is not None:
             raise UsageError("parameters: expected register_parameters() once, got a second call")
@@ -82,18 +83,18 @@ class ZeROOptimizer:
         return sharded
 
     def close(self) -> None:
-        """Give the name back, for another optimizer; this one takes no more steps."""
+        """Release the name for another optimizer; this one takes no more steps."""
         if self._engine is not None:
             self._engine.close()
 
     def get_stage(self) -> ZeROStage:
-        """Return what is sharded."""
+        """Return the stage of sharding."""
         return self.config.stage
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def update_gradients(self, gradients: Mapping[str, Array]) -> None:
-        """Use ``gradients``, by parameter, in the next step, in place of those that the parameters have."""
+        """Use ``gradients``, by parameter, in the next step, in place of the parameters' own."""
         checked = {name: self._checked(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in checked.items():
             parameter = self._by_name[name]
@@ -110,7 +111,7 @@ class ZeROOptimizer:
     def apply_accumulated_grads(self, accumulation_steps: int) -> None:
         """Use the mean over ``accumulation_steps`` micro-batches in the next step.
 
-        It is divided once, however often this is called.  Raises ``UsageError`` where a parameter has had more.
+        The division is done once, however often this is called.  Raises ``UsageError`` if a parameter has had more.
         """
         if accumulation_steps < 1:
             raise UsageError(f"accumulation_steps: expected 1 or more, got {accumulation_steps}")
@@ -131,12 +132,13 @@ class ZeROOptimizer:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     async def optimizer_step(self) -> float:
-        """Reduce gradients, clip and update; return their global norm before clipping.  Gradients are forgotten.
+        """Reduce gradients, clip and update; return their global norm before clipping.  Gradients are dropped
+        afterwards.
 
         Raises ``NonFiniteValue`` on all ranks, with no parameter changed, unless all gradients are finite.
         """
         parameters = self.engine.parameters
-        divides_first = any(is_narrow(stored_dtype(parameter)) for parameter in parameters)  # a sum may be too large
+        divides_first = any(is_narrow(stored_dtype(parameter)) for parameter in parameters)  # a sum may overflow
         if divides_first and self._divisor != 1:
             for parameter in parameters:
                 parameter.scale_grad(1.0 / self._divisor)
@@ -147,7 +149,7 @@ class ZeROOptimizer:
             self.engine.scale(clip_factor(norm, self.clip_norm))
         try:
             await self.engine.step(self._learning_rate)
-        except UsageError:  # on all ranks alike, and nothing was changed
+        except UsageError:  # on all ranks alike, with nothing changed
             self.zero_grad()
             raise
         self.zero_grad()
@@ -174,7 +176,7 @@ class ZeROOptimizer:
         self.engine.release()
 
     def get_memory_stats(self) -> ZeROMemoryStats:
-        """Return the bytes that this rank holds now."""
+        """Return the bytes that this rank currently holds."""
         return self.engine.memory_stats()
 
     def _checked(self, name: str, gradient: Array) -> Array:

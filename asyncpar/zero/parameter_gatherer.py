@@ -1,9 +1,8 @@
-"""Gather the parameters of layers before they compute and release them afterwards: stage 3.
+"""Gathering of layers' parameters before they compute and release afterwards: stage 3.
 
-Theory of operation.  Units are gathered before they are used, some ahead of time, and released after.  Everything is
-decided in the compute thread, as a function of the order in which units are used; so all replicas, which compute in one
-order, gather the same units in the same order.  Gathers run on the loop; the thread waits for one only if it is not
-through yet.
+Theory of operation.  Units are gathered before use, some ahead of time, and released afterwards.  Everything is decided
+in the compute thread, as a function of the order in which units are used; so all replicas, which compute in one order,
+gather the same units in the same order.  Gathers run on the loop; the thread waits for one only if it is not done yet.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from asyncpar.zero.partition import Partition, gather_bytes, make_partition, mos
 
 
 class ParameterUnit:
-    """The parameters ``members``, in buckets of their own.
+    """The parameters ``members``, in separate buckets.
 
-    ``name`` is that of the unit on all replicas.  ``holders`` counts who uses the values, ``pending`` are those that
-    are on their way.  ``arrived`` counts bytes of values that are here, but not in the parameters yet; they are there
-    while it ``is_whole``.
+    ``name`` is that of the unit on all replicas.  ``holders`` counts the users of the values, ``pending`` are values in
+    transit.  ``arrived`` counts bytes of values that have arrived, but are not in the parameters yet; they are in the
+    parameters while it ``is_whole``.
     """
 
     def __init__(self, name: str, members: Sequence[int], means: Means) -> None:
@@ -61,11 +60,11 @@ class ParameterUnit:
 
     @property
     def is_busy(self) -> bool:
-        """Does it take memory?"""
+        """Whether it takes memory."""
         return self.holders > 0 or self.pending is not None
 
     async def gather(self) -> list[Array]:
-        """Return the flat values of its parameters."""
+        """Gather its parameters and return their flat values."""
         arrays, specs, size = self._means.arrays, self.partition.specs, self.partition.size
         padded: list[Array] = [arrays.empty((size * ceil_div(spec.count, size),), spec.dtype) for spec in specs]
         if size == 1:
@@ -77,7 +76,7 @@ class ParameterUnit:
         return [value[: spec.count] for value, spec in zip(padded, specs, strict=True)]
 
     def gathers(self) -> list[BucketGather]:
-        """Return what the next gather consists of."""
+        """Return the bucket gathers of which the next gather consists."""
         key = f"{self._means.key()}/unit/{self.name}"
         return [
             BucketGather(bucket, self._means, self.partition, self.shares, key=key) for bucket in self.partition.buckets
@@ -85,13 +84,13 @@ class ParameterUnit:
 
 
 FORWARD, BACKWARD = 1, -1
-"""Where the unit is that is used next."""
+"""The direction in which the unit lies that is used next."""
 
 
 class ParameterGatherer:
-    """Gathers ``units``, at most ``depth`` ahead, and at most as many as fit into ``most`` bytes.
+    """Gathers ``units``, at most ``depth`` ahead and within ``most`` bytes.
 
-    They are passed through in ``runs``, one of which may begin before another one ends.
+    The units are passed through in ``runs``, one of which may begin before another one ends.
     """
 
     def __init__(
@@ -118,19 +117,19 @@ class ParameterGatherer:
 
     @property
     def gathered(self) -> tuple[str, ...]:
-        """The parameters that are gathered."""
+        """The names of the gathered parameters."""
         return tuple(self._users)
 
     @property
     def nbytes_needed(self) -> int:
-        """The most bytes that gathered parameters take."""
+        """Peak bytes of gathered parameters."""
         return min(self._most, most_gathered([unit.nbytes for unit in self._units], self._depth, self._runs))
 
     # -- in the compute thread ---------------------------------------------------------------------------------------
 
     @contextmanager
     def using(self, index: int, direction: int) -> Iterator[None]:
-        """Have the values of a unit in its parameters within the block.  Blocks until they are there."""
+        """Provide the values of a unit in its parameters within the block.  Blocks until they have arrived."""
         unit = self._units[index]
         unit.holders += 1
         try:
@@ -175,7 +174,7 @@ class ParameterGatherer:
             self._start(unit)
 
     def _make_room(self, wanted: ParameterUnit) -> None:
-        """Forget units that were gathered too early, last ones first, until ``wanted`` fits, too."""
+        """Drop units that were gathered too early, latest first, until ``wanted`` fits, too."""
         for unit in reversed(self._units):
             if self._bytes_in_use() <= self._most:
                 return
@@ -198,7 +197,7 @@ class ParameterGatherer:
     # -- on the loop, while no thread computes -----------------------------------------------------------------------
 
     def check_room(self, unit: ParameterUnit) -> None:
-        """Raise ``MemoryExceeded``, on all replicas alike, when ``unit`` does not fit beside what is there."""
+        """Raise ``MemoryExceeded``, on all replicas alike, if ``unit`` does not fit beside current memory."""
         self._check_fits(unit, unit.nbytes + self._bytes_held.gathered)
 
     async def gather(self, unit: ParameterUnit) -> None:
@@ -206,7 +205,7 @@ class ParameterGatherer:
         self._take_in(unit, await self._gather(unit))
 
     async def forget_prefetched(self) -> None:
-        """Drop what was gathered and not used: it is out of date after a step."""
+        """Drop values that were gathered and not used: they are out of date after a step."""
         for unit in self._units:
             if unit.pending is not None:
                 taken = partial(self._taken, unit)
@@ -240,7 +239,7 @@ class ParameterGatherer:
     # -- parameters --------------------------------------------------------------------------------------------------
 
     def release(self, unit: ParameterUnit) -> None:
-        """Take the values from the parameters that no other unit uses."""
+        """Remove the values from the parameters that no other unit uses."""
         unit.is_whole = False
         for share in unit.shares:
             name = share.parameter.name
@@ -254,24 +253,24 @@ class ParameterGatherer:
         self._drop(unit)
         for share, value in zip(unit.shares, values, strict=True):
             name = share.parameter.name
-            if not self._users[name]:  # a layer that shares the parameter may have brought it already
+            if not self._users[name]:  # a layer that shares the parameter may have gathered it already
                 share.parameter.restore_value(value.reshape(share.parameter.shape))
                 self._bytes_held.add(gathered=share.gathered_bytes)
             self._users[name] += 1
         unit.is_whole = True
 
     def _drop(self, unit: ParameterUnit) -> None:
-        """Count values that have arrived as gone."""
+        """Count arrived values as released."""
         self._bytes_held.add(gathered=-unit.arrived)
         unit.arrived = 0
 
 
 class ShardedStage(Stage[Any]):
-    """``inner``, whose parameters are gathered before each pass and released after it.
+    """``inner``, with parameters gathered before each pass and released after it.
 
-    Runs in a compute thread, which waits here for what is not there yet.  Weight gradients that are deferred must not
-    need values, as those of all layers of ``asyncpar.nn`` do not.  To recompute activations, shard the layer that
-    recomputes, not the one inside it, so that values are not gathered once more.
+    Runs in a compute thread, which waits here for missing values.  Deferred weight gradients must not need values;
+    those of all layers of ``asyncpar.nn`` do not.  To recompute activations, shard the layer that recomputes, not the
+    one inside it, so that values are not gathered again.
     """
 
     def __init__(self, inner: Stage[Any], index: int) -> None:
@@ -280,7 +279,7 @@ class ShardedStage(Stage[Any]):
         self._gatherer: ParameterGatherer | None = None
 
     def settle(self, gatherer: ParameterGatherer) -> None:
-        """Use ``gatherer`` from now on; before, parameters are whole."""
+        """Use ``gatherer`` from now on; until then, parameters are whole."""
         self._gatherer = gatherer
 
     def forward(self, x: Any) -> tuple[Array, Any]:

@@ -1,11 +1,12 @@
-"""The values that each rank owns, and the buckets in which values travel.  Pure.
+"""The values that each rank owns, and the buckets in which values are sent.  Pure.
 
 Theory of operation.  The flat values of each parameter are cut into one ceil chunk per rank, in rank order: 8 values
 over 4 ranks are [0, 1] to [6, 7], 7 over 3 are 3, 3 and 1; the last chunks may be empty.  A bucket is a matrix with a
 row per rank: row r holds what rank r owns of some parameters, one after another, so that a reduce-scatter of the rows
-brings every owner the sum of its values, and an all-gather brings its values to all ranks.  All rows are equally long:
-where a chunk is shorter than the first one, the rest of its place is zeros, less than one value per rank and parameter.
-Parameters are taken in reverse order of registration, which is about the order in which gradients become final.
+brings every owner the sum of its values, and an all-gather brings its values to all ranks.  All rows have the same
+length: where a chunk is shorter than the first one, the rest of its place is zeros, less than one value per rank and
+parameter.  Parameters are taken in reverse order of registration, which is about the order in which gradients become
+final.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from asyncpar.zero.errors import MemoryExceeded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A parameter as others must know it; ``dtype`` is the one it is stored in."""
+    """A parameter as described to others; ``dtype`` is that of its storage."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,7 +67,7 @@ class RowBucket:
     width: int
     slots: tuple[RowSlot, ...]
     origin: int | None = None
-    """The bucket that this is without places of frozen parameters."""
+    """The bucket from which this one was made by removing frozen parameters."""
 
     @property
     def parameters(self) -> tuple[int, ...]:
@@ -76,14 +77,14 @@ class RowBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """The parameters in order of registration, cut over ``size`` ranks, and their buckets in the order they go."""
+    """The parameters in order of registration, cut over ``size`` ranks, and their buckets in order of sending."""
 
     size: int
     specs: tuple[Spec, ...]
     buckets: tuple[RowBucket, ...]
 
     def bounds(self, parameter: int, rank: int) -> tuple[int, int]:
-        """Return start and stop of what ``rank`` owns of the flat values."""
+        """Return start and stop of the part of the flat values that ``rank`` owns."""
         return ceil_chunk(self.specs[parameter].count, self.size, rank)
 
     def range_of(self, slot: RowSlot, rank: int) -> tuple[int, int]:
@@ -92,13 +93,13 @@ class Partition:
         return min(start + slot.low, stop), min(start + slot.high, stop)
 
     def is_whole(self, bucket: RowBucket) -> bool:
-        """Are the rows of ``bucket`` just the flat values of one parameter, padded at their end?"""
+        """Return whether the rows of ``bucket`` are just the flat values of one parameter, padded at the end."""
         return len(bucket.slots) == 1 and bucket.width == ceil_div(
             self.specs[bucket.slots[0].parameter].count, self.size
         )
 
     def buckets_of(self, parameter: int) -> tuple[int, ...]:
-        """Return the indices of the buckets that a parameter is in: several if it was cut, none if it is empty."""
+        """Return the indices of the buckets of a parameter: several if it was cut, none if it is empty."""
         return tuple(bucket.index for bucket in self.buckets if parameter in bucket.parameters)
 
     def bucket_nbytes(self, bucket: RowBucket) -> int:
@@ -112,7 +113,7 @@ class Partition:
 
     @property
     def padding(self) -> int:
-        """Bytes of all buckets that are no values."""
+        """Padding bytes in all buckets."""
         return sum(self.bucket_nbytes(bucket) for bucket in self.buckets) - self.nbytes
 
 
@@ -121,8 +122,8 @@ def make_partition(
 ) -> Partition:
     """Cut ``specs`` over ``size`` ranks.
 
-    A bucket ends before it would be larger than ``bucket_bytes``, unless it holds a single parameter; it never holds
-    more than ``most_values`` values, or one per rank.
+    A bucket ends before it would exceed ``bucket_bytes``, unless it holds a single parameter; it never holds more than
+    ``most_values`` values, or one per rank.
     """
     if size < 1:
         raise UsageError(f"size: expected 1 or more, got {size}")
@@ -133,9 +134,10 @@ def make_partition(
 
 
 def thinned(partition: Partition, frozen: Collection[int]) -> tuple[RowBucket, ...]:
-    """Return the buckets without the places of ``frozen`` parameters, numbered anew; those left empty are left out.
+    """Return the buckets without the places of ``frozen`` parameters, renumbered; those left empty are dropped.
 
-    There is always one, by which ranks hear of each other: where nothing is left, with rows of one value of nobody.
+    There is always at least one, since ranks communicate through it: where nothing is left, it has rows of one unowned
+    value.
     """
     if not frozen or not partition.buckets:
         return partition.buckets
@@ -197,7 +199,7 @@ Rows: TypeAlias = NDArray[Any]
 
 
 def pack_rows(partition: Partition, slot: RowSlot, flat: Array | None, rows: Rows) -> None:
-    """Copy what all ranks own of one parameter's ``flat`` values into ``rows``; zeros where there are none."""
+    """Copy all ranks' parts of one parameter's ``flat`` values into ``rows``; zeros where there are none."""
     for rank in range(partition.size):
         start, stop = partition.range_of(slot, rank)
         place = _place(slot, rows[rank])
@@ -209,14 +211,14 @@ def pack_rows(partition: Partition, slot: RowSlot, flat: Array | None, rows: Row
 
 
 def unpack_rows(partition: Partition, slot: RowSlot, rows: Rows, flat: Array, *, ranks: Iterable[int]) -> None:
-    """Copy what ``ranks`` own of one parameter out of ``rows`` into its ``flat`` values."""
+    """Copy the parts of ``ranks`` of one parameter out of ``rows`` into its ``flat`` values."""
     for rank in ranks:
         start, stop = partition.range_of(slot, rank)
         flat[start:stop] = _place(slot, rows[rank])[: stop - start]
 
 
 def pack_own(slot: RowSlot, part: Array, row: Rows) -> None:
-    """Copy what this rank owns of a parameter, ``part``, into its row."""
+    """Copy this rank's part of a parameter, ``part``, into its row."""
     held = part[slot.low : slot.high]
     place = _place(slot, row)
     place[: held.size] = held
@@ -224,7 +226,7 @@ def pack_own(slot: RowSlot, part: Array, row: Rows) -> None:
 
 
 def own_in_row(slot: RowSlot, row: Rows, length: int) -> tuple[slice, Array]:
-    """Return which part of the ``length`` values that this rank owns of a parameter are in its row, and a view of them.
+    """Return the slice of this rank's ``length`` values of a parameter that is in its row, and a view of them.
 
     The row may hold fewer than the slot has room for, or none.
     """
@@ -233,7 +235,7 @@ def own_in_row(slot: RowSlot, row: Rows, length: int) -> tuple[slice, Array]:
 
 
 def values_in_rows(slot: RowSlot, rows: Rows) -> Rows:
-    """Return all that ``rows`` hold of one parameter, with its padding."""
+    """Return the values of one parameter in ``rows``, with its padding."""
     return rows[:, slot.offset : slot.offset + slot.high - slot.low]
 
 
@@ -243,15 +245,15 @@ def _place(slot: RowSlot, row: Rows) -> Array:
 
 
 ExtraBytes = Callable[[int, int, np.dtype[Any]], int]
-"""What summing so many rows of that width and dtype takes besides the rows; see ``RowSums.extra_bytes``."""
+"""Returns the bytes for summing so many rows of that width and dtype, besides the rows: ``RowSums.extra_bytes``."""
 
 _MOST_BUCKETS = 4
-"""More buckets under way make a step no quicker."""
+"""Number of buckets in progress beyond which a step gets no faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Room for ``window`` buckets under way, of ``buffers`` bytes, and ``rest`` bytes for gathered parameters."""
+    """Room for ``window`` buckets in progress, of ``buffers`` bytes, and ``rest`` bytes for gathered parameters."""
 
     window: int
     buffers: int
@@ -259,7 +261,7 @@ class Budget:
 
 
 def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraBytes) -> Budget:
-    """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` when not even one bucket fits."""
+    """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` if not even one bucket fits."""
     if partition.size == 1 or not partition.buckets:
         return Budget(window=_MOST_BUCKETS, buffers=0, rest=config.most_bytes)
     widths = usual_widths(partition, config)
@@ -272,18 +274,18 @@ def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraByte
         )
     window = min(max(config.buffer_bytes_of(partition.nbytes) // largest, 1), _MOST_BUCKETS)
     if window == 1 and 2 * largest <= config.most_share:
-        window = 2  # one is packed while the other one travels
+        window = 2  # one is packed while the other is sent
     return Budget(
         window=window, buffers=_held_bytes(partition, widths, needs, window), rest=config.most_bytes - window * largest
     )
 
 
 Widths = Mapping[np.dtype[Any], range]
-"""The widths, by dtype, of buckets that memory for the widest of them serves."""
+"""Ranges of bucket widths, by dtype, that memory for the widest of them serves."""
 
 
 def usual_widths(partition: Partition, config: ZeROConfig) -> Widths:
-    """Return the widths of the buckets that are no larger than buckets are to be, and of others down to a quarter."""
+    """Return the widths of buckets within the intended size, and of others down to a quarter."""
     limit = config.bucket_bytes_of(partition.nbytes)
     widths: dict[np.dtype[Any], list[int]] = {}
     for bucket in partition.buckets:
@@ -299,33 +301,33 @@ def served_width(width: int, dtype: np.dtype[Any], widths: Widths) -> int:
 
 
 def gather_bytes(unit: Partition, widths: Widths) -> int:
-    """Return what a gather of ``unit`` takes: its values, and memory for its largest bucket, of usual ``widths``."""
+    """Return the memory for a gather of ``unit``: its values, and its largest bucket, of usual ``widths``."""
     rows = (served_width(bucket.width, bucket.dtype, widths) * bucket.dtype.itemsize for bucket in unit.buckets)
     return unit.nbytes + ((unit.size + 1) * max(rows, default=0) if unit.size > 1 else 0)
 
 
 def most_gathered(units: Sequence[int], depth: int, runs: int) -> int:
-    """Return the most that is gathered at once of ``units`` of so many bytes, ``depth`` ahead of the one in use.
+    """Return the most bytes gathered at once from ``units`` of so many bytes, ``depth`` ahead of the one in use.
 
-    They are passed through, forward and backward, in ``runs``: where one ends and another begins, what was gathered
-    ahead waits for its turn, at either end.
+    They are passed through, forward and backward, in ``runs``: where one ends and another begins, prefetched units wait
+    for their turn, at either end.
     """
     return sum(sorted(units)[-(1 + depth * (2 * runs - 1)) :])
 
 
 def encoded_bytes(rows: int, width: int, dtype: np.dtype[Any]) -> int:  # noqa: ARG001  # it is an ``ExtraBytes``
-    """Return what rows that travel as 8-bit integers take, those that go and those that come, and their total."""
+    """Return the memory of rows sent as 8-bit integers, both outgoing and incoming, and of their total."""
     return 2 * rows * RowFormat(Int8(), width).nbytes + 4 * width
 
 
 def _buffer_bytes(partition: Partition, bucket: RowBucket, extra_bytes: ExtraBytes) -> int:
-    """Return what ``bucket`` takes under way: its rows, the row of this rank, and what summing takes."""
+    """Return the memory of ``bucket`` in progress: its rows, the row of this rank, and the extra memory of sums."""
     rows = partition.bucket_nbytes(bucket)
     return rows + rows // partition.size + extra_bytes(partition.size, bucket.width, bucket.dtype)
 
 
 def _held_bytes(partition: Partition, widths: Widths, needs: Sequence[int], window: int) -> int:
-    """Return what buffers come to: of each dtype those of usual width, and those of the largest parameters."""
+    """Return the bytes of buffers: for each dtype those of usual width, and those of the largest parameters."""
     usual: dict[np.dtype[Any], list[int]] = {}
     others: list[int] = []
     for bucket, need in zip(partition.buckets, needs, strict=True):

@@ -1,4 +1,4 @@
-"""Make a failure on one replica one on all, and recover from it."""
+"""Spreading of a failure on one replica to all, and recovery from it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from asyncpar.zero.stepping import StepAgreement, norm_exchange, value_gathers
 class Names:
     """The names by which collectives meet.
 
-    They begin with ``prefix``, equal on all replicas, and the number of failures that were overcome: after a failure
-    some replicas may have used a name more often than others.
+    They begin with ``prefix``, equal on all replicas, and the number of past failures: after a failure some replicas
+    may have used a name more often than others.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -31,7 +31,7 @@ class Names:
         self.incident = 0
 
     def key(self) -> str:
-        """Return what names begin with now."""
+        """Return the current prefix of names."""
         return f"{self.prefix}/{self.incident}"
 
 
@@ -48,7 +48,7 @@ class Recovery:
 
     @asynccontextmanager
     async def all_or_none(self, what: str) -> AsyncIterator[None]:
-        """Make a failure in this block one on all replicas."""
+        """Turn a failure in this block into one on all replicas."""
         try:
             yield
         except SettingsDiffer:  # all replicas raise it
@@ -73,7 +73,7 @@ class Recovery:
     async def meet(self, step_count: int, attempt: int) -> None:
         """Wait for all replicas, and use new names from now on.
 
-        Raises ``StepTorn``, on all of them, unless they have taken as many steps.
+        Raises ``StepTorn`` on all of them unless they have taken equally many steps.
         """
         rows = await self._meeting(step_count, attempt).run()
         self._names.incident = int(rows[:, 0].max()) + 1
@@ -97,7 +97,7 @@ class Recovery:
 
 
 def torn(step: int, error: PeerError) -> StepTorn:
-    """Return the error for a step that failed, by ``error``, when values had been updated."""
+    """Return the error for a step that failed, by ``error``, after values had been updated."""
     return StepTorn(
         f"step {step} failed after values were updated, so replicas differ; resume() or restore a checkpoint: {error}",
         rank=error.rank,

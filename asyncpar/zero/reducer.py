@@ -1,4 +1,4 @@
-"""Reduce gradients to their owners, bucket by bucket in a fixed order."""
+"""Reduction of gradients to their owners, bucket by bucket in a fixed order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from asyncpar.zero.tasks import first_failure, stopped
 class Reducer:
     """Reduces buckets in their order, each when all its gradients are final.
 
-    The order is the same on all ranks whatever order gradients become final in, so that ranks that have room for some
-    buckets only never wait for each other in a circle.  ``window`` is how many have room.
-    ``meter`` records each round as a step.
+    The order is the same on all ranks, whatever the order in which gradients become final, so that ranks with room for
+    only some buckets never deadlock.  ``window`` is the number of buckets that have room.  ``meter`` records each round
+    as a step.
     """
 
     def __init__(self, means: Means, *, window: int, meter: StepMeter) -> None:
@@ -31,11 +31,11 @@ class Reducer:
         self._meter = meter
         self._rounds = 0
         self._round: _Round | None = None
-        """The round under way; what is frozen is found out when it begins."""
+        """The current round; frozen parameters are determined when it begins."""
 
     @property
     def is_idle(self) -> bool:
-        """Has nothing been reported in this round?"""
+        """Whether nothing has been reported in this round."""
         return self._round is None
 
     def ready(self, name: str) -> None:
@@ -84,8 +84,8 @@ class Reducer:
             reduction.give_up()
 
     def start_over(self) -> None:
-        """Begin a round with nothing reported, on all ranks; the one before was abandoned."""
-        self._rounds = 0  # some ranks may have had one more than others
+        """Begin a new round on all ranks; the previous one was abandoned."""
+        self._rounds = 0  # some ranks may have used one more than others
         self._round = None
 
     def _begin_round(self) -> _Round:
@@ -96,7 +96,7 @@ class Reducer:
         return self._round
 
     def _report(self, current: _Round, index: int) -> bool:
-        """Take note of a gradient; return whether that makes a bucket complete."""
+        """Record a final gradient; return whether that completes a bucket."""
         current.reported.add(index)
         if current.contributions is not None:
             gradient = self._means.shares[index].take_gradient()
@@ -108,12 +108,12 @@ class Reducer:
         return any(not current.missing[bucket] for bucket in buckets)
 
     def _launch(self, current: _Round) -> None:
-        """Begin the buckets whose turn it is.  On the loop."""
+        """Start the buckets whose turn it is.  On the loop."""
         while not current.is_over and current.begun < len(current.reductions) and not current.missing[current.begun]:
             reduction = current.reductions[current.begun]
             current.begun += 1
             task = self._loop.create_task(self._reduce(reduction))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finish`` looks at it later
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finish`` checks it later
             current.tasks.append(task)
 
     async def _reduce(self, reduction: BucketReduction) -> None:
@@ -122,7 +122,7 @@ class Reducer:
 
 
 class _Round:
-    """One gradient of every parameter; those that are frozen now take no part."""
+    """One gradient of every parameter, except those that are currently frozen."""
 
     def __init__(self, means: Means) -> None:
         self.reported: set[int] = set()

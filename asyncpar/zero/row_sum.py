@@ -1,4 +1,4 @@
-"""Sum the rows of a bucket, each at its owner; what 8-bit rows lose is kept and sent with those of the next step."""
+"""Sums of the rows of a bucket, each at its owner, with error feedback for 8-bit rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODEC = Int8()
 class RowSum(ABC):
     """Brings this rank the sum, or the mean, of its row over all ranks.
 
-    ``rows`` is filled first; after ``prepare``, what ``begin`` returns and ``settle``, ``row`` holds the result.
+    ``rows`` is filled first; after ``prepare``, the collective of ``begin``, and ``settle``, ``row`` holds the result.
     ``prepare`` and ``settle`` compute, and wait for no rank.
     """
 
@@ -36,44 +36,46 @@ class RowSum(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Get ready to send."""
+        """Prepare the data to send."""
 
     @abstractmethod
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
-        """Return the collective with the key ``key``; ended before it is awaited, it is aborted on all ranks."""
+        """Return the collective with the key ``key``; closed before it is awaited, it is aborted on all ranks."""
 
     @abstractmethod
     def settle(self) -> None:
         """Compute ``row`` from the received data."""
 
     def close(self, *, is_over: bool) -> None:  # noqa: B027
-        """Give back memory; unless all ``is_over``, others may still read it."""
+        """Return memory; unless all ``is_over``, others may still read it."""
 
 
 class RowSums(ABC):
-    """Makes the sums of buckets, all in one way."""
+    """Creates the sums of buckets, all in the same way."""
 
     leaves_rows = False
-    """Do sums only read ``rows``, so that these may be the gradient itself?"""
+    """Whether sums only read ``rows``, so that these may be the gradient itself."""
     is_lossy: bool
-    """Do rows lose values that error feedback can send later?"""
+    """Whether rows lose values that error feedback can send later."""
     loans: tuple[int, int] = (1, 1)
-    """How many matrices of all rows, and how many single rows, a bucket takes of the pool."""
+    """Numbers of matrices of all rows, and of single rows, that a bucket takes from the pool."""
 
     def corrections(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> NDArray[np.float64]:
-        """Return what each row's residual is here for a result that lacks 1, by owner; 0 where nothing is encoded.
+        """Return each row's residual here for a result that lacks 1, by owner; 0 where nothing is encoded.
 
-        What all ranks have of a row adds up to ``divisor``.
+        The residuals of a row on all ranks add up to ``divisor``.
         """
         senders = self.senders(rows)
         return np.where(senders > 0, self.divisor(rows, dtype, op) / np.maximum(senders, 1), 0.0)
 
     @abstractmethod
     def senders(self, rows: int) -> NDArray[np.int64]:
-        """Return on how many ranks each of ``rows`` rows is encoded, by owner; 0 for those that are not on this one."""
+        """Return the number of ranks that encode each of ``rows`` rows, by owner; 0 for rows that this rank does not
+        encode.
+        """
 
     def divisor(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> int:  # noqa: ARG002
-        """Return by what residuals are divided on their way into a result."""
+        """Return the divisor of residuals on their way into a result."""
         return rows if op == "mean" else 1
 
     @property
@@ -85,12 +87,12 @@ class RowSums(ABC):
     def make(self, rows: Rows, row: Rows, *, op: ReduceOp, pool: BufferPool, feedback: RowResiduals | None) -> RowSum:
         """Return the sum of ``rows`` into ``row`` by ``op``, ``"sum"`` or ``"mean"``.
 
-        What it takes of memory comes from ``pool``; what rows lose goes into ``feedback``, if given.
+        Its memory comes from ``pool``; the errors of rows go into ``feedback``, if given.
         """
 
     @abstractmethod
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
-        """Return the most that a rank takes, besides rows and row, for ``rows`` rows of ``width`` values."""
+        """Return the most memory that a rank takes, besides rows and row, for ``rows`` rows of ``width`` values."""
 
 
 class PlainSum(RowSum):
@@ -121,9 +123,9 @@ class PlainSum(RowSum):
 
 
 class CompressedSum(RowSum):
-    """Rows travel as 8-bit integers; the owner decodes them and adds them in float32, in rank order.
+    """Sum of rows that are sent as 8-bit integers; the owner decodes and adds them in float32, in rank order.
 
-    Its own row it adds as it is.  A row that is not finite makes the result NaN.  What encoding loses goes into
+    The owner's own row is added unencoded.  A non-finite row makes the result NaN.  The encoding error goes into
     ``feedback``, if given, and is added to the rows of the next step.
     """
 
@@ -182,7 +184,7 @@ class CompressedSum(RowSum):
 
     @staticmethod
     def extra_bytes(rows: int, width: int) -> int:
-        """Return what the encoded rows, which go and come, and the total take."""
+        """Return the memory of the encoded rows, outgoing and incoming, and of the total."""
         return encoded_bytes(rows, width, np.dtype(np.float32))
 
 
@@ -213,7 +215,7 @@ class ReplicaSums(RowSums):
 
 
 Residuals = NDArray[np.float32]
-"""A row for each row of a bucket that is encoded, in their order."""
+"""A row for each encoded row of a bucket, in their order."""
 
 
 class RowResiduals(ABC):
@@ -221,17 +223,17 @@ class RowResiduals(ABC):
 
     @abstractmethod
     def open(self) -> tuple[Residuals, Residuals]:
-        """Return what to add to the rows that are encoded now, and where to write what they lose.
+        """Return the residuals to add to the rows encoded now, and the array for their new errors.
 
-        Both have a row for each that is encoded; they may be the same array.
+        Both have a row for each encoded row; they may be the same array.
         """
 
     def store(self) -> None:  # noqa: B027
-        """Keep what was lost; to be called when rows were encoded."""
+        """Keep the new errors; to be called after rows were encoded."""
 
 
 class ThinnedResiduals(RowResiduals):
-    """The ``columns`` of ``whole`` that travel; the others, of frozen parameters, stay as they are."""
+    """The ``columns`` of ``whole`` that are sent; the others, of frozen parameters, stay unchanged."""
 
     def __init__(self, whole: RowFeedback, columns: NDArray[np.intp]) -> None:
         self._whole = whole
@@ -254,9 +256,10 @@ class ThinnedResiduals(RowResiduals):
 
 
 class RowFeedback(RowResiduals):
-    """The residuals of those rows of one bucket that are encoded.  They take no memory before the first one is.
+    """The residuals of the encoded rows of one bucket.  They take no memory before the first row is encoded.
 
-    Within a step each reduction goes on from what the one before it lost; a step that is not taken leaves no trace.
+    Within a step each reduction continues from the errors of the previous one; a step that is not taken leaves no
+    trace.
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
@@ -273,23 +276,23 @@ class RowFeedback(RowResiduals):
         return source, lost
 
     def commit(self) -> None:
-        """Make what this step lost the residual of the next."""
+        """Make the errors of this step the residual of the next."""
         if self._has_lost and self._arrays is not None:
             residual, lost = self._arrays
             self._arrays = (lost, residual)
         self._has_lost = False
 
     def drop(self) -> None:
-        """Forget what this step lost: it is not taken."""
+        """Drop the errors of this step, which is not taken."""
         self._has_lost = False
 
     @property
     def residual(self) -> Residuals | None:
-        """The residual of the next step, to be written to; None where nothing was encoded yet."""
+        """The writable residual of the next step; None if nothing was encoded yet."""
         return None if self._arrays is None else self._arrays[0]
 
     def restore(self) -> Residuals:
-        """Return a residual of zeros, to be written to, in place of the present one."""
+        """Replace the current residual by zeros and return it, writable."""
         self._arrays, self._has_lost = None, False
         residual, _ = self.open()
         self._has_lost = False
@@ -306,7 +309,7 @@ Corrections = Callable[[np.dtype[Any]], NDArray[np.float64]]
 
 
 class StepFeedback:
-    """The residuals of the rows ``encoded`` of all buckets; by parameter they survive another division into buckets."""
+    """The residuals of rows ``encoded`` of all buckets; by parameter they survive another division into buckets."""
 
     def __init__(self, partition: Partition, encoded: Iterable[int]) -> None:
         self._partition = partition
@@ -325,17 +328,17 @@ class StepFeedback:
         return ThinnedResiduals(rows, np.concatenate(columns)) if columns else None
 
     def commit(self) -> None:
-        """Make what this step lost the residual of the next."""
+        """Make the errors of this step the residuals of the next."""
         for rows in self._rows:
             rows.commit()
 
     def drop(self) -> None:
-        """Forget what this step lost."""
+        """Drop the errors of this step."""
         for rows in self._rows:
             rows.drop()
 
     def owe(self, lacking: Mapping[str, NDArray[Any]], corrections: Corrections) -> None:
-        """Make up for ``lacking`` of results, flat, by parameter; ``corrections`` are those of rows of a dtype."""
+        """Compensate for ``lacking`` of results, flat, by parameter; ``corrections`` are those of rows of a dtype."""
         for bucket, rows in zip(self._partition.buckets, self._rows, strict=True):
             factors = corrections(bucket.dtype)
             if not factors.any() and rows.residual is None:
@@ -355,11 +358,11 @@ class StepFeedback:
 
     @property
     def nbytes_needed(self) -> int:
-        """Bytes held once everything was encoded."""
+        """Bytes held once all rows have been encoded."""
         return sum(8 * len(self._encoded) * bucket.width for bucket in self._partition.buckets)
 
     def by_name(self) -> dict[str, Values]:
-        """Return a copy of each parameter's residual, flat; parameters of which nothing was encoded are left out."""
+        """Return a copy of each parameter's residual, flat; parameters that were never encoded are left out."""
         found: dict[str, Values] = {}
         for bucket, rows in zip(self._partition.buckets, self._rows, strict=True):
             if rows.residual is None:
@@ -373,7 +376,7 @@ class StepFeedback:
         return found
 
     def restore(self, residuals: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from the residuals of an earlier run, flat, by parameter; others, and those of another size, are 0."""
+        """Restore residuals of an earlier run, flat, by parameter; missing ones, and those of another size, are 0."""
         for bucket, rows in zip(self._partition.buckets, self._rows, strict=True):
             known = list(self._fitting(bucket, residuals))
             if not known and rows.residual is None:

@@ -1,4 +1,4 @@
-"""Gradients of replicas that share out states, gradients or parameters (ZeRO)."""
+"""Gradients of replicas that shard states, gradients or parameters (ZeRO)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENGINE, _SHARED = "engine/", "shared/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shard:
-    """The gradient that this rank owns of a parameter of which ranks of other slices or stages own the same part."""
+    """This rank's gradient shard of a parameter, of which ranks of other slices or stages own the same part."""
 
     name: str
     grad: NDArray[np.floating[Any]]
@@ -35,7 +35,7 @@ class _Shard:
 class ShardedFlow(GradientFlow):
     """``engine`` reduces over the replicas; what is shared beyond them is then added up shard by shard.
 
-    ``synchronizer`` does the latter, over the ranks of one replica; None where nothing is shared.
+    ``synchronizer`` does that, over the ranks of one replica; None where nothing is shared.
     """
 
     is_sharded = True

@@ -24,8 +24,8 @@ from asyncpar.zero.partition import Spec
 class ParameterShare:
     """The flat range ``start`` to ``stop`` of a parameter that this rank owns: its values, gradient and states.
 
-    Without sharding, the range that is *updated* is the whole parameter, and the one that is *counted*, for norms, is
-    still the owned one: so that all ranks together count everything once.
+    Without sharding, the *updated* range is the whole parameter, but the range *counted* in norms is still the owned
+    one, so that all ranks together count everything once.
     """
 
     def __init__(self, parameter: Parameter, bounds: tuple[int, int], rule: Rule, stage: ZeROStage) -> None:
@@ -34,9 +34,9 @@ class ParameterShare:
         updated = bounds if stage.shards_states else (0, parameter.size)
         self.range = FlatRange(parameter, *updated, rule)
         self.has_gradient = False
-        """Has anything been added to the sharded gradient?"""
+        """Whether anything has been added to the sharded gradient."""
         self.is_spoiled = False
-        """Was this rank's gradient not finite, before it was reduced?"""
+        """Whether this rank's gradient was non-finite before the reduction."""
         self._shards_gradients = stage.shards_gradients
         self._gradient: Array | None = None
         self._adding = threading.Lock()
@@ -49,19 +49,19 @@ class ParameterShare:
 
     @property
     def is_frozen(self) -> bool:
-        """Is the parameter a constant for now?"""
+        """Whether the parameter is currently a constant."""
         return is_frozen(self.parameter)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
     def part_with_value(self) -> None:
-        """Keep only what this rank owns of the value, and release the parameter."""
+        """Keep only this rank's part of the value, and release the parameter."""
         self._value = self.range.of(stored_value(self.parameter)).copy()
         self.parameter.release_value()
 
     @property
     def value(self) -> Array:
-        """The values that are updated: flat, as stored, to be written to."""
+        """The updated values: flat, as stored, writable."""
         return self.range.of(stored_value(self.parameter)) if self._value is None else self._value
 
     @property
@@ -71,16 +71,17 @@ class ParameterShare:
 
     @property
     def flat_value(self) -> Array:
-        """All values, of a parameter that is not sharded."""
+        """All values of an unsharded parameter."""
         return stored_value(self.parameter).reshape(-1)
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     @property
     def gradient(self) -> Array:
-        """The reduced gradient of the values that are updated: flat, to be written to.
+        """The reduced gradient of the updated values: flat, writable.
 
-        As stored, but a sharded one to which a second reduction was added, of two-byte values, in float32.
+        Its dtype is that of storage, except for a sharded gradient of two-byte values to which a second reduction was
+        added, which is float32.
         """
         if not self._shards_gradients:
             return self.range.of(self.parameter.grad)
@@ -94,7 +95,7 @@ class ParameterShare:
         return self.gradient[self._own]
 
     def take_gradient(self) -> Array | None:
-        """Take the parameter's gradient away from it, flat; None if there is none."""
+        """Remove the parameter's gradient and return it, flat; None if there is none."""
         if not self.parameter.has_grad:
             return None
         gradient = self.parameter.grad.reshape(-1)
@@ -102,9 +103,9 @@ class ParameterShare:
         return gradient
 
     def add_reduced(self, part: slice, reduced: Array) -> None:
-        """Add ``reduced`` to a part of the sharded gradient; the first time in a step, it is written.
+        """Add ``reduced`` to a part of the sharded gradient; the first call in a step overwrites it.
 
-        From any thread, also for several parts at once.
+        Callable from any thread, also for several parts at once.
         """
         with self._adding, np.errstate(over="ignore", invalid="ignore"):
             if not self.has_gradient:
@@ -144,7 +145,7 @@ class ParameterShare:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of values that stay."""
+        """Permanent bytes of values."""
         return self.value.nbytes if self._value is not None else self._whole_bytes
 
     @property
@@ -165,7 +166,7 @@ class ParameterShare:
 
     @property
     def own_gradient_bytes(self) -> int:
-        """Bytes of the sharded gradient once several reductions were added up in it."""
+        """Bytes of the sharded gradient after several reductions were added up in it."""
         return self.count * sum_dtype(stored_dtype(self.parameter)).itemsize
 
     @property
@@ -180,20 +181,20 @@ class ParameterShare:
 
     @property
     def _own(self) -> slice:
-        """The owned values within those that are updated."""
+        """The slice of owned values within the updated ones."""
         return slice(self.start - self.range.start, self.stop - self.range.start)
 
 
 VALUE = "value"
-"""The kind of a parameter's values among its states, in the dtype that is computed in."""
+"""The kind of a parameter's values among its states, in the compute dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePiece:
     """The flat range ``flat`` of this rank's part ``slice`` of the tensor ``kind`` of a parameter.
 
-    ``kind`` is ``value`` or a state's name.  ``array`` is flat, the engine's own, in the dtype that is computed in: of
-    parameters in half precision, the values are the master values.
+    ``kind`` is ``value`` or a state's name.  ``array`` is flat, the engine's own, in the compute dtype: for parameters
+    in half precision, the values are the master values.
     """
 
     parameter: str
@@ -208,11 +209,11 @@ class StatePiece:
 
 
 Held: TypeAlias = tuple[FlatRange, Array]
-"""The range of a parameter that this rank updates, with its values: flat, as stored, to be written to."""
+"""The range of a parameter that this rank updates, with its values: flat, as stored, writable."""
 
 
 def pieces_of(held: Iterable[Held]) -> list[StatePiece]:
-    """Return all that must be kept of ``held``."""
+    """Return all pieces of ``held`` that must be kept."""
     return [
         StatePiece(
             parameter=flat.parameter.name,
@@ -229,7 +230,7 @@ def pieces_of(held: Iterable[Held]) -> list[StatePiece]:
 def restore_pieces(held: Iterable[Held], arrays: Mapping[tuple[str, str], Array]) -> None:
     """Write ``arrays``, by name of the parameter and kind, into ``held``.
 
-    Raises ``UsageError``, with nothing written, unless there is one for each piece, as long as it and of its dtype.
+    Raises ``UsageError``, with nothing written, unless there is one for each piece, of its length and dtype.
     """
     known = tuple(held)
     targets = {(one.parameter, one.kind): one.array for one in pieces_of(known)}

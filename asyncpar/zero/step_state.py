@@ -8,8 +8,10 @@ from asyncpar.errors import UsageError
 
 
 class EnginePhase(StrEnum):
-    """NEW: not prepared.  OPEN: gradients come.  REDUCED: owners have them.  STEPPED: they are used up.  BROKEN: a step
-    has failed.
+    """Phases of a step.
+
+    NEW: not prepared.  OPEN: gradients may come.  REDUCED: owners have them.  STEPPED: they are used up.  BROKEN: a
+    step has failed.
     """
 
     NEW = "new"
@@ -28,7 +30,7 @@ _ADVICE = {
 
 
 class StepState:
-    """``accumulates`` says that gradients may be reduced several times in a step."""
+    """``accumulates``: gradients may be reduced several times in a step."""
 
     def __init__(self, *, accumulates: bool) -> None:
         self.phase = EnginePhase.NEW
@@ -58,7 +60,7 @@ class StepState:
         self._check(what, EnginePhase.OPEN, EnginePhase.REDUCED, EnginePhase.STEPPED)
 
     def break_off(self, why: str) -> None:
-        """Take note of a failure; the first reason is kept."""
+        """Record a failure; the first reason is kept."""
         if self.phase is not EnginePhase.BROKEN:
             self.phase, self._why = EnginePhase.BROKEN, why
 

@@ -1,4 +1,4 @@
-"""The step: replicas compare what they are about to do, owners update their values, and all ranks get them."""
+"""The step: replicas compare their intended steps, owners update their values, and all ranks receive them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def global_norm(means: Means, own: float) -> float:
 
 
 class StepAgreement:
-    """An exchange in which replicas say what step they are about to take.
+    """An exchange in which replicas announce the step that they are about to take.
 
-    They send its number, rate and scale, and a checksum of what is frozen, negative where gradients are not finite.
-    Where that differs, or gradients are not finite on some, a second one finds out which, and on which rank.
+    They send its number, rate and scale, and a checksum of frozen parameters, negative if gradients are not finite.  If
+    these differ, or gradients are not finite on some rank, a second exchange finds out which, and on which rank.
     """
 
     def __init__(self, means: Means, *, step: int, learning_rate: float, factor: float, is_finite: bool) -> None:
@@ -50,7 +50,7 @@ class StepAgreement:
         self._search = _exchange(means, "culprits", self._own_faults)
 
     async def run(self) -> AsyncparError | None:
-        """Return what is wrong, on every replica alike: another step or other frozen parameters, or not finite."""
+        """Return the error, equal on every replica: another step, other frozen parameters, or non-finite gradients."""
         rows = await self._exchange.run()
         ranks = self._means.communicator.ranks
         for place, what in enumerate(("number of steps taken", "learning rate", "scale")):
@@ -78,12 +78,12 @@ class StepAgreement:
     def _own_faults(self) -> NDArray[np.bool_]:
         """Return, for each parameter, three marks.
 
-        This rank's gradient was not finite; what it reduced is not; and it is frozen.
+        The marks: this rank's gradient was not finite; its reduced part is not finite; the parameter is frozen.
         """
         return np.array([self._means.spoiled(), self._means.overflowed(), self._frozen], np.bool_)
 
     def _describe_frozen(self, marks: Sequence[Sequence[bool]]) -> UsageError:
-        """Return the error that names the first rank on which other parameters are frozen than on the first one."""
+        """Return the error naming the first rank whose frozen parameters differ from those of the first one."""
         ranks, first = self._means.communicator.ranks, marks[0]
         rank, own = next((rank, own) for rank, own in zip(ranks, marks, strict=True) if own != first)
         name, is_first = next(
@@ -98,7 +98,7 @@ class StepAgreement:
         )
 
     def _describe(self, faults: NDArray[Any]) -> str:
-        """Return which ranks brought what; or, where none did, which sums overflowed."""
+        """Describe which ranks have non-finite gradients of which parameters; if none has, which sums overflowed."""
         marks: list[list[bool]] = faults[:, 0].tolist()
         spoiled = [self._means.names_of(row) for row in marks]
         brought = [
@@ -118,7 +118,7 @@ def _exchange(means: Means, what: str, own: Callable[[], NDArray[Any]]) -> OwedC
 class OwnedUpdate:
     """The part of a step after which there is no way back.
 
-    ``window`` is how many buckets are under way at a time.
+    ``window`` is the number of buckets in progress at a time.
     """
 
     def __init__(self, means: Means, *, window: int, **settings: Any) -> None:
@@ -133,7 +133,7 @@ class OwnedUpdate:
     async def run(self) -> None:
         """Update what this rank owns, and exchange values.
 
-        However it ends, this rank has updated all it owns; if it raises, it may lack values that others own.
+        However it ends, this rank has updated all its values; if it raises, it may lack values that others own.
         """
         updating = asyncio.create_task(self._update())
         spreading = [asyncio.create_task(self._spread(index)) for index in range(len(self._gathers))]
@@ -146,7 +146,7 @@ class OwnedUpdate:
             await ended(updating)
 
     async def run_alone(self) -> None:
-        """Update what this rank owns, even if it is cancelled, and exchange nothing."""
+        """Update this rank's values, even if it is cancelled, and exchange nothing."""
         updating = asyncio.create_task(self._update())
         try:
             await first_failure([updating])
@@ -155,7 +155,7 @@ class OwnedUpdate:
 
     @property
     def is_local(self) -> bool:
-        """Is it over when this rank has updated what it owns?"""
+        """Whether the step is over once this rank has updated its values."""
         return not self._gathers
 
     async def _update(self) -> None:
@@ -177,7 +177,7 @@ class OwnedUpdate:
 def value_gathers(means: Means, what: str, buckets: Sequence[RowBucket] | None = None) -> list[BucketGather]:
     """Return the gathers that give all ranks all values, or those in ``buckets``.
 
-    There are none where all ranks have them, or each keeps its own.
+    There are none if all ranks have them, or each keeps its own.
     """
     stage = means.config.stage
     if means.partition.size == 1 or not stage.shards_states or stage.shards_parameters:

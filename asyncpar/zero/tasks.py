@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def first_failure(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait until all ``tasks`` have ended well, or raise what the first one raised that has not."""
+    """Wait until all ``tasks`` have succeeded, or raise the error of the first one that failed."""
     if tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in sorted((task for task in tasks if task.done()), key=asyncio.Task.cancelled):
@@ -16,7 +16,7 @@ async def first_failure(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def stopped(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel ``tasks`` and wait until they are over, however they end."""
+    """Cancel ``tasks`` and wait until they have ended, however they end."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -27,7 +27,7 @@ async def stopped(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def ended(task: asyncio.Task[Any]) -> None:
-    """Wait for ``task``, which waits for no other rank, even if this is cancelled meanwhile."""
+    """Wait for ``task``, which waits for no other rank, even if the caller is cancelled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
