@@ -1,4 +1,4 @@
-"""An agent inside of another program: what that program gives it, and gets from it."""
+"""An agent inside another program: the interface between the two."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class AgentEmbedding:
     """Ties an agent to the program on whose event loop it runs; the signals of that program are not the agent's.
 
     ``on_address`` gets the ``host:port`` of the coordinator once it is known.  ``on_end`` is called after the last rank
-    has ended, with the ranks of all hosts that failed, the one that explains the others first, where the coordinator
-    was served here; after that ``paths`` are removed, as they are when the program dies.
+    has ended; where the coordinator was served here, it gets the failed ranks of all hosts, the one that explains the
+    others first.  After that ``paths`` are removed, as they are when the program dies.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class AgentEmbedding:
         self._early: list[int] = []
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Handle ``number`` as a launcher does that gets this signal: the first ends the job, the second kills it."""
+        """Handle ``number`` as a launcher handles that signal: the first ends the job, the second kills it."""
         if self._take is None:
             self._early.append(number)
         else:
             self._take(number)
 
     def attach(self, take: Callable[[int], None] | None) -> None:
-        """Let ``take`` handle the signals that come and have come; None: the agent has ended."""
+        """Let ``take`` handle all signals so far and from now on; None: the agent has ended."""
         self._take = take
         while take is not None and self._early:
             take(self._early.pop(0))

@@ -17,7 +17,7 @@ _TAIL_LINES = 4
 _LONGEST_REASON = 800
 _LONGEST_CONSEQUENCE = 240
 _NOTICEABLE = 0.05
-"""Seconds between two failures that are worth a word."""
+"""Seconds between two failures that are worth mentioning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class RankEnd:
     """The end of the process of a rank.
 
     ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
-    this; ``lost`` says why when the rank's whole agent disappeared, the launcher or the kernel killed the rank, or it
-    left those that needed it.  ``stderr_file`` is the file on its host with all of its stderr, "" if there is none.
+    this; ``lost`` is the reason when the rank's whole agent disappeared, the launcher or the kernel killed the rank, or
+    it left those that needed it.  ``stderr_file`` is the file on its host with all of its stderr, "" if there is none.
     """
 
     generation: int
@@ -43,16 +43,16 @@ class RankEnd:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the launcher for this failure, as a shell's.
+        """The exit code of the launcher for this failure, as in a shell.
 
-        A program that has reported an exception would have ended with code 1, whichever signal came before that.  That
-        of a rank which left the others with code 0 is 1.
+        It is 1 for a program that has reported an exception, with which it would have ended, whichever signal came
+        before.  It is 1, too, for a rank that left the others with code 0.
         """
         return 1 if self._was_overtaken else exit_code_of(self.returncode) or 1
 
     @property
     def is_peer_error(self) -> bool:
-        """Does the rank name another rank as the cause?"""
+        """Whether the rank names another rank as the cause."""
         return self.report is not None and self.report.is_peer_error
 
     @property
@@ -62,7 +62,7 @@ class RankEnd:
 
     @property
     def call(self) -> str:
-        """What the rank called where others called something else, "" if that is not why it failed."""
+        """The rank's call where others made a different one, "" if that is not why it failed."""
         return "" if self.report is None else self.report.call
 
     @property
@@ -109,11 +109,11 @@ def add_leavers(failures: Sequence[RankEnd], ended: Iterable[RankEnd]) -> list[R
 
 
 def choose_first(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> RankEnd:
-    """Return the failure that explains the others, those that came ``late`` among them.
+    """Return the failure that explains the others, including those that came ``late``.
 
-    The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not, and
-    among those that do, blaming a rank that failed too explains less.  Of ranks that have lost each other it is the
-    lowest, and of those that called something else than others the one whose call is odd.
+    It is the earliest, except that a rank that blames another rank explains nothing as long as there is one that does
+    not, and, among ranks that do, one that blames a rank that failed too explains less.  Of ranks that have lost each
+    other it is the lowest, and of ranks whose calls differ, the one with the odd call.
     """
     failed = {failure.rank for failure in failures}
     first = min(
@@ -128,13 +128,13 @@ def choose_first(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> R
 
 
 def _is_mutual(one: RankEnd, other: RankEnd) -> bool:
-    """Have both lost a rank, each in the same way?  Of others, as in a deadlock, the first says most."""
+    """Return whether both have lost a rank, each in the same way.  In other cycles (deadlocks) the first says most."""
     reports = (one.report, other.report)
     return all(report is not None and report.type_name == PeerLost.__name__ for report in reports)
 
 
 def describe(failures: Sequence[RankEnd], late: Sequence[RankEnd] = ()) -> str:
-    """Return the summary that a person reads: the first failing rank, its traceback, then who else failed.
+    """Return the summary for the user: the first failing rank, its traceback, then the other failures.
 
     ``late`` are those that failed after all were asked to end.  Last comes the log file of the first one, if any.
     """
@@ -167,7 +167,7 @@ def _place(failure: RankEnd) -> str:
 
 
 def _grouped(failures: Sequence[RankEnd]) -> list[list[RankEnd]]:
-    """Return ``failures`` in groups that failed on one host for one reason."""
+    """Group ``failures`` by host and reason."""
     groups: dict[tuple[str, str], list[RankEnd]] = {}
     for failure in failures:
         groups.setdefault((failure.host, _common(failure)), []).append(failure)
@@ -175,7 +175,7 @@ def _grouped(failures: Sequence[RankEnd]) -> list[list[RankEnd]]:
 
 
 def _common(failure: RankEnd) -> str:
-    """Return its reason without the name of the rank that it happened to."""
+    """Return the reason of ``failure`` without the name of its rank."""
     return _reason(failure).replace(f" rank {failure.rank}:", "", 1)
 
 
@@ -205,6 +205,6 @@ def _evidence(failure: RankEnd) -> list[str]:
     """Return the traceback or the end of stderr, quoted."""
     if failure.report is not None:
         return [f"    {line}" for line in failure.report.traceback.strip().splitlines()]
-    crash = crash_line(failure.stderr_tail)  # it is named where the end is
+    crash = crash_line(failure.stderr_tail)  # named with the ending already
     tail = [line for line in failure.stderr_tail.strip().splitlines() if line != crash or not crash][-_TAIL_LINES:]
     return ["  end of its stderr:", *(f"    {line}" for line in tail)] if tail else []

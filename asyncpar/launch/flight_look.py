@@ -1,4 +1,4 @@
-"""Look at what the ranks of a job have recorded: what holds it up, and the last events of each rank."""
+"""An inspection of the events that ranks have recorded: what holds the job up, and the last events of each rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from asyncpar.launch.job_view import JobWatch
 
 MOST_EVENTS: Final = 400
-"""Events that are shown of all ranks together, the latest of each."""
+"""Events of all ranks together that are shown, the latest of each."""
 
 MOST_KNOWN: Final = 16
-"""Sentences of the status of the job, which count where events explain nothing."""
+"""The most sentences from the status of the job; they matter where events explain nothing."""
 
 _MOST_OF_RANK: Final = 32
 _LOOKED_AT: Final = 512
-"""Events of a rank that are read: those under way, and the last so many."""
+"""Events of a rank that are read: those under way, and the last ones up to this number."""
 
 
 async def look_at_flight(view: JobWatch) -> dict[str, Any]:
@@ -35,9 +35,9 @@ async def look_at_flight(view: JobWatch) -> dict[str, Any]:
 
 
 def facts_of(job: JobSummary) -> dict[int, RankFacts]:
-    """Return what is known of the ranks of ``job`` besides their events: the words of its status.
+    """Return the facts about the ranks of ``job`` besides their events, in the words of its status.
 
-    The status is to be ``renewed``: what a rank told up to a second before its events were read is of another moment.
+    The status should be ``renewed``: a report of up to a second before the events were read is of another moment.
     """
     return {
         report.rank: RankFacts(

@@ -1,4 +1,4 @@
-"""Decide what launchers say while they wait for hosts: who is there, who is missing, and who was refused.  Pure."""
+"""Decide when to report the hosts that have arrived, are missing, or were refused while launchers wait.  Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from asyncpar.launch.protocol import AgentHello
 
 FIRST_SECONDS: Final = 2.0
-"""Seconds that hosts may take before anything is said, and that news wait for those of other hosts."""
+"""Seconds that hosts may take before the first report, and for which news wait for those of other hosts."""
 
 AGAIN_SECONDS: Final = 30.0
-"""Seconds after which it is said again, although nothing has changed."""
+"""Seconds after which a report is repeated although nothing has changed."""
 
 _MOST_REFUSED: Final = 20
 _MOST_NAMED: Final = 16
 
 
 class HostArrivals:
-    """What is said while ``nnodes`` hosts gather; ``may_name``: places of hosts that are missing can be named."""
+    """The reports while ``nnodes`` hosts gather; ``may_name``: the places of missing hosts can be named."""
 
     def __init__(self, nnodes: int, *, may_name: bool) -> None:
         self._nnodes = nnodes
@@ -29,27 +29,27 @@ class HostArrivals:
 
     @property
     def next_deadline(self) -> float | None:
-        """When there is something to be said, None if there is nothing."""
+        """When the next report is due, None if there is nothing to report."""
         return self._due
 
     def change(self, now: float) -> None:
-        """Take that a host came or went."""
+        """Record that a host came or went."""
         if self._is_known:
             self._due, self._is_known = now + FIRST_SECONDS, False
 
     def end(self) -> None:
-        """Take that all are there."""
+        """Record that all hosts have arrived."""
         self._due, self._is_known = None, True
 
     def refuse(self, who: str, why: str) -> str:
-        """Return what is said of ``who``, which was refused; "" if it was said already."""
+        """Return the report that ``who`` was refused; "" if it was made already."""
         if (who, why) in self._refused or len(self._refused) >= _MOST_REFUSED:
             return ""
         self._refused.add((who, why))
         return f"refused {who}: {why}"
 
     def say(self, hellos: Iterable[AgentHello], now: float) -> str:
-        """Return what is to be said now, "" if nothing is."""
+        """Return the report that is due now, "" if none is."""
         if self._due is None or now < self._due:
             return ""
         self._due, self._is_known = now + AGAIN_SECONDS, True

@@ -57,7 +57,7 @@ class HostPlacement:
 
     @property
     def is_private(self) -> bool:
-        """Do all agents of the job meet on this machine's loopback?"""
+        """Whether all agents of the job meet on this machine's loopback."""
         served = () if self.serve_at is None else (self.serve_at[0],)
         return all(is_loopback(address) for address in (self.bind, self.meets_at, *served))
 
@@ -65,7 +65,7 @@ class HostPlacement:
 def find_placement(options: LaunchOptions, *, patience: float = 0.0) -> HostPlacement:
     """Return the place of this host.  Raises ``UsageError`` when the options do not fit this machine.
 
-    The name of the first host has ``patience`` seconds to be known: in Kubernetes it is later than the pods.
+    The name of the first host may take ``patience`` seconds to resolve: in Kubernetes it appears after the pods.
     """
     nproc = options.nproc or count_cores()
     host = host_name()
@@ -112,7 +112,7 @@ def _among_several(
         nproc=nproc,
         serve_at=serve_at,
         may_connect=options.node_rank is None,
-        # a name that comes late may still be that of a pod which is gone, so it is looked up again and again
+        # a name that appears late may first resolve to a pod that is gone, so it is looked up again and again
         coordinator=join_address(name if patience and serve_at is None else address, port),
         bind=bind,
         meets_at=address,
@@ -122,7 +122,7 @@ def _among_several(
 
 
 def make_log_directory(options: LaunchOptions) -> Path | None:
-    """Return the directory for log files, made and writable; a new private one if it is needed but not named."""
+    """Return the writable directory for log files, created if necessary; a private one if needed but not named."""
     if options.log_dir is None and options.redirects.is_empty and options.tee.is_empty:
         return None
     try:
@@ -159,7 +159,7 @@ def resolve_within(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Return the address of ``name``, which has ``seconds`` to be known.  Blocks; raises the last ``OSError``."""
+    """Return the address of ``name``, which may take ``seconds`` to resolve.  Blocks; raises the last ``OSError``."""
     begun, is_told = now(), False
     while True:
         try:
@@ -174,7 +174,7 @@ def resolve_within(
 
 
 def _route_to(address: str, port: int) -> str:
-    """Return the address of this host that packets to ``address`` carry.  Sends nothing."""
+    """Return the source address of packets from this host to ``address``.  Sends nothing."""
     try:
         return route_to(address, port)
     except OSError as error:

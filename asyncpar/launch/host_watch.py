@@ -1,6 +1,6 @@
-"""The ranks of a host as its agent knows them: by what they tell once a second, and by what only the agent sees.
+"""The ranks of a host as its agent knows them: their own reports once a second, and what only the agent sees.
 
-A rank that is stopped tells nothing: then there is what it told last, and its state in ``/proc``.
+A rank that is stopped reports nothing: then its last report is shown, with its state in ``/proc``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from asyncpar.observe.summary import (
 )
 
 LOOK_SECONDS: Final = 1.0
-"""How often the ranks are asked for their summaries."""
+"""Seconds between requests to the ranks for their summaries."""
 
 _ANSWER_SECONDS: Final = 0.4
 _COLLECT_SECONDS: Final = 0.7
-"""How long a rank may take to tell its stacks or its events."""
+"""Seconds that a rank may take to return its stacks or its events."""
 
 _FROM_MEMORY: Final = "it does not answer; this was read from its memory"
 ENDED: Final = "ended"
 NOTHING: Final = "there is none"
-"""Why a rank that was asked has nothing to tell."""
+"""The reason why a rank that was asked has nothing to report."""
 
 _STOPPED_STATES: Final = ("T", "t")
 
@@ -66,12 +66,12 @@ class _WatchedRank(msgspec.Struct):
     blames: int | None = None
     call: str = ""
     restarts: int = 0
-    """Processes before it that had failed by themselves."""
+    """The number of its predecessors that failed by themselves."""
     seen: ThreadView | None = None
     """Its main thread, as far as it could be read while the rank did not answer."""
 
     def find_main(self) -> ThreadView | None:
-        """Return the main thread as it is now, read from the rank's memory; None if that cannot be read."""
+        """Return the current state of the main thread, read from the rank's memory; None if that cannot be read."""
         threads = () if self.stacks is None or self.ending else self.stacks.read()
         return threads[0] if threads and threads[0].is_main else None
 
@@ -82,12 +82,12 @@ class _WatchedRank(msgspec.Struct):
 
 @dataclass
 class HostWatch:
-    """Watches the ranks of one host.  ``on_look`` gets what they are once a second, and when one ends."""
+    """Watches the ranks of one host.  ``on_look`` gets their summaries once a second, and when one ends."""
 
     host: str
     on_look: Callable[[HostSummary], None] = lambda _: None
     memory: MemoryWatch = field(default_factory=MemoryWatch)
-    """What the kernel says of the host's memory, and the ranks' sizes; who looks at their processes feeds it."""
+    """The kernel's view of the host's memory, and the ranks' sizes; fed by the observer of their processes."""
     _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
     """By local rank."""
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -104,10 +104,10 @@ class HostWatch:
         stacks: StackFile | None = None,
         on_place: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Watch a new process, which answers over ``connection``; it takes the place of the one before.
+        """Watch a new process, which answers over ``connection``; it replaces its predecessor.
 
-        Kinds in ``told`` are answered by the agent, also for ranks that are stopped or have ended.  By ``stacks`` its
-        own are read when it cannot answer; ``on_place`` gets the place where its program is then.
+        The agent answers requests for the kinds in ``told``, also for ranks that are stopped or have ended.  ``stacks``
+        is used to read the process's stacks when it cannot answer; ``on_place`` then gets the place of its program.
         """
         before = self._ranks.get(place.local_rank)
         if before is not None and before.failure:
@@ -122,13 +122,13 @@ class HostWatch:
         self._ranks[place.local_rank] = known
 
     def begin_job(self) -> None:
-        """Forget the failures of the job before."""
+        """Forget the failures of the previous job."""
         self._past, self._restarts = [], 0
         for known in self._ranks.values():
             known.failure, known.restarts = "", 0
 
     def take_state(self, place: LaunchEnvironment, state: RankState) -> None:
-        """Take what the agent has seen of a rank."""
+        """Record the agent's observation of a rank."""
         known = self._ranks.get(place.local_rank)
         if known is not None:
             known.state, known.state_at = state, time.monotonic()
@@ -143,10 +143,10 @@ class HostWatch:
         blames: int | None = None,
         call: str = "",
     ) -> None:
-        """Take the end of a process at ``at`` (None: now); what it told last is kept.
+        """Record the end of a process at ``at`` (None: now); its last report is kept.
 
-        ``failure`` says why another one may take its place; "" if that would not be for a failure of its own.
-        ``blames`` is the rank that it names as the cause, ``call`` what it called where others called something else.
+        ``failure`` is why another one may take its place; "" if that would not be for a failure of its own.
+        ``blames`` is the rank that it names as the cause, ``call`` its call where others made a different one.
         """
         known = self._ranks.get(place.local_rank)
         if known is not None and not known.ending:
@@ -156,7 +156,7 @@ class HostWatch:
             self._close(known)
 
     def _tell_soon(self) -> None:
-        """Report the end of ranks, those of a moment together: the job may end before the next look."""
+        """Report ended ranks, those of one moment together: the job may end before the next round of requests."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._tell)
@@ -173,7 +173,7 @@ class HostWatch:
             self._tell()
 
     def find_place(self, place: LaunchEnvironment) -> str:
-        """Return where the program of a rank that does not answer is now; "" if that cannot be read."""
+        """Return the current place of the program of a rank that does not answer; "" if that cannot be read."""
         known = self._ranks.get(place.local_rank)
         main = None if known is None else known.find_main()
         return "" if main is None else main.place
@@ -192,7 +192,7 @@ class HostWatch:
                 known.summary, known.heard_at = unpack(reply.content, RankSummary), time.monotonic()
 
     def summary(self) -> HostSummary:
-        """Return what is known now."""
+        """Return the current summary."""
         ranks = sorted((_report(known) for known in self._ranks.values()), key=lambda report: report.rank)
         return HostSummary(
             host=self.host,
@@ -203,7 +203,7 @@ class HostWatch:
         )
 
     async def collect(self, kind: str, ranks: Iterable[int] | None = None) -> list[RankAnswer]:
-        """Return what each of the ``ranks`` (None: all that live) has to tell of ``kind``; none is waited for long."""
+        """Return the reports of ``kind`` of ``ranks`` (None: all that live); each may take a short time only."""
         wanted = None if ranks is None else set(ranks)
         living = {known.rank for known in self._living()}
         asked = [

@@ -51,7 +51,7 @@ class JobSecret:
 
 
 def check_secret_options(options: LaunchOptions, placement: HostPlacement) -> None:
-    """Raise ``UsageError`` if this job needs a secret file and has none, or one that cannot be used."""
+    """Raise ``UsageError`` if this job needs a secret file and has none, or an unusable one."""
     if options.secret_file is not None:
         read_secret(options.secret_file)
     elif options.nnodes > 1 and not placement.is_private:
@@ -98,7 +98,7 @@ def _shared_name(placement: HostPlacement) -> str:
 
 
 def _share(path: Path) -> Secret:
-    """Read the secret at ``path``, or make it if we are the first."""
+    """Read the secret at ``path``, or create it if this agent is the first."""
     try:
         return create_secret(path)
     except FileExistsError:
@@ -112,7 +112,7 @@ _SOON = timedelta(days=1)
 class JobCertificates:
     """The certificates of the agent, and of the coordinator if it is served here; ranks read theirs from ``directory``.
 
-    ``ranks`` are those that have one.
+    ``ranks`` are the ranks that have one.
     """
 
     directory: Path
@@ -121,7 +121,7 @@ class JobCertificates:
     ranks: tuple[int, ...]
 
     def warning(self, now: datetime) -> str | None:
-        """Return a warning if they expire soon: connections live on then, but no new one can be made."""
+        """Return a warning if they expire soon: existing connections live on then, but no new one can be made."""
         left = self.agent.expires - now
         if left > _SOON:
             return None
@@ -135,7 +135,7 @@ class JobCertificates:
             self._refuse(nproc)
 
     def check_slots(self, nproc: int) -> None:
-        """Raise ``UsageError`` unless there are ``nproc`` certificates of ranks, whichever these are."""
+        """Raise ``UsageError`` unless there are ``nproc`` certificates of ranks, with any numbers."""
         if len(self.ranks) < nproc:
             self._refuse(nproc)
 
@@ -176,7 +176,7 @@ def adopt_certificates(options: LaunchOptions) -> tuple[LaunchOptions, JobCertif
 def read_host_certificates(certs: str, *, node_rank: int | None = None) -> JobCertificates:
     """Return the certificates of this host's agent in a group of agents, where it serves.  Raises ``UsageError``.
 
-    ``certs`` is the directory of this host, or of all of them where ``node_rank`` says which it is.
+    ``certs`` is the directory of this host, or of all hosts, of which this is number ``node_rank``.
     """
     from asyncpar.net.security.reading import check_agent
 
@@ -187,7 +187,7 @@ def read_host_certificates(certs: str, *, node_rank: int | None = None) -> JobCe
 
 
 def _host_directory(directory: Path, node_rank: int | None, *, nnodes: int) -> Path:
-    """Return where this host's files are: in ``directory`` itself, or in the one of this host below it."""
+    """Return the directory with this host's files: ``directory`` itself, or the host's own one below it."""
     if not directory.is_dir():
         raise UsageError(f"--certs: {directory} is not a directory; make it with `asyncpar certs init`")
     if (directory / AUTHORITY_FILE).exists():
@@ -205,7 +205,7 @@ def _host_directory(directory: Path, node_rank: int | None, *, nnodes: int) -> P
 
 
 def _node_rank(directory: Path, options: LaunchOptions) -> int:
-    """Return the place of the host whose directory it is."""
+    """Return the place of the host to which ``directory`` belongs."""
     host = _certified_host(directory, options.node_rank)
     if host >= options.nnodes:
         raise UsageError(f"--certs: {directory} is for host {host}, and --nnodes is {options.nnodes}")
@@ -213,7 +213,7 @@ def _node_rank(directory: Path, options: LaunchOptions) -> int:
 
 
 def _certified_host(directory: Path, node_rank: int | None) -> int:
-    """Return the number of the host whose directory it is, which is ``node_rank`` if that is given."""
+    """Return the number of the host to which ``directory`` belongs; it is ``node_rank`` if that is given."""
     hosts = [role.number for role in list_roles(directory) if role.kind is RoleKind.AGENT]
     if len(hosts) != 1 or hosts[0] is None:
         raise UsageError(f"--certs: expected the certificate of one agent in {directory}, got {len(hosts)}")
@@ -239,6 +239,6 @@ class LaunchJob:
 
     @property
     def silence(self) -> SilenceLimits:
-        """When ranks are given up that give no sign of life."""
+        """When ranks that give no sign of life are given up."""
         given = self.options
         return SilenceLimits(silent=given.silent_after, stopped=given.stopped_after, busy=given.busy_after)

@@ -1,6 +1,6 @@
-"""Directories in which launchers say that they run a job, and commands find it: ``$XDG_RUNTIME_DIR/asyncpar/JOB-PID/``.
+"""Directories by which commands find the jobs of launchers: ``$XDG_RUNTIME_DIR/asyncpar/JOB-PID/``.
 
-The directories are private (0700): only the user who runs a job can look at it.  Each has ``job.json`` and a socket,
+The directories are private (0700): only the user who runs a job can inspect it.  Each has ``job.json`` and a socket,
 ``control``.  Without XDG_RUNTIME_DIR they are in the user's directory below the one for temporary files.
 """
 
@@ -43,10 +43,10 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     is_whole: bool = True
     born: float = 0.0
-    """When the process began, by which another one with its number is told from it."""
+    """When the process began, which distinguishes it from another one with its number."""
     directory: str = ""
     agent: str = ""
-    """The address of the agent that this is (``host:port``); "" for a launcher."""
+    """The address of the agent (``host:port``); "" for a launcher."""
 
     @property
     def socket_path(self) -> Path:
@@ -54,7 +54,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """How commands name it: ``train-4711``."""
+        """The name of the job in commands: ``train-4711``."""
         return Path(self.directory).name
 
     @property
@@ -63,12 +63,12 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool:
-        """Does its launcher run?"""
+        """Whether its launcher runs."""
         return _born(self.pid) == self.born
 
 
 def jobs_directory(environment: Mapping[str, str]) -> Path:
-    """Return the directory of all jobs of this user, made if need be."""
+    """Return the directory of all jobs of this user, created if necessary."""
     runtime = environment.get(_RUNTIME, "")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
         directory = Path(runtime) / "asyncpar"
@@ -98,7 +98,7 @@ def make_job_directory(environment: Mapping[str, str], entry: JobEntry) -> JobEn
         try:
             draft.mkdir(mode=0o700)
             break
-        except FileNotFoundError:  # another job has ended meanwhile, and removed what was empty
+        except FileNotFoundError:  # another job has ended meanwhile, and removed the empty directory
             if attempt == _TRIES - 1:
                 raise
     entry = msgspec.structs.replace(entry, born=_born(entry.pid), started=time.time())
@@ -107,12 +107,12 @@ def make_job_directory(environment: Mapping[str, str], entry: JobEntry) -> JobEn
 
 
 def _place_directory(draft: Path, name: str, born: float) -> Path:
-    """Rename ``draft`` to ``name``, with a number after it where a part of this process, ``born`` then, has that."""
+    """Rename ``draft`` to ``name``, with a number appended if another part of this process, ``born`` then, has it."""
     for number in itertools.count(1):
         directory = draft.with_name(name if number == 1 else f"{name}.{number}")
         before = _read_entry(directory)
         if before is not None and before.born != born:
-            _remove(directory)  # of one that is dead, and had our number
+            _remove(directory)  # left by a dead process that had our number
         try:
             draft.rename(directory)
         except OSError as error:
@@ -132,7 +132,7 @@ def _read_entry(directory: Path) -> JobEntry | None:
 
 
 def remove_job_directory(entry: JobEntry) -> None:
-    """Remove the directory of a job that has ended, and those around it that are empty, if they are ours alone."""
+    """Remove the directory of a job that has ended, and the empty ones around it if they belong to this user alone."""
     directory = Path(entry.directory)
     _remove(directory)
     with suppress(OSError):
@@ -142,14 +142,14 @@ def remove_job_directory(entry: JobEntry) -> None:
 
 
 def list_jobs(environment: Mapping[str, str]) -> list[JobEntry]:
-    """Return the jobs of this user on this host, the newest first; directories that dead ones left are removed."""
+    """Return the jobs of this user on this host, the newest first; directories left by dead ones are removed."""
     entries = []
     for path in sorted(jobs_directory(environment).iterdir()):
         entry = _read_entry(path)
         if entry is None:
-            continue  # it is being made, or removed
+            continue  # being created or removed
         if entry.is_alive and path.name.startswith("."):
-            continue  # it is being made
+            continue  # being created
         if entry.is_alive:
             entries.append(msgspec.structs.replace(entry, directory=str(path)))
         else:
@@ -160,7 +160,7 @@ def list_jobs(environment: Mapping[str, str]) -> list[JobEntry]:
 def find_job(environment: Mapping[str, str], name: str | None) -> JobEntry:
     """Return the job called ``name`` (None: the only one).
 
-    Raises ``LaunchError`` where there is none, and ``UsageError`` with a list where there are several.
+    Raises ``LaunchError`` if there is none, and ``UsageError`` with a list if there are several.
     """
     entries = list_jobs(environment)
     if name is not None:

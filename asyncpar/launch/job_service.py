@@ -1,4 +1,4 @@
-"""Let commands look at the job of this launcher: its directory and its control socket, for as long as it runs."""
+"""Let commands inspect the job of this launcher: its directory and its control socket, while it runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def serve_watch(
     say: Callable[[str], None],
     on_signals: bool = True,
 ) -> AsyncIterator[None]:
-    """Serve ``view`` inside the block.  What cannot be served runs all the same: ``say`` tells why.
+    """Serve ``view`` inside the block.  A failure to serve does not stop the job: ``say`` reports it.
 
     With ``on_signals`` SIGQUIT prints the stacks of the ranks.
     """
@@ -85,7 +85,7 @@ async def serve_watch(
 
 
 async def _say_stacks(view: JobWatch, say: Callable[[str], None]) -> None:
-    """Print what `asyncpar stacks` prints."""
+    """Print the output of `asyncpar stacks`."""
     from asyncpar.launch.stack_answers import sort_answers
     from asyncpar.observe.chains import show_stacks
 

@@ -1,4 +1,4 @@
-"""A job as the process that serves its coordinator sees it: what the agents of all hosts tell, and how to ask them."""
+"""A job as the process that serves its coordinator sees it: the reports of all hosts' agents, and requests to them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from asyncpar.observe.alarms import find_alarms
 from asyncpar.observe.summary import MOST_PAST, HostSummary, JobSummary, PastGeneration, RankAnswer, unpack
 
 _COLLECT_SECONDS: Final = 1.2
-"""How long the agents of other hosts may take; ranks that do not answer are reported by their agents before that."""
+"""Seconds that the agents of other hosts may take; they report ranks that do not answer before that."""
 
 Send = Callable[[pb.AgentCommand], None]
 
 
 def describe_job(job: LaunchJob) -> JobSummary:
-    """Return what is known of a job before it begins."""
+    """Return the summary of a job before it begins."""
     now = time.time()
     return JobSummary(
         job=job.placement.job,
@@ -41,27 +41,27 @@ def describe_job(job: LaunchJob) -> JobSummary:
 
 
 class JobWatch(Protocol):
-    """What commands ask a launcher or an agent."""
+    """The requests of commands to a launcher or an agent."""
 
     async def status(self) -> JobSummary:
-        """Return the job as it is now, as far as that can be known here."""
+        """Return the current state of the job, as far as it is known here."""
         ...
 
     async def collect(self, kind: str, ranks: Iterable[int] | None) -> list[RankAnswer]:
-        """Return what ranks (None: all) tell when they are asked for ``kind``; by rank."""
+        """Return the reports of ``kind`` of ``ranks`` (None: all), by rank."""
         ...
 
 
 class ShownJob(JobWatch, Protocol):
-    """A job that is shown to others while it runs."""
+    """A job that is shown to users while it runs."""
 
     def changed(self, **fields: object) -> None:
-        """Take changes of what the summary says of the job itself."""
+        """Apply changes to the summary's fields about the job itself."""
         ...
 
 
 class HostOnly:
-    """The part of a job that runs on this host, seen by a launcher that does not serve the coordinator."""
+    """The part of a job on this host, as seen by a launcher that does not serve the coordinator."""
 
     def __init__(self, base: JobSummary, watch: HostWatch) -> None:
         self._base = base
@@ -79,7 +79,7 @@ class HostOnly:
 
 
 class WholeJob:
-    """All hosts of a job.  The coordinator feeds it; ``base`` has what does not change."""
+    """All hosts of a job.  The coordinator feeds it; ``base`` has the constant fields."""
 
     def __init__(self, base: JobSummary) -> None:
         self._base = base
@@ -90,16 +90,16 @@ class WholeJob:
         self._listeners: list[Callable[[JobSummary], None]] = []
 
     def subscribe(self, listener: Callable[[JobSummary], None]) -> Callable[[], None]:
-        """Call ``listener`` with each new summary; the function returned ends that."""
+        """Call ``listener`` with each new summary; the function returned unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def arrived(self, agent: int, host: str, send: Send) -> None:
-        """Take in an agent that has connected; ``send`` passes commands to it as long as it is."""
+        """Add an agent that has connected; ``send`` passes commands to it as long as it stays connected."""
         self._agents[agent] = (host, send)
 
     def left(self, agent: int) -> None:
-        """Ask a lost agent nothing more."""
+        """Stop sending requests to an agent that is lost."""
         self._agents.pop(agent, None)
         for collecting in self._collecting.values():
             collecting.agent_done(agent)
@@ -109,14 +109,14 @@ class WholeJob:
         self._base = msgspec.structs.replace(self._base, **fields)
 
     def began(self, generation: int, world_size: int, *, restarts: int, reason: str) -> None:
-        """Take that ranks begin; ``reason`` is why those of the generation before ended, "" if there were none."""
+        """Record that ranks begin; ``reason`` is why those of the previous generation ended, "" if there were none."""
         past = self._base.past
         if reason:
             past = (*past, PastGeneration(generation=generation - 1, time=time.time(), reason=reason))[-MOST_PAST:]
         self.changed(generation=generation, world_size=world_size, restarts=restarts, past=past)
 
     def take(self, agent: int, event: pb.AgentEvent) -> bool:
-        """Take what an agent tells, if it is for this view; return whether it was."""
+        """Take an event of an agent if it is for this view; return whether it was."""
         match event.WhichOneof("event"):
             case "observed":
                 with suppress(msgspec.DecodeError):
@@ -163,7 +163,7 @@ class WholeJob:
 
 
 class _Collecting:
-    """Answers of several agents to one question."""
+    """Answers of several agents to one request."""
 
     def __init__(self, agents: set[int]) -> None:
         self.waiting = agents

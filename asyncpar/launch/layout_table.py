@@ -1,4 +1,4 @@
-"""Tables of layouts for people, with as many columns as fit, and a document for programs."""
+"""Tables of layouts, with as many columns as fit, and a document for programs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def show_findings(
 ) -> str:
     """Return the text to print: the question, the ``top`` best layouts, and why others were left out.
 
-    ``source`` says where bandwidths were measured, empty if nowhere.
+    ``source`` is where bandwidths were measured, "" if nowhere.
 
-    ``width`` is the number of characters in a line, None for any number.
+    ``width`` is the number of characters in a line, None for no limit.
     """
     layouts = findings.layouts[:top]
     columns = choose_columns(COLUMNS, width)
@@ -57,7 +57,7 @@ def _wrap(text: str, width: int | None) -> list[str]:
 
 
 def document(job: Job, search: Search, findings: Findings, top: int, source: str) -> dict[str, Any]:
-    """Return the same for programs: all sizes in bytes, all times in seconds."""
+    """Return the same as a document for programs: all sizes in bytes, all times in seconds."""
     return {
         "model": {**asdict(job.model), "parameters": job.model.parameters},
         "machine": asdict(job.machine),
@@ -143,7 +143,7 @@ def _schedule(layout: Layout) -> str:
 
 
 def _digits(number: float) -> str:
-    """Return three digits at least, or two of a number below 0.001: a gap is left in columns of eight characters."""
+    """Format ``number`` with at least three digits, or two below 0.001, so columns of eight characters keep a gap."""
     if number < 0.001:
         return f"{number:.2g}"
     places = 2 if number < 10 else 1 if number < 100 else 0

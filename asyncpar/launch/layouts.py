@@ -1,4 +1,4 @@
-"""`asyncpar plan`: which layouts of a model over ranks fit, with memory, traffic and time of each."""
+"""`asyncpar plan`: the layouts of a model over ranks that fit, with the memory, traffic and time of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIMIZERS = {"adam": 2, "momentum": 1, "sgd": 0}
 _BATCH_PER_RANK = 4
 _BANDWIDTH, _HOST_BANDWIDTH = "1.25", "4"
 _USUAL = "~/.cache/asyncpar/lanes.json"
-"""Stands for the file that ``calibrate(cache=True)`` writes, wherever it is."""
+"""Stands for the file that ``calibrate(cache=True)`` writes, at whatever path."""
 
 
 @click.command(cls=OneLineCommand)
@@ -143,7 +143,7 @@ def _job(given: dict[str, Any]) -> Job:
 
 
 def _fill_measured(given: dict[str, Any]) -> str:
-    """Fill in the bandwidths that were not given; return where they are from, empty if that is nowhere."""
+    """Fill in the bandwidths that were not given; return their source, "" if there is none."""
     source = _read_measured(given) if given["measured"] is not None else ""
     for name, usual in (("bandwidth", _BANDWIDTH), ("host_bandwidth", _HOST_BANDWIDTH)):
         given[name] = usual if given[name] is None else given[name]

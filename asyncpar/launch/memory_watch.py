@@ -1,4 +1,4 @@
-"""Out of memory: whether the kernel has killed a rank for want of memory, and what all ranks had taken before."""
+"""Out of memory: whether the kernel has killed a rank for it, and the sizes of all ranks before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncpar.observe.summary import MemorySummary, spell_bytes
 
 EVERY_SECONDS: Final = 1.0
 RECENT_SECONDS: Final = 5.0
-"""A kill that was counted so long ago at most may be that of a rank that is found dead."""
+"""The age in seconds up to which a counted kill may be that of a rank that is found dead."""
 
 _MOST_SIZES: Final = 8
 
@@ -23,7 +23,7 @@ class _MemoryLook(NamedTuple):
 
 
 class MemoryWatch:
-    """Remembers what the kernel has counted, and the resident bytes of ranks at the last look."""
+    """Records the kernel's counts, and the resident bytes of ranks at the last inspection."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class MemoryWatch:
         self._sizes: dict[int, int] = {}
 
     def look(self, sizes: Mapping[int, int], *, now: float) -> None:
-        """Take the resident bytes of the ranks that live; read the kernel's files once a second."""
+        """Record the resident bytes of the ranks that live; read the kernel's files once a second."""
         self._sizes |= {rank: size for rank, size in sizes.items() if size}
         if self._looks and now - self._looks[-1].time < EVERY_SECONDS:
             return
@@ -50,7 +50,7 @@ class MemoryWatch:
 
     @property
     def use(self) -> MemorySummary | None:
-        """The nearest limit, what was used of it at the last look, and how fast that grows."""
+        """The nearest limit, its use at the last inspection, and how fast that grows."""
         if not self._looks or self._looks[-1].use is None:
             return None
         first, last, use = self._looks[0], self._looks[-1], self._looks[-1].use
@@ -60,7 +60,7 @@ class MemoryWatch:
         return MemorySummary(used=use.used, limit=use.limit, is_group=use.is_group, growth=growth)
 
     def explain(self, *, now: float) -> str:
-        """Say why a rank was killed by SIGKILL just now, if the kernel did it for want of memory; else ""."""
+        """Explain why a rank was killed by SIGKILL just now, if the kernel did it for lack of memory; else ""."""
         kills = self._count_kills()
         before = [look.kills for look in self._looks if look.kills is not None and now - look.time <= RECENT_SECONDS]
         if kills is None or not before or kills <= before[0]:

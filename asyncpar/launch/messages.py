@@ -1,4 +1,4 @@
-"""Encode and decode what agents and the coordinator tell each other, and resume their stream."""
+"""Encode and decode the messages between agents and the coordinator, and resume their stream."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def encode_rank_end(end: RankEnd) -> pb.AgentEvent:
 
 
 def decode_rank_end(message: pb.RankEnded, *, host: str, offset: float) -> RankEnd:
-    """Return how a rank on ``host``, whose clock is ``offset`` seconds behind this one, ended, on this one."""
+    """Decode the end of a rank on ``host``, whose clock is ``offset`` seconds behind ours, to our clock."""
     fields = {name: getattr(message, name) for name in _SAME_IN_RANK_END}
     fields["at"] = message.at + offset if math.isfinite(message.at) else 0.0
     report = _read(FailureReport, message.report) if message.HasField("report") else None
@@ -93,7 +93,7 @@ _CONDITIONS = {
 
 def encode_state(state: RankState) -> pb.AgentEvent:
     fields = asdict(state) | {"phase": _PHASES[state.phase], "condition": _CONDITIONS[state.condition]}
-    fields["place"] = state.place.encode("utf-8", "backslashreplace").decode()  # names of files are any bytes
+    fields["place"] = state.place.encode("utf-8", "backslashreplace").decode()  # file names may be any bytes
     return pb.AgentEvent(state=pb.RankState(**fields))
 
 
@@ -121,7 +121,7 @@ def encode_told(told: RankTold) -> pb.AgentEvent:
 
 
 def decode_told(message: pb.RankTold) -> RankTold:
-    """Return what a rank tells; a notice of another form, of another version perhaps, is none."""
+    """Decode the report of a rank; a notice of an unknown form, perhaps of another version, counts as none."""
     try:
         notice = msgspec.json.decode(message.notice, type=WaitNotice) if message.notice else None
     except msgspec.MsgspecError:
@@ -148,7 +148,7 @@ def encode_order(order: Order) -> pb.AgentCommand:
 
 
 def decode_order(message: pb.AgentCommand) -> Order | None:
-    """Return the order; None for what a newer coordinator may say."""
+    """Decode an order; None for unknown ones of a newer coordinator."""
     match message.WhichOneof("command"):
         case "assign":
             return _read(AgentAssignment, message.assign)
@@ -171,7 +171,7 @@ Value = TypeVar("Value")
 
 
 def _read(kind: type[Value], message: Message) -> Value:
-    """Return a ``kind`` with the fields of ``message`` that it has; optional ones that are not set are None."""
+    """Return a ``kind`` with those of its fields that ``message`` has; optional ones that are not set are None."""
     known = message.DESCRIPTOR.fields_by_name
     names = [name for name in inspect.signature(kind).parameters if name in known]
     is_set = {name: not known[name].has_presence or message.HasField(name) for name in names}
@@ -179,7 +179,7 @@ def _read(kind: type[Value], message: Message) -> Value:
 
 
 class Numbered(Protocol):
-    """A message with room for its number, and for how far its sender has received."""
+    """A message with fields for its number and for the last number that its sender has received."""
 
     number: int
     received: int
@@ -189,11 +189,11 @@ Outgoing = TypeVar("Outgoing", bound=Numbered)
 
 
 class ResumableStream(Generic[Outgoing]):
-    """One end of an agent's stream, over all its connections.
+    """One side of an agent's stream, over all its connections.
 
-    Each end numbers its messages and keeps them until the other end acknowledges them, which every message carries.
-    After a connection has broken, unacknowledged messages are sent again, and duplicates are dropped by their number:
-    every message is taken once, in order.
+    Each side numbers its messages and keeps them until the other side acknowledges them; every message carries an
+    acknowledgement.  After a connection has broken, unacknowledged messages are sent again, and duplicates are dropped
+    by their number: every message is delivered once, in order.
     """
 
     def __init__(self) -> None:
@@ -209,10 +209,10 @@ class ResumableStream(Generic[Outgoing]):
         return message
 
     def take(self, message: Numbered) -> bool:
-        """Drop what ``message`` acknowledges; return whether it is new."""
+        """Drop the messages that ``message`` acknowledges; return whether it is new."""
         while self.unacknowledged and self.unacknowledged[0].number <= message.received:
             self.unacknowledged.popleft()
-        if message.number <= self.received:  # it has none, or comes again
+        if message.number <= self.received:  # unnumbered, or a duplicate
             return False
         self.received = message.number
         return True

@@ -1,6 +1,6 @@
-"""Show a job to others while it runs: dashboard, sinks, metrics, alarms, and the file of the run for a report later.
+"""Show a running job to users: dashboard, sinks, metrics, alarms, and the file of the run for a later report.
 
-None of them can end the job: what cannot be shown or written is said once.
+None of them can end the job: each failure to show or to write is reported once.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # aiohttp is installed with an extra
 LOOK_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 10.0
 DRAW_SECONDS: Final = 3.0
-"""How often the last run of a pipeline is asked for, while a browser looks."""
+"""Seconds between requests for the last run of a pipeline, while a browser is open."""
 
 READ_SECONDS: Final = 5.0
-"""For so long other hosts are asked for output after a browser has asked for it."""
+"""Seconds for which other hosts are asked for output after a browser has asked for it."""
 
 
 class Observers:
-    """Takes a look a second at ``view``, and passes it on.  ``add_output`` takes what ranks print."""
+    """Reads the state of ``view`` once a second, and passes it on.  ``add_output`` takes the output of ranks."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Observers:
         directory: Path | None,
         own: Callable[[], Sequence[RankReport]] = tuple,
     ) -> None:
-        """``own()`` are the ranks of this host, whose output ``add_output`` gets."""
+        """``own()`` returns the ranks of this host, whose output ``add_output`` gets."""
         self._view = view
         self._say = say
         self._directory = directory
@@ -69,14 +69,14 @@ class Observers:
         self._is_written = directory is not None
         self._written_at = 0.0
         self._reasons: set[str] = set()
-        """Why looks have failed."""
+        """The reasons of failures to read the state."""
 
     def add_output(self, rank: int, stream: Streams, chunk: bytes) -> None:
         """Take output of a rank; ``b""`` at its end."""
         self.tail.feed(chunk, rank=rank, error=stream is Streams.STDERR)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Read the state until cancelled."""
         if self.looks:
             await asyncio.gather(self._repeat(self.look), self._repeat(self.pull))
 
@@ -89,7 +89,7 @@ class Observers:
             await asyncio.sleep(due - loop.time())
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Look once; why that failed is said, once for each reason, and ends nothing."""
+        """Read the state once; each reason of a failure is reported once, and ends nothing."""
         own = asyncio.current_task()
         assert own is not None
         try:
@@ -103,7 +103,7 @@ class Observers:
                 self._say(f"the job could not be looked at: {reason}")
 
     async def look(self, *, ended: str = "", failed: bool = False) -> None:
-        """Look once; ``ended`` says how the job ended."""
+        """Read and show the state once; ``ended`` says how the job ended."""
         job = await self._view.status()
         if not ended:
             for line in self._alarms.look(job.alarms, asyncio.get_running_loop().time()):
@@ -125,7 +125,7 @@ class Observers:
             await self._write(picture)
 
     async def pull(self) -> None:
-        """Ask ranks for what pages show beyond summaries, if somebody looks, or it is time to keep the run."""
+        """Ask ranks for the parts of pages beyond summaries, if a page is open, or it is time to keep the run."""
         job, now = self._job, asyncio.get_running_loop().time()
         if job is None:
             return
@@ -152,7 +152,7 @@ class Observers:
             self._say(f"the run cannot be kept for `asyncpar report`: {error}")
 
     async def finish(self, outcome: JobOutcome) -> None:
-        """Show how the job ended."""
+        """Show the end of the job."""
         if not self.looks:
             return
         ended = f"The job has ended with exit code {outcome.exit_code}."
@@ -174,9 +174,9 @@ async def observe_job(
 ) -> AsyncIterator[Observers]:
     """Show the job of ``view`` inside the block, and the ranks of this host, ``own()``, in metrics.
 
-    The run is kept for a report in ``directory`` (None: it is not).  One that neither shows the job to others nor
-    ``says_alarms`` (the launcher of the whole job, which takes sinks of the environment, too) does not look at it.
-    Raises ``UsageError`` when an address cannot be bound, or what an option needs is not installed.
+    The run is kept for a report in ``directory`` (None: it is not).  A process that neither shows the job to users nor
+    ``says_alarms`` (as the launcher of the whole job does, which also takes sinks from the environment) does not read
+    its state.  Raises ``UsageError`` when an address cannot be bound, or a package that an option needs is missing.
     """
     observers = Observers(view, say, directory, own)
     observers.looks = says_alarms or options.shows_job or directory is not None

@@ -29,7 +29,7 @@ class ProgramKind(StrEnum):
 
 
 def parse_kind(*, is_module: bool, is_executed: bool) -> ProgramKind:
-    """Return what ``--module`` and ``--no-python`` say.  Raises ``UsageError`` if both were given."""
+    """Return the kind chosen by ``--module`` and ``--no-python``.  Raises ``UsageError`` if both were given."""
     if is_module and is_executed:
         raise UsageError("--module: expected alone, got --no-python too")
     return ProgramKind.MODULE if is_module else ProgramKind.PROGRAM if is_executed else ProgramKind.SCRIPT
@@ -46,7 +46,7 @@ class Streams(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChoice:
-    """Streams for each local rank: ``everywhere``, except where ``by_rank`` says something else."""
+    """Streams for each local rank: ``everywhere``, except where ``by_rank`` overrides it."""
 
     everywhere: Streams = Streams.NONE
     by_rank: dict[int, Streams] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class StreamChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverOptions:
-    """How a job is shown while it runs.
+    """Settings for showing a job while it runs.
 
-    ``dashboard`` and ``metrics`` are where those are served (None: nowhere), ``dashboard_names`` the names of proxies
-    before the page, ``sinks`` the names of sinks.
+    ``dashboard`` and ``metrics`` are the addresses where those are served (None: nowhere), ``dashboard_names`` the
+    names of proxies before the page, ``sinks`` the names of sinks.
     """
 
     dashboard: str | None = None
@@ -81,28 +81,27 @@ class ObserverOptions:
 
     @property
     def shows_job(self) -> bool:
-        """Is the whole job shown to others?"""
+        """Whether the whole job is shown to users."""
         return self.dashboard is not None or bool(self.sinks)
 
     @property
     def of_host(self) -> ObserverOptions:
-        """What is served of one host, where another one shows the whole job."""
+        """The part that is served for one host, where another one shows the whole job."""
         return ObserverOptions(metrics=self.metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """One `asyncpar launch`.
+    """Options of one `asyncpar launch`.
 
-    ``nnodes`` hosts run the job; where hosts may come and go, ``least_nnodes`` (None: all) will do after ``last_call``.
+    ``nnodes`` hosts run the job; where hosts may come and go, ``least_nnodes`` (None: all) suffice after ``last_call``.
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
     meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after``,
-    ``stopped_after`` and ``busy_after`` limit how long ranks give no sign of life (None: not given; infinity: off).
-    ``elastic`` says what
-    is done to ranks when hosts come or go: ``restart`` or ``ranks``, which live on, with so many ``spares`` per host
-    that wait to step in, and which end, or begin anew, as ``on_total_loss`` says (None: ``checkpoint``) when all are
-    lost; of restarts those within ``restart_window`` count (None: all; an hour for ``ranks``).
-    ``host_name`` is what this host is called where ranks live on (None: its name).  ``full_traceback`` shows all
+    ``stopped_after`` and ``busy_after`` limit how long ranks may give no sign of life (None: not given; infinity: off).
+    ``elastic`` chooses the treatment of ranks when hosts come or go: ``restart``, or ``ranks``, which live on, with
+    ``spares`` per host that wait to step in, and which end or begin anew, by ``on_total_loss`` (None: ``checkpoint``),
+    when all are lost; restarts within ``restart_window`` count (None: all; an hour for ``ranks``).
+    ``host_name`` is the name of this host where ranks live on (None: its own).  ``full_traceback`` shows all
     frames of a failure.  Times are in seconds.
     """
 
@@ -141,7 +140,7 @@ class LaunchOptions:
 
     @property
     def is_for_agents(self) -> bool:
-        """May agents that run already take the job?  Launchers that have places meet by themselves."""
+        """Whether running agents may take the job.  Launchers that have places meet by themselves."""
         return self.elastic == "ranks" or (self.least_nnodes is not None and self.node_rank is None)
 
     def check_endpoint(self) -> None:
@@ -191,7 +190,7 @@ class LaunchOptions:
 
 
 def check_transport(name: str | None) -> None:
-    """Raise ``UsageError`` unless ``name`` may be a lane.  The ranks import a lane from outside, not the launcher."""
+    """Raise ``UsageError`` unless ``name`` may be a lane.  The ranks import third-party lanes, not the launcher."""
     if name is not None and name not in TRANSPORTS and split_lane_reference(name) is None:
         raise UsageError(
             f"--transport: expected one of {', '.join(TRANSPORTS)}, got {name!r}; "
@@ -273,7 +272,7 @@ def parse_seconds(name: str, text: str) -> float:
 
 
 def parse_limit(name: str, text: str | None) -> float | None:
-    """Parse the value of one of the options that limit silence: seconds; ``off`` or 0, which is infinity."""
+    """Parse the value of an option that limits silence: seconds, or ``off`` or 0, which mean infinity."""
     if text is None:
         return None
     return math.inf if text == "off" else parse_seconds(name, text) or math.inf

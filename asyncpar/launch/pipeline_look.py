@@ -1,4 +1,4 @@
-"""Look at the last run of a job's pipeline: which rank computed what, and when."""
+"""An inspection of the last run of a job's pipeline: the computations of each rank, and their times."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 async def look_at_pipeline(view: JobWatch, job: JobSummary) -> dict[str, Any] | None:
-    """Ask the ranks of one pipeline for their last runs, and return what ``draw_run`` makes of them.
+    """Ask the ranks of one pipeline for their last runs, and return the result of ``draw_run``.
 
-    Of several pipelines it is that of the lowest rank.  None: no rank tells of one.
+    Of several pipelines it is that of the lowest rank.  None: no rank reports one.
     """
     first = next((report.rank for report in job.ranks if _has_pipeline(report)), None)
     if first is None:
@@ -38,9 +38,9 @@ def _has_pipeline(report: RankReport) -> bool:
 
 
 async def _ask(view: JobWatch, ranks: Sequence[int]) -> list[PipelineSummary]:
-    """Return what those of ``ranks`` tell that answer."""
+    """Return the reports of those of ``ranks`` that answer."""
     told = []
     for answer in await view.collect("pipeline", ranks):
-        with suppress(msgspec.DecodeError):  # it does not answer: it is stopped, for instance
+        with suppress(msgspec.DecodeError):  # no answer: it is stopped, for instance
             told.append(unpack(answer.content, PipelineSummary))
     return told

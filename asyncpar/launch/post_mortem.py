@@ -1,13 +1,13 @@
-"""The post-mortem of a job on one host: a folder that says what happened, also when the launcher itself was killed.
+"""The post-mortem of a job on one host: a folder that explains its end, even if the launcher itself was killed.
 
 Theory of operation.  Everything that must outlive a death is in files from the start: the memory of the event rings
-(shared maps of files, so that what a rank wrote last is there although it was killed), the last output of each rank,
+(shared maps of files, so the last writes of a rank survive even if it was killed), the last output of each rank,
 and a line for each rank that ends.  When the job has failed, the launcher writes the summary in words.  When the
 launcher was killed, the reaper starts this module, which does the same.  A job that ends well leaves nothing.
 
 Files in ``DIR/JOB-HOST-PID/``: ``job.json`` (command, host, versions), ``environment.json`` (secrets redacted),
-``ends.jsonl``, ``rings/GENERATION-RANK.ring``, ``logs/GENERATION-RANK.{stdout,stderr}`` (and ``.1``, what came before),
-``stacks/GENERATION-RANK.txt`` (where ranks were when the job began to end; ``.dump``: what they wrote as they crashed)
+``ends.jsonl``, ``rings/GENERATION-RANK.ring``, ``logs/GENERATION-RANK.{stdout,stderr}`` (and ``.1``, the part before),
+``stacks/GENERATION-RANK.txt`` (the stacks of ranks when the job began to end; ``.dump``: those written at a crash)
 and ``summary.txt``.
 """
 
@@ -40,7 +40,7 @@ from asyncpar.observe.image import Event, RankImage, read_image
 from asyncpar.observe.stack_views import ProcessStacks, parse_dump
 
 LOG_BYTES: Final = 1 << 20
-"""Bytes of each stream of each rank that are kept, about."""
+"""Approximate number of bytes of each stream of each rank that are kept."""
 
 _SECRET: Final = re.compile(r"secret|token|passw|credential|api_?key|private|auth", re.IGNORECASE)
 _URL_PASSWORD: Final = re.compile(r"(\w+://[^/\s:@]+:)[^@\s]+@")
@@ -50,9 +50,9 @@ _SHOWN_EVENTS: Final = 3
 
 
 class TailFile:
-    """A file that keeps the last ``LOG_BYTES`` of what is written to it, in itself and in ``NAME.1``.
+    """A file that keeps the last ``LOG_BYTES`` of the data written to it, in itself and in ``NAME.1``.
 
-    When it cannot be written (a full disk), it takes nothing more: the job goes on.
+    When it cannot be written (a full disk), it ignores further data: the job goes on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class TailFile:
             self.close()
 
     def close(self) -> None:
-        """Take nothing more.  Idempotent."""
+        """Ignore further data.  Idempotent."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             with suppress(OSError):
@@ -108,9 +108,9 @@ class PostMortem:
         environment: Mapping[str, str],
         process: str = "launcher",
     ) -> PostMortem:
-        """Make the folder.  Raises ``UsageError`` if ``directory`` cannot be written.
+        """Create the folder.  Raises ``UsageError`` if ``directory`` cannot be written.
 
-        ``process`` is what runs the ranks here: a launcher, or an agent.
+        ``process`` is the kind of process that runs the ranks here: a launcher, or an agent.
         """
         folder = Path(directory).absolute() / f"{_plain(job)}-{_plain(host)}-{os.getpid()}"
         try:
@@ -147,7 +147,7 @@ class PostMortem:
         return descriptor
 
     def make_stack_file(self, place: LaunchEnvironment) -> int:
-        """Return the file into which a rank writes its stacks when it crashes, or does not answer."""
+        """Return a descriptor of the file to which a rank writes its stacks when it crashes or does not answer."""
         path = self.folder / "stacks" / f"{_name(place.generation, place.rank)}.dump"
         return open_private(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
@@ -162,7 +162,7 @@ class PostMortem:
         return TailFile(self.folder / "logs" / f"{_name(place.generation, place.rank)}.{stream}")
 
     def add_end(self, end: RankEnd) -> None:
-        """Keep how a rank ended."""
+        """Record the end of a rank."""
         report = end.report
         line = {
             "generation": end.generation,
@@ -186,7 +186,7 @@ class PostMortem:
         if not has_failed:
             remove_tree(self.folder)
             with suppress(OSError):
-                self.folder.parent.rmdir()  # if it is empty, and was made for this
+                self.folder.parent.rmdir()  # if it is empty and was created for this
             return None
         try:
             _write(self.folder / "summary.txt", summarize(self.folder, message=message))
@@ -196,14 +196,14 @@ class PostMortem:
         return self.folder
 
     def describe(self) -> str:
-        """Return what is to be said of it once it is finished, "" for nothing."""
+        """Return the notice about the finished post-mortem, "" for none."""
         if self.problem:
             return f"post-mortem: {self.problem}"
         return f"post-mortem: {self.folder}" if self.folder.is_dir() else ""
 
 
 def redacted(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without the values of variables whose names sound secret, and passwords in addresses."""
+    """Return ``environment`` without passwords in addresses and the values of variables whose names sound secret."""
     return {
         name: _REDACTED if _SECRET.search(name) else _URL_PASSWORD.sub(rf"\1{_REDACTED}@", value)
         for name, value in environment.items()
@@ -212,7 +212,7 @@ def redacted(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankRemains:
-    """Everything that the folder has of one rank in one generation."""
+    """The contents of the folder for one rank in one generation."""
 
     generation: int
     rank: int
@@ -222,7 +222,7 @@ class _RankRemains:
 
 
 def summarize(folder: Path, *, message: str = "") -> str:
-    """Return in words what ``folder`` says; files that are missing or torn are named, and no reason to say nothing."""
+    """Summarize ``folder`` in words; missing or torn files are named, and do not prevent the summary."""
     job = _read_json(folder / "job.json")
     ends = list(_read_lines(folder / "ends.jsonl"))
     lines = [f"Post-mortem of job {job.get('job', '?')} on {job.get('host', socket.gethostname())}"]
@@ -246,7 +246,7 @@ def summarize(folder: Path, *, message: str = "") -> str:
 
 
 def _say_killed(job: Mapping[str, Any]) -> str:
-    """Return that the process which ran the ranks was killed: which one, and on which host."""
+    """Return the statement that the process which ran the ranks was killed: which one, and on which host."""
     who = str(job.get("process", "launcher"))
     who += f" on {job['host']}" if "host" in job else ""
     who += f" (pid {job['pid']})" if "pid" in job else ""
@@ -254,7 +254,7 @@ def _say_killed(job: Mapping[str, Any]) -> str:
 
 
 def _findings(remains: Sequence[_RankRemains]) -> list[str]:
-    """Return who held up whom in the last generation, as far as its rings say."""
+    """Return which ranks held up which in the last generation, as far as its rings show."""
     last = max((each.generation for each in remains), default=0)
     images = {each.rank: each.image for each in remains if each.generation == last and each.image is not None}
     if not any(image.pending for image in images.values()):
@@ -312,7 +312,7 @@ def _rank_lines(remains: _RankRemains) -> list[str]:
 
 
 def _stack_lines(folder: Path, remains: _RankRemains) -> list[str]:
-    """Return where a rank was: by the stacks that it told, or by those that it wrote when it crashed."""
+    """Return the place of a rank: by the stacks that it reported, or by those that it wrote when it crashed."""
     name = _name(remains.generation, remains.rank)
     fatal, threads = parse_dump(_read_text(folder / "stacks" / f"{name}.dump"))
     if fatal:
@@ -340,7 +340,7 @@ def _name(generation: int, rank: int) -> str:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Give the file ``size`` bytes of the disk now: otherwise a full disk would kill the rank that writes.
+    """Allocate ``size`` bytes of the disk to the file now: otherwise a full disk would kill the rank that writes.
 
     Where the system cannot do that, zeros are written.  Raises ``OSError``.
     """
@@ -361,7 +361,7 @@ def _day(seconds: float) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that this user alone can read, whole or not at all; no terminal obeys what is in it."""
+    """Write a file that only this user can read, whole or not at all, without control sequences for terminals."""
     write_private(path, harmless(text).encode())
 
 
@@ -393,7 +393,7 @@ def _read_lines(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the summary of the folder in ``sys.argv[1]``, whose launcher was killed: the reaper's part."""
+    """Write the summary of the folder in ``sys.argv[1]``, whose launcher was killed; the reaper runs this."""
     folder = Path(sys.argv[1])
     if folder.is_dir():
         _write(folder / "summary.txt", summarize(folder))

@@ -16,7 +16,7 @@ from asyncpar.launch.wait_board import RankTold
 class AgentHello:
     """The introduction of an agent.  ``node_rank`` None: any free place; ``least_nnodes`` None: all ``nnodes``.
 
-    ``version`` is that of its package.
+    ``version`` is that of the agent's package.
     """
 
     job: str
@@ -62,7 +62,7 @@ class StopRanks(msgspec.Struct, frozen=True):
 
 
 class GiveUpRank(msgspec.Struct, frozen=True):
-    """Notify the ranks of ``generation`` that one is lost, and kill it if it is one of this host."""
+    """Notify the ranks of ``generation`` that one is lost, and kill it if it runs on this host."""
 
     generation: int
     loss: Loss
@@ -77,14 +77,14 @@ class JobOutcome:
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """Print ``text``: what the coordinator alone knows."""
+    """Print ``text``, which only the coordinator knows."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TellCondition:
-    """Notify the ranks of ``generation`` of what ``rank`` cannot tell them: ``how`` is ``is stopped``; "": it runs."""
+    """Notify the ranks of ``generation`` of the condition of ``rank``: ``how`` is ``is stopped``; "": it runs."""
 
     generation: int
     rank: int
@@ -139,14 +139,14 @@ class RankChanged(msgspec.Struct, frozen=True):
 
 
 class CallerRefused(msgspec.Struct, frozen=True):
-    """Somebody came who could not prove to belong to the job."""
+    """A caller was refused because it could not prove that it belongs to the job."""
 
     who: str
     why: str
 
 
 class RankSpoke(msgspec.Struct, frozen=True):
-    """A rank tells what it waits for, or that its event loop is blocked."""
+    """A rank reports what it waits for, or that its event loop is blocked."""
 
     agent: int
     told: RankTold
@@ -179,9 +179,9 @@ class SendOrder(msgspec.Struct, frozen=True):
 
 
 class OpenGeneration(msgspec.Struct, frozen=True):
-    """From now on ranks may join ``generation``.
+    """Let ranks join ``generation`` from now on.
 
-    ``restarts`` are those that count, so far; ``reason`` says why the generation before ended, "" for the first one.
+    ``restarts`` are those so far that count; ``reason`` is why the previous generation ended, "" for the first one.
     """
 
     generation: int
@@ -191,7 +191,7 @@ class OpenGeneration(msgspec.Struct, frozen=True):
 
 
 class AnnounceExit(msgspec.Struct, frozen=True):
-    """Tell the ranks that wait in the rendezvous that ``rank`` is gone."""
+    """Notify the ranks that wait in the rendezvous that ``rank`` is gone."""
 
     generation: int
     rank: int

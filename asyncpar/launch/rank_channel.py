@@ -1,4 +1,4 @@
-"""The agent's end of its line to the observer's thread of one rank (see ``observe/service.py``)."""
+"""The agent's side of its connection to the observer's thread of one rank (see ``observe/service.py``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.observe.service import LENGTH, MOST_BYTES, ObserverReply, ObserverRequest, frame
 
 _MOST_UNANSWERED = 8
-"""Requests that a rank may owe an answer; one that is stopped takes no more."""
+"""The most requests that a rank may leave unanswered; one that is stopped gets no more."""
 
 
 class RankChannel:
@@ -30,7 +30,7 @@ class RankChannel:
         self._is_over = False
 
     async def ask(self, kind: str, *, within: float) -> ObserverReply | None:
-        """Return what the rank answers; None if it does not within so many seconds, or has ended."""
+        """Return the rank's answer; None if it does not answer within so many seconds, or has ended."""
         if self._is_over or len(self._unanswered) >= _MOST_UNANSWERED:
             return None
         number = next(self._numbers)
@@ -45,7 +45,7 @@ class RankChannel:
                 if self._opening.cancelled():  # by close
                     return None
                 writer = self._opening.result()
-                if writer.is_closing():  # the rank has ended, and nobody has read so far that it has
+                if writer.is_closing():  # the rank has ended, which no read has noticed so far
                     return None
                 writer.write(frame(ObserverRequest(number, kind)))
                 return await answer
@@ -80,7 +80,7 @@ class RankChannel:
         self._waiting.clear()
 
     async def close(self) -> None:
-        """Ask nothing more.  Idempotent."""
+        """Stop asking.  Idempotent."""
         self._end()
         tasks = [task for task in (self._opening, self._reading) if task is not None]
         for task in tasks:

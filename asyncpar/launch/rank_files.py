@@ -1,4 +1,4 @@
-"""The files and the memory that the ranks of a host leave things in: event rings, stacks, logs, last output."""
+"""The files and the memory of ranks that outlive them: event rings, stacks, logs, last output."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from asyncpar.launch.stack_files import StackFile
 
 
 class RankFiles:
-    """Makes them for the ranks of one generation, by local rank; with ``post_mortem`` they have names there."""
+    """Creates them for the ranks of one generation, by local rank; with ``post_mortem`` they have names there."""
 
     def __init__(self, logs: RankLogs, post_mortem: PostMortem | None) -> None:
         self._logs = logs
         self._post_mortem = post_mortem
         self._rings: dict[int, int] = {}
-        """The memory in which a rank records events, which outlives it."""
+        """The memory in which each rank records events, which outlives the rank."""
         self.stacks: dict[int, StackFile] = {}
-        """The file for the stacks that a rank writes when it does not answer."""
+        """The file for the stacks of a rank that does not answer."""
 
     @property
     def images(self) -> dict[int, bytes]:
@@ -36,7 +36,7 @@ class RankFiles:
         return b"" if ring is None else read_ring(ring)
 
     def make_ring(self, place: LaunchEnvironment) -> int | None:
-        """Return memory for the events of a rank; None where the system has none: it records them for itself then."""
+        """Return memory for the events of a rank; None where the system has none: the rank then uses its own."""
         try:
             if self._post_mortem is None:
                 ring = make_ring(f"asyncpar events of rank {place.rank}")
@@ -48,7 +48,7 @@ class RankFiles:
         return ring
 
     def make_stacks(self, place: LaunchEnvironment) -> int | None:
-        """Return a file for the stacks of a rank; None where the system has none."""
+        """Return a descriptor of a file for the stacks of a rank; None where the system has none."""
         try:
             if self._post_mortem is None:
                 descriptor = open_unnamed(f"asyncpar stacks of rank {place.rank}")
@@ -77,7 +77,7 @@ class RankFiles:
         return {stream: file for stream, file in files.items() if file is not None}
 
     def close(self) -> None:
-        """Close everything; what has a name stays."""
+        """Close everything; files that have a name stay."""
         while self._rings:
             os.close(self._rings.popitem()[1])
         while self.stacks:

@@ -36,7 +36,7 @@ from asyncpar.observe.summary import pack
 
 
 class RankLogs:
-    """Opens log files in ``directory``: both streams of all ranks are kept there, whatever is shown besides.
+    """Opens log files in ``directory``: both streams of all ranks are kept there, whether or not they are shown, too.
 
     Streams in ``redirects`` that are not in ``tee`` go there only.
     """
@@ -47,7 +47,7 @@ class RankLogs:
         self._tee = tee
 
     def is_shown(self, stream: Streams, *, local_rank: int) -> bool:
-        """Does ``stream`` of that rank go to our own output?"""
+        """Return whether ``stream`` of that rank goes to our own output."""
         return stream not in self._redirects.of(local_rank) or stream in self._tee.of(local_rank)
 
     def open(self, stream: Streams, *, attempt: int, rank: int) -> FileIO | None:
@@ -66,13 +66,13 @@ Taker = Callable[[bytes], Awaitable[None]]
 
 
 class Relay:
-    """Reads one pipe to its end and awaits ``take`` for each chunk; so at most a few chunks wait, whatever comes.
+    """Reads one pipe to its end and awaits ``take`` for each chunk, so at most a few chunks are buffered.
 
     ``take`` is called with ``b""`` once, at the end.
     """
 
     def __init__(self, descriptor: int, take: Taker) -> None:
-        """Own ``descriptor`` from now on."""
+        """Take ownership of ``descriptor``."""
         self._descriptor = descriptor
         self._take = take
         self._transport: asyncio.ReadTransport | None = None
@@ -81,11 +81,11 @@ class Relay:
 
     @property
     def is_starved(self) -> bool:
-        """Does it wait for the rank, and not for ``take``?"""
+        """Whether it waits for the rank, not for ``take``."""
         return self._is_reading
 
     async def run(self) -> None:
-        """Relay until the pipe ends or ``close``."""
+        """Relay until the pipe ends or ``close`` is called."""
         if self._is_closed:
             return
         loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ TAIL_BYTES = 4096
 
 
 class OutputTail(msgspec.Struct, frozen=True, array_like=True):
-    """The end of what process ``pid`` has printed so far, which is ``end`` bytes: at most ``TAIL_BYTES``."""
+    """The last bytes, at most ``TAIL_BYTES``, of the ``end`` bytes that process ``pid`` has printed so far."""
 
     pid: int
     end: int
@@ -134,7 +134,7 @@ class OutputTail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecentOutput:
-    """The last ``RECENT_BYTES`` that a rank has printed on both streams, as they came."""
+    """The last ``RECENT_BYTES`` that a rank has printed on both streams, in order of arrival."""
 
     def __init__(self) -> None:
         self._content = bytearray()
@@ -148,7 +148,7 @@ class RecentOutput:
             del self._content[:-RECENT_BYTES]
 
     def read(self) -> bytes:
-        """Return it, from the beginning of a line on."""
+        """Return the content, from the beginning of a line on."""
         content = bytes(self._content[-RECENT_BYTES:])
         return content if len(content) < RECENT_BYTES else content.partition(b"\n")[2]
 
@@ -177,7 +177,7 @@ class RankOutput:
     ) -> None:
         """``descriptors``: the read ends for stdout, stderr and reports; they and the files are owned from now on.
 
-        With ``holds_tracebacks`` one that is the end of its stderr waits for ``end``.
+        With ``holds_tracebacks`` a traceback at the end of its stderr waits for ``end``.
         """
         self.failure: FailureReport | None = None
         self.vitals = Vitals()
@@ -219,7 +219,7 @@ class RankOutput:
         return "" if file is None else str(file.name)
 
     def has_shown(self, traceback: str) -> bool:
-        """Was ``traceback`` shown with the rank's output, because the rank took its time to end?"""
+        """Return whether ``traceback`` was shown with the rank's output, because the rank took long to end."""
         return self._hold is not None and self._hold.has_shown(traceback)
 
     async def run(self) -> None:
@@ -235,7 +235,7 @@ class RankOutput:
                 tail.close()
 
     async def settle(self) -> None:
-        """Wait a moment until all that the rank wrote about its end has arrived."""
+        """Wait a moment until the rank's last messages about its end have arrived."""
         try:
             async with asyncio.timeout(_SETTLE_PATIENCE):
                 for over in self._is_over.values():
@@ -244,7 +244,7 @@ class RankOutput:
             return
 
     async def end(self, *, has_failed: bool) -> None:
-        """Show what was held back, but no traceback of a rank that has failed: the job's last words have it."""
+        """Show the held lines, except the traceback of a failed rank, which is in the summary of the job."""
         if self._hold is None:
             return
         hold, self._hold = self._hold, None
@@ -253,7 +253,7 @@ class RankOutput:
         await self._show_lines(hold.end(has_failed=has_failed))
 
     async def drain(self, relaying: asyncio.Task[None]) -> None:
-        """Return when everything is passed on; pipes that stay open and silent are closed."""
+        """Return when everything has been passed on; pipes that stay open and silent are closed."""
         while not relaying.done():
             await asyncio.wait({relaying}, timeout=_DRAIN_PATIENCE)
             for relay in self._relays:
@@ -302,7 +302,7 @@ class RankOutput:
         await self._show_lines(lines)
 
     async def _release(self) -> None:
-        """Show a traceback whose process goes on; one that it has reported as its end waits longer for that."""
+        """Show a traceback whose process goes on; one that the rank has reported as its end is held longer."""
         await asyncio.sleep(HOLD_SECONDS)
         if self.failure is not None:
             await asyncio.sleep(REPORTED_HOLD_SECONDS - HOLD_SECONDS)
@@ -319,7 +319,7 @@ class RankOutput:
             await self._display.lines(b"".join(prefix + line + b"\n" for line in lines), is_output=True)
 
     def relocate(self, place: str) -> None:
-        """Take where the program is, read from outside, of a rank that does not answer: what it reported is older."""
+        """Replace the reported place of a rank that does not answer by ``place``, which was read from outside later."""
         if self._told.blocked:
             self._tell(replace(self._told, blocked=place))
 

@@ -34,7 +34,7 @@ _KILL_PATIENCE = 5.0
 _REAP_PATIENCE = 1.0
 _ROOM_PATIENCE = 10.0
 _DESCRIPTORS_OF_A_START = 24
-"""Most descriptors that are open while a rank is started: those it gets, ours, and those of ``subprocess``."""
+"""Most descriptors that are open while a rank is started: the rank's, ours, and those of ``subprocess``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +47,23 @@ class ChildStreams:
     report: int
     notices: int
     director: int | None = None
-    """The rank's end of its pipe to who tells it of worlds; None: it has none."""
+    """The rank's end of its pipe to the process that sends it worlds; None: it has none."""
     ring: int | None = None
     """The memory in which the rank records events; the parent keeps it open."""
     stacks: int | None = None
-    """The file into which the rank writes its stacks when it can do nothing else; the parent keeps it open."""
+    """The file to which the rank writes its stacks when it can do nothing else; the parent keeps it open."""
     observed: int | None = None
-    """The rank's end of the line over which the agent asks what it does; None: it is not asked."""
+    """The rank's end of the connection over which the agent queries it; None: it is not queried."""
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """Those that keep their numbers."""
+        """Descriptors that keep their numbers."""
         others = (each for each in (self.director, self.observed) if each is not None)
         return (self.report, self.notices, *others)
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """Those that the parent keeps, too; they keep their numbers."""
+        """Descriptors that the parent keeps, too; they keep their numbers."""
         return tuple(each for each in (self.ring, self.stacks) if each is not None)
 
 
@@ -90,9 +90,9 @@ class RankProcess:
         *,
         directory: str | None = None,
     ) -> RankProcess:
-        """Start the trampoline for ``command`` in ``directory`` (None: here); nothing of it runs before ``go``.
+        """Start the trampoline for ``command`` in ``directory`` (None: here); the command does not run before ``go``.
 
-        Raises ``OSError`` and ``LaunchError``; then nothing is left of it.
+        Raises ``OSError`` and ``LaunchError``; then no process is left.
         """
         read_end, write_end = os.pipe()
         try:
@@ -115,13 +115,13 @@ class RankProcess:
         try:
             reaper.add_group(process.pid)
         except BaseException:
-            os.close(write_end)  # which ends the trampoline
+            os.close(write_end)  # ends the trampoline
             process.wait()
             raise
         return cls(process, reaper, write_end)
 
     def go(self) -> None:
-        """Let the command run."""
+        """Run the command."""
         if self._go is None:
             return
         with contextlib.suppress(BrokenPipeError):  # it was killed while it waited
@@ -135,7 +135,7 @@ class RankProcess:
             os.killpg(self.pid, number)
 
     def look(self) -> ProcessLook:
-        """Look at the leader.  It runs, as far as is known, if no file can be opened."""
+        """Inspect the leader.  It counts as running if no file can be opened."""
         try:
             leader = psutil.Process(self.pid)
             with leader.oneshot():
@@ -154,7 +154,7 @@ class RankProcess:
         )
 
     async def wait(self) -> int:
-        """Return the leader's return code once it ended; others of its group may still run."""
+        """Return the leader's return code when it has ended; others of its group may still run."""
         await _wait_for_end(self._process)
         if self._go is not None:
             os.close(self._go)
@@ -162,14 +162,14 @@ class RankProcess:
         return self._process.wait()
 
     def reap(self) -> None:
-        """Kill the group and forget the leader, if its end was not waited for because the wait was cancelled."""
+        """Kill the group and reap the leader, if the wait for its end was cancelled."""
         if self._process.returncode is None:
             self.signal(signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go; the reaper knows it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not release it; the reaper knows it
                 self._process.wait(_REAP_PATIENCE)
 
     async def clear(self, *, grace: float) -> None:
-        """End what the leader left in its group: SIGTERM, and SIGKILL after ``grace`` seconds."""
+        """End the processes that the leader left in its group: SIGTERM, then SIGKILL after ``grace`` seconds."""
         if not await self._is_gone(within=0.0):
             self.signal(signal.SIGTERM)
             if not await self._is_gone(within=grace):
@@ -178,7 +178,7 @@ class RankProcess:
         self._reaper.forget_group(self.pid)
 
     async def _is_gone(self, *, within: float) -> bool:
-        """Poll until the group is empty: the kernel gives no notice of that for processes that are not our children."""
+        """Poll until the group is empty: the kernel does not report that for processes that are not our children."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
         while is_group_alive(self.pid):
@@ -189,7 +189,7 @@ class RankProcess:
 
 
 async def find_room() -> None:
-    """Wait until there are descriptors for one more rank, but not for ever: what then cannot be opened says so."""
+    """Wait, for a bounded time, until there are descriptors for one more rank; after that, opening them fails."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ROOM_PATIENCE
     while not has_room(_DESCRIPTORS_OF_A_START) and loop.time() < deadline:  # noqa: ASYNC110 - no event tells of it
@@ -224,7 +224,10 @@ async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_group_alive(group: int) -> bool:
-    """Does any process of ``group`` still run?  Zombies do not, unless no file can be opened, to see that they are."""
+    """Return whether any process of ``group`` still runs.
+
+    Zombies do not, unless no file can be opened to see that they are.
+    """
     try:
         os.killpg(group, 0)
         return any(_is_running_in(group, pid) for pid in psutil.pids())
@@ -259,7 +262,7 @@ def rank_command(kind: ProgramKind, program: str, arguments: tuple[str, ...]) ->
 
 
 def command_line(kind: ProgramKind, program: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command line, whether there is such a program or not."""
+    """Return the command line, without checking that the program exists."""
     start = {ProgramKind.SCRIPT: (sys.executable,), ProgramKind.MODULE: (sys.executable, "-m"), ProgramKind.PROGRAM: ()}
     return (*start[kind], program, *arguments)
 
@@ -275,7 +278,7 @@ def _check_script(script: str) -> None:
 
 
 def _check_module(module: str) -> None:
-    """Look for the top of the dotted name only: finding the rest would import it."""
+    """Look for the top package of the dotted name only: finding the rest would import it."""
     top = module.partition(".")[0]
     is_there = top in sys.builtin_module_names or top in sys.stdlib_module_names
     if not is_there and importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
@@ -297,7 +300,7 @@ _SETTINGS = frozenset(
         WAIT_WARNING,
     }
 )
-"""Variables of ours that people set for the ranks."""
+"""Variables of asyncpar that users set for the ranks."""
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DEFAULTS = {"PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
@@ -307,13 +310,13 @@ def rank_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[
     """Return ``base`` with the variables of ``place``.
 
     Variables of an outer launch are removed.  Output is unbuffered, and with several ranks on the host numeric
-    libraries get one thread each, unless ``base`` says something else about that.
+    libraries get one thread each, unless ``base`` sets that itself.
     """
     return _inherited(base, place.local_world_size) | place.to_mapping()
 
 
 def elastic_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[str, str]:
-    """Return ``base`` with what a rank that gets its worlds over a pipe has to know of its ``place``.
+    """Return ``base`` with the variables of ``place`` for a rank that gets its worlds over a pipe.
 
     Its rank and the size of its world change, so no variable has them.
     """

@@ -1,4 +1,4 @@
-"""Outlive the agent by a moment: run as a file by ``python -I -S``, standard library only, in a session of its own.
+"""Outlive the agent briefly: run as a file by ``python -I -S``, standard library only, in a session of its own.
 
 Reads lines from standard input: ``+PID`` and ``-PID`` register and forget a process group, ``remove PATH`` names a file
 or a directory (of files) of ours, ``explain PATH`` and ``-explain PATH`` register and forget the folder of a
@@ -12,7 +12,7 @@ import sys
 
 
 def follow(lines: "list[bytes]", groups: "set[int]", paths: "set[str]", folders: "set[str]") -> None:
-    """Apply ``lines`` to what is registered."""
+    """Apply ``lines`` to the registrations."""
     for line in lines:
         if line.startswith(b"explain "):
             folders.add(os.fsdecode(line[len(b"explain ") :]))
@@ -51,7 +51,7 @@ def explain(folders: "set[str]") -> None:
 
 
 def remove(path: str) -> None:
-    """Remove the file, or the directory of files, at ``path``; of a link, the link alone."""
+    """Remove the file, or the directory of files, at ``path``; of a link, only the link."""
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return

@@ -19,7 +19,7 @@ _LOOK_SECONDS = 0.25
 
 
 def require_process_groups() -> None:
-    """Raise ``UsageError`` on a system where ranks cannot be ended with all that they have started."""
+    """Raise ``UsageError`` on a system where ranks cannot be ended with all of their descendants."""
     if not hasattr(os, "killpg"):
         raise UsageError(
             "system: launchers and agents end ranks as groups of processes, which Linux and macOS have and "
@@ -31,13 +31,13 @@ class ReaperClient:
     """A reaper process.  A registration is in the kernel's pipe when the call returns; nothing is awaited.
 
     A reaper that is killed is replaced by another one, which gets all registrations: at once while ``watch`` runs,
-    at the latest with the next registration.
+    otherwise with the next registration.
     """
 
     def __init__(self) -> None:
         """Start the reaper.
 
-        Raises ``LaunchError`` if that is impossible, and ``UsageError`` on a system without groups of processes.
+        Raises ``LaunchError`` if that is impossible, and ``UsageError`` on a system without process groups.
         """
         require_process_groups()
         self._groups: set[int] = set()
@@ -53,7 +53,7 @@ class ReaperClient:
     async def watch(self, replaced: Callable[[], None]) -> None:
         """Replace the reaper whenever it ends, and call ``replaced``, until cancelled.
 
-        Raises ``LaunchError`` when there can be no other one.
+        Raises ``LaunchError`` when it cannot be replaced.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -67,7 +67,7 @@ class ReaperClient:
         self._tell(_group_line(group))
 
     def forget_group(self, group: int) -> None:
-        """Unregister a group that is empty: its number may be used again."""
+        """Unregister a group that is empty: its number may be reused."""
         self._groups.discard(group)
         with contextlib.suppress(LaunchError):  # a reaper that is gone kills nothing
             self._tell(b"-%d\n" % group)
@@ -78,7 +78,7 @@ class ReaperClient:
         self._tell(_path_line(path))
 
     def explain(self, folder: Path) -> None:
-        """Register the folder of a post-mortem, which is to be explained if the agent is killed."""
+        """Register the folder of a post-mortem, to be explained if the agent is killed."""
         self._folder = folder
         self._tell(b"explain " + os.fsencode(folder) + b"\n")
 
@@ -93,7 +93,7 @@ class ReaperClient:
         """End and remove everything that is still registered, and wait for that."""
         self._is_closed = True
         if self._process.poll() is not None:
-            with contextlib.suppress(LaunchError):  # then nothing can remove what is left
+            with contextlib.suppress(LaunchError):  # then nothing can remove the rest
                 self._replace()
         assert self._process.stdin is not None
         self._process.stdin.close()

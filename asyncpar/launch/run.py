@@ -20,9 +20,9 @@ from asyncpar.net.checked_settings import check_settings
 
 _LAST_WORD_PATIENCE = 1.0
 _OUTPUT_PATIENCE = 0.2
-"""Seconds that the output already handed over has to get out; a reader may have stopped reading."""
+"""Seconds that pending output may take to be written; a reader may have stopped reading."""
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
-"""The variable that every container there has."""
+"""A variable that every container in Kubernetes has."""
 
 _IN_CLEAR = (
     b"asyncpar launch: traffic between the hosts is authenticated, but not encrypted; `asyncpar certs init` makes "
@@ -34,7 +34,7 @@ _OWN_DESCRIPTORS, _DESCRIPTORS_PER_RANK = 32, 8
 
 
 def check_descriptors(nproc: int) -> None:
-    """Raise ``UsageError`` where this process may not open what a launch of ``nproc`` ranks on this host takes."""
+    """Raise ``UsageError`` if this process may open fewer descriptors than a launch of ``nproc`` ranks here needs."""
     limit = descriptor_limit()
     least = _OWN_DESCRIPTORS + _DESCRIPTORS_PER_RANK * nproc
     if limit < least:
@@ -97,7 +97,7 @@ async def _run(job: LaunchJob, stdout: OutputStream, stderr: OutputStream) -> Jo
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a uvloop where there is one."""
+    """Return a uvloop loop where uvloop is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Programs by which a scheduler is asked: sbatch, scontrol, kubectl."""
+"""Commands of schedulers: sbatch, scontrol, kubectl."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SECONDS = 60.0
 
 
 def ask_scheduler(command: list[str], given: str = "", *, refused: str, probe: str) -> str:
-    """Run ``command`` with ``given`` as its input, and return what it prints.  It blocks.
+    """Run ``command`` with ``given`` as its input, and return its output.  Blocks.
 
-    Raises ``LaunchError`` that says what was ``refused``, with the command's words, if it fails, and names ``probe``, a
-    command that shows whether its service runs, if it does not answer.
+    Raises ``LaunchError``: if the command fails, with the ``refused`` action and the command's message; if it does not
+    answer, with ``probe``, a command that shows whether its service runs.
     """
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -11,7 +11,7 @@ from asyncpar.observe.summary import RankAnswer, unpack
 
 
 def sort_answers(answers: Iterable[RankAnswer]) -> tuple[dict[int, ProcessStacks], dict[int, str]]:
-    """Return the stacks by rank, and by rank why there are none."""
+    """Return the stacks by rank, and by rank why they are missing."""
     told: dict[int, ProcessStacks] = {}
     silent: dict[int, str] = {}
     for answer in answers:

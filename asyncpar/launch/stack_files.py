@@ -1,4 +1,4 @@
-"""Read the stacks of a rank that does not answer from its memory: the agent's end of ``core/observe/stack_dump.py``.
+"""Read the stacks of a rank that does not answer from its memory: the agent's side of ``core/observe/stack_dump.py``.
 
 Nothing is sent to the process, and nothing in it stops: it may be stopped already, or in a C call.
 """
@@ -17,16 +17,16 @@ _UNINTERRUPTIBLE: Final = "D"
 
 
 class StackFile:
-    """The file that says how the stacks of one rank are read.  Owns ``descriptor``."""
+    """The file that describes how to read the stacks of one rank.  Owns ``descriptor``."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def read(self) -> tuple[ThreadView, ...]:
-        """Return the threads of the process, the main one first, as they are at one moment.
+        """Return the threads of the process, the main one first, all as of one moment.
 
-        Nothing if they go on meanwhile, if they cannot be read (it has not said how, or this process may not), or if
-        the kernel might let the reader wait.
+        Empty if they go on meanwhile, if they cannot be read (it has not described how, or this process may not), or if
+        the kernel might block the reader.
         """
         found = read_stack_layout(self.descriptor)
         if found is None:
@@ -55,7 +55,7 @@ class StackFile:
         )
 
     def close(self) -> None:
-        """Close the file, which stays where it has a name."""
+        """Close the file; if it has a name, it stays."""
         os.close(self.descriptor)
 
 

@@ -1,9 +1,9 @@
 """Tracebacks in the output of ranks: find them, shorten them to what their author needs, and hold them back.  Pure.
 
 A Python program that fails prints its traceback and ends.  The launcher shows the one that explains the job's end,
-shortened, when all is over; so what a rank prints like a traceback waits for a moment, and is dropped if it was the
-rank's last word: its first line is in the summary.  A program that goes on after it (it has logged an error) loses
-nothing.
+shortened, when all is over.  So output of a rank that looks like a traceback is held for a moment, and dropped if it
+was the rank's last output: its first line is in the summary.  A program that goes on after it (it has logged an error)
+loses nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HOLD_SECONDS: Final = 1.0
 """Seconds that lines from a traceback on may wait for the end of their process."""
 
 REPORTED_HOLD_SECONDS: Final = 30.0
-"""The same, of a process that has reported the exception which ends it: on a busy host its last steps take seconds."""
+"""The same for a process that has reported the exception which ends it: on a busy host its last steps take seconds."""
 
 _HELD_BYTES: Final = 1 << 16
 _REMEMBERED_LINES: Final = 512
 _USER_FRAMES: Final = 3
-"""Frames of the program that are shown: the outermost, and the innermost ones."""
+"""Frames of the program that are shown: the outermost one, and the innermost ones."""
 
 _LONGEST_LINE: Final = 160
 _HEADER: Final = re.compile(r"^(Traceback \(most recent call last\):|  \+ Exception Group Traceback )")
@@ -44,7 +44,7 @@ _MODULES: Final = re.compile(r"[/\\]concurrent[/\\]futures[/\\]|^<frozen |^uvloo
 
 
 class ParsedFailure(NamedTuple):
-    """The exception that a traceback ends with; ``module`` is "" for those that Python itself has."""
+    """The exception at the end of a traceback; ``module`` is "" for built-in ones."""
 
     module: str
     type_name: str
@@ -53,7 +53,7 @@ class ParsedFailure(NamedTuple):
 
 
 def find_traceback(text: str) -> ParsedFailure | None:
-    """Return the last traceback in ``text``, with those that it is linked to; None if it ends with none."""
+    """Return the last traceback in ``text`` with its linked ones; None if the text does not end with one."""
     lines = text.splitlines()
     start = _last_start(lines)
     if start is None:
@@ -68,7 +68,7 @@ def find_traceback(text: str) -> ParsedFailure | None:
 
 
 def _last_start(lines: Sequence[str]) -> int | None:
-    """Return where the last traceback begins, the first one of those that are linked."""
+    """Return the index at which the last traceback, with its linked ones, begins."""
     start = None
     for number, line in enumerate(lines):
         is_bare = bool(_BARE.match(line)) and (start is None or not lines[number - 1].startswith("  "))
@@ -83,14 +83,14 @@ def _is_linked(lines: Sequence[str], number: int) -> bool:
 
 
 def is_internal(file: str) -> bool:
-    """Is this the file of a frame that says nothing to the author of a program?"""
+    """Return whether ``file`` is that of a frame that is of no use to the author of a program."""
     return file.startswith(_INTERNAL) or file in _INTERNAL_FILES or _MODULES.search(file) is not None
 
 
 def shorten(traceback: str) -> str:
-    """Return the last exception of ``traceback`` with the program's own frames, and what was left out.
+    """Shorten ``traceback`` to its last exception, the program's own frames, and a note of omissions.
 
-    Text that has no such frames is returned as it is.
+    Text that has no such frames is returned unchanged.
     """
     lines = traceback.rstrip().splitlines()
     begin = max((number for number, line in enumerate(lines) if line.startswith(_LINKS)), default=-1) + 1
@@ -99,7 +99,7 @@ def shorten(traceback: str) -> str:
     if not frames:
         return traceback
     if len(frames) > 1 and frames[0] is every[0] and every[1].is_internal:
-        del frames[0]  # it says ``asyncpar.run(main)``
+        del frames[0]  # the call of ``asyncpar.run(main)``
     hidden = len(_frames(lines)) - len(frames)
     shown = frames if len(frames) <= _USER_FRAMES else [frames[0], *frames[1 - _USER_FRAMES :]]
     hidden += len(frames) - len(shown)
@@ -143,7 +143,7 @@ def _cut(text: str) -> str:
 class TracebackHold:
     """Holds back the lines of one stream from a traceback on.
 
-    ``take`` returns what is to be shown now; ``is_holding``: call ``release`` ``HOLD_SECONDS`` after that has begun,
+    ``take`` returns the lines to be shown now; ``is_holding``: call ``release`` ``HOLD_SECONDS`` after that has begun,
     or ``end`` when the process has ended.
     """
 
@@ -168,20 +168,20 @@ class TracebackHold:
         return shown + self.release() if self._bytes > _HELD_BYTES else shown
 
     def release(self) -> list[bytes]:
-        """Return what was held back: the process goes on."""
+        """Return the held lines: the process goes on."""
         held, self._held, self._bytes = self._held, [], 0
         self._released = (self._released + held)[-_REMEMBERED_LINES:]
         return held
 
     def has_shown(self, traceback: str) -> bool:
-        """Was ``traceback`` shown before its process ended, after all?"""
+        """Return whether ``traceback`` was shown before its process ended."""
         lines = traceback.rstrip().encode()
         return bool(lines) and lines in b"\n".join(self._released)
 
     def end(self, *, has_failed: bool) -> list[bytes]:
-        """Return what is to be shown of it when the process has ended.
+        """Return the held lines that are to be shown when the process has ended.
 
-        Its last traceback is not, if it has failed, or was interrupted before its program began.
+        Its last traceback is not among them if it has failed, or was interrupted before its program began.
         """
         lines = [line.decode(errors="replace") for line in self._held]
         start = _last_start(lines)
@@ -192,7 +192,7 @@ class TracebackHold:
 
 
 def _is_interrupted_import(traceback: Sequence[str]) -> bool:
-    """Decide whether a Ctrl-C came while the program imported modules: nothing of its own had run."""
+    """Return whether Ctrl-C came while the program imported modules: none of its own code had run."""
     begin = next((number for number, line in enumerate(traceback) if _FRAME.match(line)), None)
     if begin is None or not traceback[-1].startswith("KeyboardInterrupt"):
         return False

@@ -1,4 +1,4 @@
-"""Become a rank: run as a file by ``python -I -S``, standard library only, so that it starts in milliseconds.
+"""Become a rank: run as a file by ``python -I -S``, standard library only, so it starts in milliseconds.
 
 ``trampoline.py GO AGENT PROGRAM [ARGUMENT...]`` waits for a byte on the descriptor GO, then replaces itself by PROGRAM.
 The agent writes that byte once the reaper knows this process; if the agent dies before, the pipe ends and so does this
@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGKILL to this process when ``parent`` dies; does nothing on other systems than Linux."""
+    """Have the kernel send SIGKILL to this process when ``parent`` dies; does nothing on systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes

@@ -1,4 +1,4 @@
-"""Decide the condition of ranks from what agents observe, and when ranks that do not run are given up.  Pure."""
+"""Decide the condition of ranks from their agents' observations, and when ranks that do not run are given up.  Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.core.observe.waits import CONDITION_WORDS
 
 LOOK_SECONDS: Final = 0.2
-"""Seconds between two looks of an agent at its ranks."""
+"""Seconds between two inspections of the ranks by an agent."""
 
 HUNG_SECONDS: Final = 5.0
-"""Seconds without a heartbeat after which a rank runs no Python code; it sends one every second."""
+"""Seconds without a heartbeat, sent every second, after which a rank counts as running no Python code."""
 
 _WINDOW_SECONDS: Final = 2.0
 _BUSY_SHARE: Final = 0.1
-"""A process that uses so much of a core lives.  One whose lock is held for ever uses less: its threads only wait."""
+"""A process that uses this share of a core is alive.  With a lock held forever it uses less: its threads only wait."""
 _BLOCKED_SHARE: Final = 0.5
 
 
 class Condition(StrEnum):
-    """The condition of a rank's process: all but ``WELL`` give no sign of life that costs Python code.
+    """The condition of a rank's process; in all but ``WELL`` it gives no sign of life that requires Python code.
 
-    ``BUSY``: it computes.  ``UNINTERRUPTIBLE``: the kernel does not let it go.  ``HUNG``: neither.
+    ``BUSY``: it computes.  ``UNINTERRUPTIBLE``: it is blocked in the kernel.  ``HUNG``: neither.
     """
 
     WELL = "well"
@@ -40,7 +40,7 @@ class Condition(StrEnum):
 class ProcessLook:
     """A process at one moment; ``cpu`` is the processor time that all its threads have used, in seconds.
 
-    ``resident`` are the bytes of memory that it holds.
+    ``resident`` is the memory that it holds, in bytes.
     """
 
     is_stopped: bool = False
@@ -53,8 +53,8 @@ class ProcessLook:
 class RankState:
     """The state of a rank as its agent sees it; it has been in ``condition`` for ``seconds``.
 
-    ``phase`` None: none was reported; programs that do not use asyncpar report none.  ``place`` is where the program of
-    a rank is that is not well, "" if its memory does not say that.
+    ``phase`` None: none was reported; programs that do not use asyncpar report none.  ``place`` is the place in the
+    program of a rank that is not well, "" if its memory does not show it.
     """
 
     generation: int
@@ -65,13 +65,13 @@ class RankState:
     place: str = ""
 
     def describe(self) -> str:
-        """Return what others hear of the rank: ``is stopped (SIGSTOP, or a debugger), at train.py:57``; "" if well."""
+        """Return the notice to others: ``is stopped (SIGSTOP, or a debugger), at train.py:57``; "" if well."""
         words = CONDITION_WORDS[self.condition]
         return f"{words}, at {self.place}" if words and self.place else words
 
 
 class Vitals:
-    """Follows one rank.  Time in which the agent itself did not run, or was late, counts for nothing."""
+    """Follows one rank.  Time in which the agent itself did not run, or was late, does not count."""
 
     def __init__(self) -> None:
         self.phase: Phase | None = None
@@ -79,15 +79,15 @@ class Vitals:
         self.seconds = 0.0
         self._stopped = self._quiet = 0.0
         self._idle = self._computing = 0.0
-        """For how long it has used no processor time, or has used some, while it was quiet."""
+        """How long, while quiet, it has used no processor time, or has used some."""
         self._recent: deque[tuple[float, ProcessLook]] = deque()
 
     def beat(self) -> None:
-        """Take a heartbeat."""
+        """Record a heartbeat."""
         self._quiet = 0.0
 
     def enter(self, phase: Phase) -> None:
-        """Take the phase that the rank reports."""
+        """Record the phase that the rank reports."""
         self.phase = phase
         self._quiet = 0.0
 
@@ -125,7 +125,7 @@ class Vitals:
 
 
 FORMING_SECONDS: Final = 3.0
-"""Seconds that a rank may be stopped while it joins the world and others wait for it, where one may not be for ever."""
+"""Seconds that a rank may be stopped while others wait for it to join the world, where stopped ranks have a limit."""
 
 _WORDS: Final = {
     Condition.STOPPED: "was stopped",
@@ -137,9 +137,9 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilenceLimits:
-    """How many seconds a rank may give no sign of life before it is given up; None, or infinity: for ever.
+    """Seconds that a rank may give no sign of life before it is given up; None or infinity: no limit.
 
-    ``silent`` is for all that use no processor time, ``stopped`` for those that are stopped, if that is less,
+    ``silent`` is for all ranks that use no processor time, ``stopped`` for stopped ones if it is less,
     ``busy`` for those that compute.
     """
 
@@ -152,14 +152,14 @@ class SilenceLimits:
         return min(self._options(condition).values(), default=None)
 
     def _options(self, condition: Condition) -> dict[str, float]:
-        """Return the limits that end ``condition``, by option."""
+        """Return the limits that apply to ``condition``, by option."""
         options = {"--busy-after": self.busy} if condition is Condition.BUSY else {"--silent-after": self.silent}
         if condition is Condition.STOPPED:
             options["--stopped-after"] = self.stopped
         return {name: limit for name, limit in options.items() if limit is not None and math.isfinite(limit)}
 
     def explain(self, condition: Condition, what: str = "the job") -> str:
-        """Return the consequence for a rank in ``condition``, as the rest of a warning; ``what`` is ended with it."""
+        """Return the consequence for a rank in ``condition``, as the rest of a warning; ``what`` ends with it."""
         options = self._options(condition)
         if options:
             name = min(options, key=options.__getitem__)
@@ -172,7 +172,7 @@ NO_LIMITS: Final = SilenceLimits()
 
 
 class SilentRanks:
-    """Follows the ranks of one generation, which may be silent for as long as ``limits`` say."""
+    """Follows the ranks of one generation, which may be silent up to ``limits``."""
 
     def __init__(self, limits: SilenceLimits) -> None:
         self._limits = limits
@@ -180,7 +180,7 @@ class SilentRanks:
         self._silent_since: dict[int, float] = {}
 
     def take(self, state: RankState, *, now: float) -> None:
-        """Take the state of a rank."""
+        """Record the state of a rank."""
         self._states[state.rank] = state
         if state.condition is Condition.WELL:
             self._silent_since.pop(state.rank, None)

@@ -1,4 +1,4 @@
-"""Sum up what ranks wait for, and decide when the launcher says it.  Pure."""
+"""Summarize what ranks wait for, and decide when the launcher reports it.  Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ COALESCE_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RankTold:
-    """A rank waits (``notice``; None: for nothing any more), and code at ``blocked`` holds its loop ("": none does).
+    """A rank waits (``notice``; None: no longer), and code at ``blocked`` blocks its loop ("": none does).
 
-    ``has_failed``: it does not go on, what it waited for has failed.
+    ``has_failed``: it does not go on, because what it waited for has failed.
     """
 
     generation: int
@@ -28,16 +28,16 @@ class RankTold:
 
 
 class _SaidWait(NamedTuple):
-    """A wait that was said: of ``ranks`` in order; ``how`` their culprit was stopped or blocked then, "" if not."""
+    """A reported wait of ``ranks``, in order; ``how`` their culprit was stopped or blocked then, "" if not."""
 
     ranks: list[int]
     how: str
 
 
 class WaitBoard:
-    """What the ranks of one generation wait for.
+    """The waits of the ranks of one generation.
 
-    A wait is said once, once more if its culprit turns out to be stopped or blocked only later, and when it is over.
+    A wait is reported once, again if its culprit turns out to be stopped or blocked only later, and when it is over.
     """
 
     def __init__(self) -> None:
@@ -47,25 +47,25 @@ class WaitBoard:
         self._told: dict[int | None, _SaidWait] = {}
         """By culprit."""
         self._said: set[str] = set()
-        """Deadlocks that were told."""
+        """Deadlocks that were reported."""
         self._has_failed = False
-        """Have operations failed?  Then nothing is said of ranks that wait no more: errors tell."""
+        """Whether operations have failed; then ranks that no longer wait are not reported, since errors report them."""
         self._due: float | None = None
 
     @property
     def next_deadline(self) -> float | None:
-        """When there is something to be said, None if there is nothing."""
+        """When the next report is due, None if there is nothing to report."""
         return self._due
 
     def clear(self) -> None:
-        """Forget all, before a new generation."""
+        """Forget everything, before a new generation."""
         for table in (self._waiting, self._blocked, self._conditions, self._told):
             table.clear()
         self._said.clear()
         self._due = None
 
     def take(self, told: RankTold, now: float) -> None:
-        """Take what a rank tells."""
+        """Record the report of a rank."""
         if told.notice is None:
             before = self._waiting.pop(told.rank, None)
             self._has_failed |= told.has_failed and before is not None
@@ -78,7 +78,7 @@ class WaitBoard:
         self._change(now)
 
     def set_condition(self, rank: int, how: str, now: float) -> None:
-        """Take what an agent says of a rank (``is stopped``); "": it runs."""
+        """Record an agent's report about a rank (``is stopped``); "": it runs."""
         if how:
             self._conditions[rank] = how
         else:
@@ -86,7 +86,7 @@ class WaitBoard:
         self._change(now)
 
     def condition(self, rank: int) -> str:
-        """Return what the rank cannot tell others itself, "" if it can."""
+        """Return the condition that the rank cannot report itself, "" if there is none."""
         return self._conditions.get(rank) or self._blocked.get(rank, "")
 
     def forget(self, rank: int, now: float) -> None:
@@ -97,13 +97,13 @@ class WaitBoard:
         self._change(now)
 
     def say(self, now: float) -> list[str]:
-        """Return what is to be said now."""
+        """Return the reports that are due now."""
         if self._due is None or now < self._due:
             return []
         self._due = None
         notices = {
             rank: self._explained(notice) for rank, notice in self._waiting.items() if not self.condition(rank)
-        }  # a rank that is stopped or blocked is where others' waits end, whatever it told before
+        }  # waits of others end at a rank that is stopped or blocked, whatever it reported before
         by_culprit: dict[int | None, dict[int, WaitNotice]] = {}
         for rank, notice in notices.items():
             by_culprit.setdefault(find_root(rank, notices), {})[rank] = notice
@@ -125,7 +125,7 @@ class WaitBoard:
         return lines
 
     def _explained(self, notice: WaitNotice) -> WaitNotice:
-        """Return ``notice`` with what is known here of its culprit."""
+        """Return ``notice`` with the known condition of its culprit."""
         how = "" if notice.culprit is None else self.condition(notice.culprit)
         return msgspec.structs.replace(notice, where=how) if how else notice
 

@@ -1,4 +1,4 @@
-"""The ranks of one generation on one host: start them, relay their output, report how each ends."""
+"""The ranks of one generation on one host: start them, relay their output, report the end of each."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _TAIL_CHARACTERS = 4096
 class RankPlan:
     """The command and environment of one rank; ``place`` is the part of the environment that the launcher sets.
 
-    ``director`` is the rank's end of its pipe to who tells it of worlds, which is closed here once the rank has it;
-    ``directory`` is where it is started (None: here).
+    ``director`` is the rank's end of its pipe to the process that sends it worlds; it is closed here once the rank has
+    it.  ``directory`` is the working directory in which it starts (None: here).
     """
 
     command: tuple[str, ...]
@@ -61,12 +61,12 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroupTools:
-    """Shared by the worker groups of all generations.
+    """Callbacks and services shared by the worker groups of all generations.
 
     ``on_broken_output`` gets the reason ("": the reader closed its end), ``on_state`` each state that has changed,
-    ``on_told`` what ranks say that they wait for, ``on_output`` all that they print (``b""`` at the end of a stream).
-    With ``holds_tracebacks`` those that ranks end with are not shown, since ``on_rank_end`` tells of them; with
-    ``full_traceback`` that has all frames.
+    ``on_told`` reports of ranks on what they wait for, ``on_output`` all of their output (``b""`` at the end of a
+    stream).  With ``holds_tracebacks`` the final tracebacks of ranks are not shown, since ``on_rank_end`` reports them;
+    with ``full_traceback`` that report has all frames.
     """
 
     reaper: ReaperClient
@@ -85,7 +85,7 @@ class WorkerGroupTools:
 
 
 class WorkerGroup:
-    """The processes of one generation; runs once.  ``signal`` and ``kill`` may be called at any time, also before."""
+    """The processes of one generation; runs once.  ``signal`` and ``kill`` may be called at any time, even before."""
 
     def __init__(self, plans: Sequence[RankPlan], tools: WorkerGroupTools) -> None:
         self._plans = plans
@@ -131,14 +131,14 @@ class WorkerGroup:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes that were started, by local rank."""
+        """The process ids of the started processes, by local rank."""
         return {local_rank: process.pid for local_rank, process in self._processes.items()}
 
     @property
     def images(self) -> dict[int, bytes]:
-        """The images of the event rings of all ranks that were started here, by rank, also of those that are dead.
+        """The images of the event rings of all ranks that were started here, by rank, dead ones included.
 
-        Until ``run`` returns.
+        Available until ``run`` returns.
         """
         ranks = {plan.place.local_rank: plan.place.rank for plan in self._plans}
         return {ranks[local_rank]: image for local_rank, image in self._files.images.items()}
@@ -156,7 +156,7 @@ class WorkerGroup:
             process.signal(number)
 
     def _after_stacks(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when the stacks of all ranks are kept, which takes a second at most; now if none are."""
+        """Call ``act`` when the stacks of all ranks are kept, which takes at most a second; now if none are."""
         if self._tools.post_mortem is None or self._tasks is None or not self._processes:
             act()
             return
@@ -167,7 +167,7 @@ class WorkerGroup:
     async def _keep_stacks(self, post_mortem: PostMortem) -> None:
         generation = self._plans[0].place.generation
         for answer in await self._tools.watch.collect("stacks"):
-            with suppress(msgspec.DecodeError):  # it has none to tell, if it is stopped for instance
+            with suppress(msgspec.DecodeError):  # it has nothing to report, for instance because it is stopped
                 post_mortem.add_stacks(generation, unpack(answer.content, ProcessStacks))
 
     def kill(self) -> None:
@@ -189,7 +189,7 @@ class WorkerGroup:
         self._notify(loss.rank, lambda generation: encode_loss(loss, generation=generation))
 
     def tell_condition(self, rank: int, how: str) -> None:
-        """Notify every rank, except ``rank``, of what that one cannot tell them."""
+        """Notify every rank, except ``rank``, of the condition of that one, which cannot report it itself."""
         self._notify(rank, lambda generation: encode_condition(rank, how, generation=generation))
 
     def _notify(self, about: int, encode: Callable[[int], bytes]) -> None:
@@ -215,7 +215,7 @@ class WorkerGroup:
         self._watches.append(tasks.create_task(self._watch(plan, process, output, tasks)))
 
     def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
-        """Start the trampoline with its pipes.  On an error nothing stays open."""
+        """Start the trampoline with its pipes.  On an error, no descriptor stays open."""
         try:
             logs = self._files.open_logs(plan.place)
         except OSError:
@@ -302,21 +302,21 @@ class WorkerGroup:
         await output.drain(relaying)
 
     def _kernel_kill(self, plan: RankPlan, returncode: int) -> str:
-        """Say that the kernel was out of memory, if that is why a rank was killed."""
+        """Return that the kernel was out of memory, if that is why a rank was killed; else ""."""
         is_ours = plan.place.local_rank in self._killed or self._pending_signal == signal.SIGKILL
         return (
             "" if returncode != -signal.SIGKILL or is_ours else self._tools.watch.memory.explain(now=time.monotonic())
         )
 
     def _last_words(self, plan: RankPlan, output: RankOutput, returncode: int) -> str:
-        """Return the end of what a rank has written to stderr; after a crash also where that was, if it is known."""
+        """Return the end of a rank's stderr; after a crash also its place, if that is known."""
         tail = output.stderr_tail[-_TAIL_CHARACTERS:]
         stacks = self._files.stacks.get(plan.place.local_rank)
         crash = "" if returncode >= 0 or stacks is None else crash_line(read_stack_dump(stacks.descriptor))
         return "\n".join(filter(None, (tail.rstrip("\n"), crash))) if crash and crash_line(tail) == "" else tail
 
     def _report(self, output: RankOutput, returncode: int) -> FailureReport | None:
-        """Return the exception that has ended a rank: as it has reported it, or as its stderr shows it."""
+        """Return the exception that has ended a rank, from its own report or from its stderr."""
         report = output.failure
         if report is None and returncode == 1 and (found := find_traceback(output.stderr_tail)):
             module, name, message, traceback = found
@@ -362,7 +362,7 @@ def _who(place: LaunchEnvironment) -> dict[str, Any]:
 
 
 def _descriptors(streams: ChildStreams) -> dict[str, str]:
-    """Return the environment variables by which a rank finds what it inherits."""
+    """Return the environment variables by which a rank finds its inherited descriptors."""
     numbers = {
         "ASYNCPAR_REPORT_FD": streams.report,
         "ASYNCPAR_NOTICE_FD": streams.notices,

@@ -1,1 +1,1 @@
-"""Jobs of Kubernetes: manifests."""
+"""Manifests of Kubernetes jobs."""

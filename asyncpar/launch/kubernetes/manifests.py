@@ -1,11 +1,11 @@
-"""Manifests of a job in Kubernetes: a JobSet, or an indexed Job where there is no JobSet.  Pure.
+"""Manifests of a job in Kubernetes: a JobSet, or an indexed Job where JobSet is not available.  Pure.
 
 Each pod runs `asyncpar launch` as one host, whose place is the pod's index; the first pod serves the others under its
-name.  The secret comes as a Secret, of which a container makes a copy in memory that only its user can read.  When a
-pod is asked to end (a node is drained, the pod is preempted), its ranks get SIGTERM and have the grace period.  A
-JobSet then starts all pods again, and does not count it; failures of ranks count.
+name.  The secret comes as a Secret, which a container copies into memory that only its user can read.  When a pod is
+asked to end (a node is drained, the pod is preempted), its ranks get SIGTERM and have the grace period.  A JobSet then
+starts all pods again, and does not count it; failures of ranks count.
 
-Probes ask the launcher of a pod, by its metrics where it serves them, else by `asyncpar status`.  A launcher that has
+Probes query the launcher of a pod: its metrics where it serves them, otherwise `asyncpar status`.  A launcher that has
 not answered for minutes is ended; hung ranks are the launcher's business, and end no pod.
 """
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[KMGTP]i?)?", re.ASCII)
 _RESOURCE = re.compile(r"[a-z0-9.-]+(/[A-Za-z0-9._-]+)?", re.ASCII)
 _LONGEST_NAME = 40
-"""Of a job: pods add their numbers, and names of hosts end after 63 letters."""
+"""The longest name of a job: pods append their numbers, and host names end after 63 characters."""
 _RANKS = "ranks"
 _GIVEN, _OWN = RESERVED_PATHS
 _MARGIN = 10
@@ -49,9 +49,9 @@ class KubernetesJob:
 
     ``secret_name`` is a Secret in the namespace with the key ``secret``; None: one is made from ``secret``.
     ``resources`` are those of a pod (``cpu``, ``memory``, ``nvidia.com/gpu``); ``grace`` is in seconds, as is ``ttl``,
-    after which Kubernetes deletes a job that has ended (None: never).
-    ``is_jobset`` False makes an indexed Job and a headless Service.  ``metrics_port`` is where each pod serves metrics
-    of its ranks (None: nowhere).
+    after which Kubernetes deletes a job that has ended (None: never).  With ``is_jobset`` False it is an indexed Job
+    and a headless Service.  ``metrics_port`` is the port at which each pod serves metrics of its ranks (None: it serves
+    none).
     """
 
     image: str
@@ -105,7 +105,7 @@ class KubernetesJob:
 
 
 def make_manifests(job: KubernetesJob) -> dict[str, Any]:
-    """Return the ``List`` of all objects of the job; as JSON it is what ``kubectl create -f`` takes."""
+    """Return the ``List`` of all objects of the job; ``kubectl create -f`` takes it as JSON."""
     items: list[dict[str, Any]] = []
     if job.secret_name is None:
         data = {"secret": base64.b64encode(job.secret).decode()}
@@ -116,13 +116,13 @@ def make_manifests(job: KubernetesJob) -> dict[str, Any]:
 
 
 def split_owner(manifests: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the JobSet or Job, and what is to be deleted with it."""
+    """Return the JobSet or Job, and the objects to be deleted with it."""
     *others, owner = manifests["items"]
     return owner, others
 
 
 def make_ownership(owner: dict[str, Any], uid: str) -> dict[str, Any]:
-    """Return the merge patch by which Kubernetes deletes an object together with ``owner``, created as ``uid``."""
+    """Return the merge patch that makes Kubernetes delete an object together with ``owner``, created as ``uid``."""
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
     return {"metadata": {"ownerReferences": [{**reference, "uid": uid}]}}
 
@@ -171,7 +171,7 @@ def _ttl(job: KubernetesJob) -> dict[str, int]:
 
 
 def _service(job: KubernetesJob) -> dict[str, Any]:
-    """Return the headless service that names the pods; JobSet makes its own."""
+    """Return the headless Service that names the pods; a JobSet makes its own."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": job.name}}
     return {**_head("v1", "Service", job), "spec": spec}
 
@@ -189,7 +189,7 @@ def _job_spec(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _pod_metadata(job: KubernetesJob) -> dict[str, Any]:
-    """Return labels and annotations of pods; by the latter Prometheus finds those that serve metrics."""
+    """Return labels and annotations of pods; by the annotations Prometheus finds those that serve metrics."""
     annotations = {}
     if job.metrics_port is not None:
         annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(job.metrics_port)}
@@ -241,19 +241,19 @@ def _probes(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _literal(words: list[str]) -> list[str]:
-    """Return ``words`` so that Kubernetes takes them as they are; it would replace what is in ``$(...)``."""
+    """Escape ``words`` so that Kubernetes does not expand ``$(...)`` in them."""
     return [word.replace("$(", "$$(") for word in words]
 
 
 def _command(job: KubernetesJob) -> list[str]:
-    """Return the command of a pod, which ends with the options of the launcher."""
+    """Return the command of a pod, up to the options of the launcher."""
     own = f"{_OWN}/secret"
     launch = f'exec {shlex.quote(job.python)} -m asyncpar launch --node-rank "${PLACE_VARIABLE}" "$@"'
     script = f"umask 077 && cat {_GIVEN}/secret > {own} && {launch}"
     options = ["--nnodes", str(job.nodes), "--nproc-per-node", str(job.tasks_per_node), "--rdzv-id", job.name]
     options += ["--rdzv-endpoint", f"{job.first_pod}:{job.port}", "--secret-file", own]
     options += ["--grace-period", str(job.grace)]
-    if not job.is_jobset:  # a Job starts nothing again
+    if not job.is_jobset:  # a Job restarts nothing
         options += ["--max-restarts", str(job.max_restarts)]
     options += {ProgramKind.MODULE: ["--module"], ProgramKind.PROGRAM: ["--no-python"]}.get(job.kind, [])
     if job.metrics_port is not None:

@@ -1,4 +1,4 @@
-"""Settings of pods that are the user's alone: environment, volumes, where pods may run, labels.  Pure.
+"""Settings of pods that are the user's alone: environment, volumes, scheduling, labels.  Pure.
 
 Each is parsed from the text of an option of ``asyncpar k8s``, and checked as Kubernetes checks it.
 """
@@ -13,11 +13,11 @@ from typing import Any, Final
 from asyncpar.errors import UsageError
 
 RESERVED_PATHS: Final = ("/etc/asyncpar", "/run/asyncpar")
-"""Where the secret of the job is mounted, and copied to."""
+"""The paths where the secret of the job is mounted, and copied to."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 PLACE_VARIABLE: Final = "JOB_COMPLETION_INDEX"
-"""Place of a pod in its job, set by Kubernetes."""
+"""The variable with the place of a pod in its job, set by Kubernetes."""
 
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
@@ -31,7 +31,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodVolume:
-    """A volume and where it is mounted; ``source`` is a name, a path of the node, or "" of what is empty at first."""
+    """A volume and its mount path; ``source`` is a name, a path of the node, or "" for an initially empty volume."""
 
     kind: str
     source: str
@@ -39,7 +39,7 @@ class PodVolume:
     is_read_only: bool = False
 
     def describe(self) -> dict[str, Any]:
-        """Return the volume's source as Kubernetes has it."""
+        """Return the volume's source in the form of Kubernetes."""
         match self.kind:
             case "claim":
                 return {"persistentVolumeClaim": {"claimName": self.source}}
@@ -87,7 +87,7 @@ class PodSettings:
         annotation: Iterable[str] = (),
         pull_secret: Iterable[str] = (),
     ) -> PodSettings:
-        """Return the settings that the texts of the options give.  Raises ``UsageError`` that names the option."""
+        """Parse the texts of the options.  Raises ``UsageError`` that names the option."""
         environment = _pairs("--env", env)
         for name, _ in environment:
             if not _VARIABLE.fullmatch(name):
@@ -110,28 +110,28 @@ class PodSettings:
         )
 
     def of_container(self) -> dict[str, Any]:
-        """Return the fields of a container that these settings add."""
+        """Return the fields that these settings add to a container."""
         found: dict[str, Any] = {}
         if self.environment:
-            # "$(" would be replaced by Kubernetes
+            # Kubernetes would expand "$("
             found["env"] = [{"name": name, "value": value.replace("$(", "$$(")} for name, value in self.environment]
         if self.environment_from:
             found["envFrom"] = [{_SOURCES[kind]: {"name": name}} for kind, name in self.environment_from]
         return found
 
     def mounts(self) -> list[dict[str, Any]]:
-        """Return the mounts of a container that these settings add."""
+        """Return the mounts that these settings add to a container."""
         return [
             {"name": f"volume-{place}", "mountPath": one.path, **({"readOnly": True} if one.is_read_only else {})}
             for place, one in enumerate(self.volumes)
         ]
 
     def describe_volumes(self) -> list[dict[str, Any]]:
-        """Return the volumes of a pod that these settings add."""
+        """Return the volumes that these settings add to a pod."""
         return [{"name": f"volume-{place}", **one.describe()} for place, one in enumerate(self.volumes)]
 
     def of_pod(self) -> dict[str, Any]:
-        """Return the fields of a pod that these settings add."""
+        """Return the fields that these settings add to a pod."""
         found: dict[str, Any] = {}
         if self.node_selector:
             found["nodeSelector"] = dict(self.node_selector)
@@ -157,7 +157,7 @@ def _pairs(option: str, texts: Iterable[str]) -> Pairs:
 
 
 def _keys(option: str, pairs: Pairs) -> Pairs:
-    """Check that keys are as those of labels: a name, perhaps behind a domain and a slash."""
+    """Check that keys have the form of label keys: a name, optionally with a domain and a slash before it."""
     for key, _ in pairs:
         domain, slash, name = key.rpartition("/")
         if not _WORD.fullmatch(name) or (slash and not _OBJECT.fullmatch(domain)):
@@ -231,7 +231,7 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def check_metrics_port(port: int | None, taken: Sequence[int]) -> None:
-    """Raise ``UsageError`` unless ``port`` can be that of metrics, beside those that are ``taken``."""
+    """Raise ``UsageError`` unless ``port`` is usable for metrics, beside the ``taken`` ones."""
     if port is not None and not 1 <= port <= 65535:
         raise UsageError(f"--metrics-port: expected 1..65535, got {port}")
     if port in taken:

@@ -1,8 +1,8 @@
 """The batch script of a job: one task per rank, or one agent per node.  Pure.
 
-Slurm tells the script, not the ranks, that the time limit is near, and the script asks the ranks to end by SIGTERM: so
-it knows why they end, and can put the job into the queue again.  What Slurm itself ends (``scancel``, preemption) gets
-its SIGTERM from Slurm.
+Slurm notifies the script, not the ranks, when the time limit is near, and the script asks the ranks to end by SIGTERM:
+so it knows why they end, and can requeue the job.  When Slurm itself ends a job (``scancel``, preemption), SIGTERM
+comes from Slurm.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _WORD = re.compile(r"[^\s'\"\\\x00-\x1f]+")
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}", re.ASCII)
 _OURS = ("--job-name", "--nodes", "--ntasks-per-node", "--ntasks", "--signal", "--requeue", "--no-requeue", "--wrap")
 _MOST_WARNING = 65535
-"""Seconds; what ``sbatch --signal`` takes."""
+"""Seconds; the most that ``sbatch --signal`` takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """One job of ``asyncpar slurm`` or ``ap.slurm.submit``, whose options errors name in Python's spelling.
+    """One job of ``asyncpar slurm`` or ``ap.slurm.submit``; errors name its options in Python's spelling.
 
     ``program`` with its ``arguments`` runs with ``python`` in ``tasks_per_node`` ranks on each of ``nodes`` nodes;
-    ``least_nodes`` will do, too (None: all).  ``elastic`` None runs one task of Slurm per rank; ``restart`` and
+    ``least_nodes`` suffice (None: all).  ``elastic`` None runs one task of Slurm per rank; ``restart`` and
     ``ranks`` one agent per node, as in ``asyncpar launch --elastic``, which starts ranks again ``max_restarts`` times:
     such a job begins with all nodes, and goes on while ``least_nodes`` are left.
     ``time`` is Slurm's time limit; ``warning`` seconds before it ranks get SIGTERM, and with ``requeue`` the job is
-    queued again then, and when it is preempted.  ``options`` are more options of sbatch, each in one word.
+    requeued then, and when it is preempted.  ``options`` are further options of sbatch, each in one word.
     """
 
     program: str
@@ -98,7 +98,7 @@ def _directives(job: SlurmJob) -> list[str]:
         f"--ntasks-per-node={1 if agents else job.tasks_per_node}",
         f"--signal=B:USR1@{job.warning}",
         "--requeue" if job.requeue else "--no-requeue",
-        "--open-mode=append",  # what a requeued job prints comes after what it printed before
+        "--open-mode=append",  # output of a requeued job is appended
     ]
     if agents:
         given += [f"--cpus-per-task={job.tasks_per_node}", "--no-kill"]  # a lost node is not the end
@@ -116,7 +116,7 @@ def _step(job: SlurmJob) -> str:
         return f"srun --kill-on-bad-exit=1 {shlex.join(command)}"
     least = job.least_nodes or job.nodes
     flags = {ProgramKind.MODULE: ["--module"], ProgramKind.PROGRAM: ["--no-python"]}.get(job.kind, [])
-    # what is the task's own is filled in by the task: the launcher of the first node founds the group of agents
+    # each task fills in its own values: the launcher of the first node founds the group of agents
     own = '--node-rank "$SLURM_NODEID"' + (' --host-name "$SLURMD_NODENAME"' if job.elastic == "ranks" else "")
     agent = f'exec {shlex.quote(job.python)} -m asyncpar launch {own} "$@"'
     launch = ["--nproc-per-node", str(job.tasks_per_node), "--elastic", job.elastic]

@@ -1,4 +1,4 @@
-"""Submit jobs to Slurm and follow them, by the programs that come with it: sbatch, scontrol, scancel."""
+"""Submit jobs to Slurm and follow them, through Slurm's programs: sbatch, scontrol, scancel."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _ENDED: Final = frozenset(
         *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
     }
 )
-"""States from which a job does not come back; see ``man squeue``, JOB STATE CODES."""
+"""Final states of a job; see ``man squeue``, JOB STATE CODES."""
 _UNKNOWN: Final = "Invalid job id"
 _OUTAGE: Final = 300.0
-"""Seconds that the controller may be away while a job is waited for: it is restarted now and then."""
+"""Seconds that the controller may be away while a job is awaited: it is restarted now and then."""
 
 
 class SlurmOptions(TypedDict, total=False):
-    """Options of ``submit``, which are those of ``asyncpar slurm``.
+    """Options of ``submit``, the same as those of ``asyncpar slurm``.
 
     ``nodes`` is a number (1) or ``"MIN:MAX"``, ``tasks_per_node`` the ranks on each (1).  ``job_name`` is the program's
     name by default, ``partition`` Slurm's.  ``time`` is the limit in minutes, or H:MM:SS, D-HH:MM:SS; ``signal_before``
-    seconds (60) before it ranks get SIGTERM, and with ``requeue`` the job is queued again then, and after preemption.
+    seconds (60) before it ranks get SIGTERM, and with ``requeue`` the job is requeued then, and after preemption.
     ``elastic`` ``"restart"`` or ``"ranks"`` runs an agent per node, which starts ranks again ``max_restarts`` times.
-    ``sbatch`` are more options of sbatch (``["--account=physics"]``), ``python`` is Python on the nodes (this one).
-    ``module``: the program is a Python module; ``no_python``: it is executed as it is.
+    ``sbatch`` are further options of sbatch (``["--account=physics"]``), ``python`` is Python on the nodes (this one).
+    ``module``: the program is a Python module; ``no_python``: it is executed directly.
     """
 
     nodes: int | str
@@ -59,10 +59,10 @@ class SlurmOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnding:
-    """How a job ended: Slurm's ``state`` (``COMPLETED``, ``FAILED``, ``CANCELLED``, ``TIMEOUT``, ...) and ``reason``.
+    """The end of a job: Slurm's ``state`` (``COMPLETED``, ``FAILED``, ``CANCELLED``, ``TIMEOUT``, ...) and ``reason``.
 
     ``exit_code`` is 0 if and only if the job completed; else that of its script, 128 + N if signal N ended it, and 1
-    where Slurm knows none.  ``reason`` is "" where Slurm gives none; what ranks said is in the job's output.
+    where Slurm knows none.  ``reason`` is "" where Slurm gives none; messages of ranks are in the job's output.
     """
 
     state: str
@@ -71,10 +71,10 @@ class JobEnding:
 
 
 class QueuedJob:
-    """A job in Slurm's queue; made by ``submit``.
+    """A job in Slurm's queue, as returned by ``submit``.
 
-    ``id`` is its number, ``cluster`` the name of its cluster, "" for the usual one, and ``output`` the file with what
-    it prints, on the nodes' file system.  An array is one job here: it has ended when all of its tasks have.
+    ``id`` is its number, ``cluster`` the name of its cluster, "" for the default one, and ``output`` the file with its
+    output, on the nodes' file system.  An array is one job here: it has ended when all of its tasks have.
     """
 
     def __init__(self, number: str, cluster: str, output: Path) -> None:
@@ -86,18 +86,18 @@ class QueuedJob:
         return f"<job {self.id} of Slurm{self.cluster and f' on {self.cluster}'}, output {self.output}>"
 
     async def state(self) -> str:
-        """Return Slurm's word for the job's state, such as ``PENDING``, ``RUNNING``, ``COMPLETED``.
+        """Return Slurm's name for the job's state, such as ``PENDING``, ``RUNNING``, ``COMPLETED``.
 
-        Raises ``LaunchError`` if Slurm does not answer, or knows the job no more: minutes after its end (MinJobAge).
+        Raises ``LaunchError`` if Slurm does not answer, or no longer knows the job: minutes after its end (MinJobAge).
         """
         records = await _look(self.id, self.cluster)
         return next((one.state for one in records if one.state not in _ENDED), _worst(records).state)
 
     async def wait(self, *, every: float = 1.0) -> JobEnding:
-        """Wait for the end of the job, also over requeues, and return it; look ``every`` so many seconds.
+        """Wait for the end of the job, also over requeues, and return it; poll ``every`` so many seconds.
 
-        Jobs of hours are better looked at each half minute: the controller serves all.  Cancelling the wait leaves the
-        job alone.  Raises ``LaunchError`` if Slurm does not answer for five minutes, or knows the job no more.
+        For jobs of hours, poll every half minute: the controller serves all users.  Cancelling the wait leaves the job
+        alone.  Raises ``LaunchError`` if Slurm does not answer for five minutes, or no longer knows the job.
         """
         check_positive("every", every, "seconds")
         clock = asyncio.get_running_loop().time
@@ -116,9 +116,9 @@ class QueuedJob:
             await asyncio.sleep(every)
 
     async def cancel(self) -> None:
-        """Cancel the job: its ranks get SIGTERM, and SIGKILL after Slurm's KillWait.  One that has ended stays so.
+        """Cancel the job: its ranks get SIGTERM, and SIGKILL after Slurm's KillWait.  No effect on one that has ended.
 
-        It returns once Slurm has taken the request; ``wait`` for the end.  Raises ``LaunchError`` if it does not.
+        Returns once Slurm has accepted the request; use ``wait`` for the end.  Raises ``LaunchError`` if it does not.
         """
         await _cancel(self.id, self.cluster)
 
@@ -126,13 +126,13 @@ class QueuedJob:
 async def submit(
     program: str | Path, *arguments: str, queue_anyway: bool = False, **options: Unpack[SlurmOptions]
 ) -> QueuedJob:
-    """Submit ``program``, a Python script, with ``arguments`` to Slurm; return its job, which is in the queue then.
+    """Submit ``program``, a Python script, with ``arguments`` to Slurm; return its job, which is then in the queue.
 
-    Its ranks make one world: in it, ``async with ap.init() as node``.  It runs in this working directory, with this
-    environment.  ``queue_anyway``: take also a job for which there are no nodes, which Slurm lets wait for ever.
+    Its ranks form one world: in it, ``async with ap.init() as node``.  It runs in this working directory, with this
+    environment.  ``queue_anyway``: accept also a job for which there are no nodes, which Slurm would queue forever.
 
-    Raises ``UsageError`` for options that will not do, and where there is no ``sbatch``; ``LaunchError``, with its
-    words, if it refuses the job.  Cancelled, it cancels a job that was taken meanwhile.
+    Raises ``UsageError`` for invalid options, and where there is no ``sbatch``; ``LaunchError`` with Slurm's message if
+    it refuses the job.  When cancelled, it cancels a job that was accepted meanwhile.
     """
     script = write_script(describe_job(program, arguments, **options))
     if shutil.which("sbatch") is None:
@@ -150,7 +150,7 @@ async def submit(
 
 
 def describe_job(program: str | Path, arguments: Sequence[str], **options: Unpack[SlurmOptions]) -> SlurmJob:
-    """Return the job that ``options`` describe.  Raises ``UsageError`` naming the option that will not do."""
+    """Return the job that ``options`` describe.  Raises ``UsageError`` that names the invalid option."""
     unknown = sorted(options.keys() - SlurmOptions.__annotations__.keys())
     if unknown:
         known = ", ".join(SlurmOptions.__annotations__)
@@ -181,7 +181,7 @@ def describe_job(program: str | Path, arguments: Sequence[str], **options: Unpac
 
 @dataclass(frozen=True, slots=True)
 class _JobRecord:
-    """What ``scontrol show job`` tells of a job, or of one task of an array."""
+    """The report of ``scontrol show job`` on a job, or on one task of an array."""
 
     state: str
     exit_code: int
@@ -190,7 +190,7 @@ class _JobRecord:
 
 
 def parse_records(shown: str) -> list[_JobRecord]:
-    """Parse what ``scontrol show job`` prints: a paragraph for each job."""
+    """Parse the output of ``scontrol show job``: a paragraph for each job."""
     return [_parse_record(text) for text in shown.split("\n\n") if "JobState=" in text]
 
 
@@ -210,7 +210,7 @@ def _parse_record(text: str) -> _JobRecord:
 
 
 def _worst(records: Sequence[_JobRecord]) -> _JobRecord:
-    """Return the first that did not complete, else the first."""
+    """Return the first record that did not complete, otherwise the first."""
     return next((one for one in records if one.state != "COMPLETED"), records[0])
 
 

@@ -58,7 +58,7 @@ def asyncpar(
     words = ["asyncpar", "launch", "--nnodes", str(hosts), "--nproc-per-node", str(ranks)]
     command = shlex.join(words)
     if int(hosts) > 1:
-        # a first host that does not know its own address must not be asked for on loopback: $$ is one $ to torchx
+        # a first host that does not know its own address must not be found at loopback: $$ is one $ to torchx
         first = f"$${{{specs.macros.rank0_env}:-$$(hostname)}}:{rdzv_port}"
         place = f"--node-rank {specs.macros.replica_id} --rdzv-endpoint {first} --rdzv-id {specs.macros.app_id}"
         command += f" {place} --secret-file {shlex.quote(secret_file)}"
