@@ -1,4 +1,4 @@
-"""``Communicator.all_reduce``, which is called, and has ``parts``; and what operations on arrays have in common."""
+"""``Communicator.all_reduce``, which is callable and has ``parts``, and the common base of operations on arrays."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class EngineOperations:
 
 
 def is_for_device(x: object, stream: object) -> bool:
-    """Is this an operation on a device array?  One that names a stream must be."""
+    """Return whether this operation is on a device array, as it must be if it names a stream."""
     return stream is not None or is_device_array(x)
 
 
 class AllReduce(EngineOperations):
-    """The operation ``all_reduce`` of a communicator: call it, or have its result in ``parts``."""
+    """The operation ``all_reduce`` of a communicator: call it, or get its result in ``parts``."""
 
     @overload
     def all_reduce(
@@ -108,19 +108,19 @@ class AllReduce(EngineOperations):
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
         whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
-        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
-        8 MiB of memory besides at most.  ``all_reduce.parts(x)`` gives finished parts while the rest travels.
-        ``algorithm`` may say how many bytes of a chunk go in one message, 4k to 2m: ``ring/256k``; 1m without it.
+        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  It needs
+        at most 8 MiB of additional memory.  ``all_reduce.parts(x)`` yields finished parts while the rest is in flight.
+        ``algorithm`` may set the number of bytes of a chunk in one message, 4k to 2m: ``ring/256k``; the default is 1m.
 
-        ``until`` says when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline`` it
-        goes on without those that are late, and returns a ``Reduced``, the same on all ranks, which says who has
-        contributed.  A mean is then that of the contributors, a sum theirs.  The part of a rank that is late is
-        dropped, or, with ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls
-        match among themselves, by ``key``, in their order.  ``PeerLost`` where so many ranks are lost that the policy
-        cannot be met, or no majority is left to decide; ``x`` is as before then.
+        ``until`` defines when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline``
+        it continues without late ranks, and returns a ``Reduced``, the same on all ranks, which lists the
+        contributors.  Means and sums are then those of the contributors.  The part of a late rank is dropped, or, with
+        ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls match among
+        themselves, by ``key``, in their order.  It raises ``PeerLost`` if so many ranks are lost that the policy cannot
+        be met, or no majority is left to decide; ``x`` is then unchanged.
 
-        Without ``algorithm``, one of ``comm.algorithms("all_reduce")``, the cost model chooses.  Calls with the same
-        ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+        Without ``algorithm``, one of ``comm.algorithms("all_reduce")``, the cost model chooses.  Calls with equal
+        ``key`` match each other, in any order.  ``stream`` is for arrays on CUDA devices.
 
         Example::
 
@@ -155,12 +155,12 @@ class AllReduce(EngineOperations):
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
     ) -> PartStream:
-        """Combine ``x`` of all ranks, in place (or into ``out``), and give parts of the result as they are finished.
+        """Combine ``x`` of all ranks, in place (or into ``out``), and yield parts of the result as they are finished.
 
-        Iterate over them: ``where, values`` are a slice of the flat result, and its elements, a view of it; see
+        Each part is a pair ``where, values``: a slice of the flat result, and a view of its elements; see
         ``asyncpar.Part`` and ``asyncpar.PartStream``.  The result has the bits of ``all_reduce(x)``, other ranks may
-        call either, and the call takes its place in the order of operations at once.  Parts have 1 MiB per rank or so;
-        a small result is one part.  An array on a device has no parts: ``UsageError``.
+        call either, and the call takes its place in the order of operations at once.  Parts have about 1 MiB per rank;
+        a small result is one part.  Device arrays have no parts: ``UsageError``.
         """
         try:
             if type(x) is not np.ndarray and is_device_array(x):
@@ -172,9 +172,9 @@ class AllReduce(EngineOperations):
 
 
 class MethodWithParts(Generic[OwnerT, MadeT]):
-    """A method that is an object with more than a call: ``make`` makes it of its owner, when it is first asked for.
+    """A method that is a callable object: ``make`` builds it from its owner on first access.
 
-    Of the class it is ``function``, which does what the object does when it is called.
+    On the class it is ``function``, which does the same as calling the object.
     """
 
     def __init__(self, function: Callable[..., Any], make: Callable[[OwnerT], MadeT]) -> None:

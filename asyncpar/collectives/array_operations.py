@@ -28,15 +28,16 @@ def _all_reduce_of(operations: EngineOperations) -> AllReduce:
 
 
 class ArrayOperations(EngineOperations):
-    """Collective operations on arrays.  ``Communicator`` says what they have in common.
+    """Collective operations on arrays.  ``Communicator`` describes what they have in common.
 
-    Arrays may live on CUDA devices, on all ranks or on none: contiguous ones of any library that speaks
+    Arrays may live on CUDA devices, on all ranks or on none: contiguous arrays of any library that supports
     ``__cuda_array_interface__`` or DLPack (torch, CuPy, JAX).  NCCL moves them where all ranks have it, in the order in
-    which ranks agree on operations; else they go through the host, which a warning says once.  Results are arrays of
-    the caller's library.  Work that the caller has enqueued before the call on its library's current stream comes
-    first.  With ``stream``, a CUDA stream or its handle, the operation is enqueued on that, and the call returns then:
-    later work of that stream has the result, and arrays are lent until it is over.  ``algorithm`` is nccl or staged.
-    An operation that fails once it is under way on the devices ends all others that are so in the group.
+    which ranks agree on operations; otherwise they go through the host, which is reported by one warning.  Results are
+    arrays of the caller's library.  Work that the caller has enqueued before the call on its library's current stream
+    comes first.  With ``stream``, a CUDA stream or its handle, the operation is enqueued on that stream, and the call
+    returns then: later work on that stream sees the result, and arrays are lent until the operation is over.
+    ``algorithm`` is nccl or staged.  An operation that fails while it runs on the devices ends all others that do so in
+    the group.
     """
 
     # -- combining -------------------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ class ArrayOperations(EngineOperations):
     ) -> Coroutine[Any, Any, list[Array]]:
         """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
 
-        One operation for all of them, which is much faster than one for each where they are small.  They may differ in
+        All of them are one operation, which is much faster than one per array where they are small.  They may differ in
         shape, layout and dtype, but must not overlap; all ranks pass the same shapes and dtypes in the same order.
         Results are as those of ``all_reduce``, with the same bits on every rank.
         """
@@ -78,7 +79,7 @@ class ArrayOperations(EngineOperations):
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
-        """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
+        """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); other ranks get None."""
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("reduce", x, op=op, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
@@ -100,10 +101,10 @@ class ArrayOperations(EngineOperations):
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
 
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.  ``x`` has the same
-        shape on all ranks, and ``op`` is sum, mean, prod, min, max, band, bor or bxor.
-        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("reduce_scatter")``
-        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
-        for arrays on CUDA devices.
+        shape on all ranks, and ``op`` is sum, mean, prod, min, max, band, bor or bxor.  ``out`` receives the result
+        (None: a new array).  ``algorithm`` is one of ``comm.algorithms("reduce_scatter")`` (None: the fastest by the
+        cost model).  Calls with equal ``key`` match each other, in any order.  ``stream`` is for arrays on CUDA
+        devices.
 
         Example::
 
@@ -117,7 +118,7 @@ class ArrayOperations(EngineOperations):
             lambda: reductions.reduce_scatter(self._engine, x, op=op, out=out, algorithm=algorithm, key=key),
         )
 
-    # -- collecting and handing out --------------------------------------------------------------------------------
+    # -- gathering and scattering ----------------------------------------------------------------------------------
 
     def all_gather(
         self,
@@ -130,10 +131,10 @@ class ArrayOperations(EngineOperations):
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``.
 
-        ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` takes other lengths.
-        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("all_gather")``
-        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
-        for arrays on CUDA devices.
+        ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` accepts different lengths.  ``out`` receives
+        the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("all_gather")`` (None: the fastest by
+        the cost model).  Calls with equal ``key`` match each other, in any order.  ``stream`` is for arrays on CUDA
+        devices.
 
         Example::
 
@@ -154,7 +155,7 @@ class ArrayOperations(EngineOperations):
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
-        """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
+        """Return ``x`` of all ranks, concatenated along axis 0, in which they may differ."""
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_gather_v", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
@@ -171,7 +172,7 @@ class ArrayOperations(EngineOperations):
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array | None]:
-        """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
+        """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; other ranks get None."""
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("gather", x, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
@@ -190,7 +191,7 @@ class ArrayOperations(EngineOperations):
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
 
-        The other ranks pass no ``x``, but ``out``, which says shape and dtype.
+        The other ranks pass no ``x`` but ``out``, which gives shape and dtype.
         """
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x if x is not None else out, stream):
             return self._on_device("scatter", x, root=root, out=out, algorithm=algorithm, key=key, stream=stream)
@@ -209,9 +210,9 @@ class ArrayOperations(EngineOperations):
     ) -> Coroutine[Any, Any, Array]:
         """Overwrite ``x`` with that of ``root``, and return it.
 
-        ``x`` is an array of the same shape and dtype on all ranks.
-        ``algorithm`` is one of ``comm.algorithms("broadcast")`` (None: the quickest by the cost model).
-        Calls with the same ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+        ``x`` is an array of the same shape and dtype on all ranks.  ``algorithm`` is one of
+        ``comm.algorithms("broadcast")`` (None: the fastest by the cost model).  Calls with equal ``key`` match each
+        other, in any order.  ``stream`` is for arrays on CUDA devices.
 
         Example::
 
@@ -226,10 +227,10 @@ class ArrayOperations(EngineOperations):
     def barrier(
         self, *, algorithm: BarrierAlgorithm | None = None, key: str | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Wait until all ranks have come here.
+        """Wait until all ranks have called it.
 
-        ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the quickest by the cost model).  Calls with the
-        same ``key`` meet by it, in any order.
+        ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the fastest by the cost model).  Calls with equal
+        ``key`` match each other, in any order.
 
         Example::
 
@@ -246,7 +247,7 @@ class ArrayOperations(EngineOperations):
         key: str | None = None,
         stream: object = None,
     ) -> Coroutine[Any, Any, Array]:
-        """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
+        """Send ``x[r]`` to each rank ``r`` and return an array like ``x``, whose entry ``r`` came from rank ``r``."""
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_to_all", x, out=out, algorithm=algorithm, key=key, stream=stream)
         return self._engine.checked(
@@ -264,7 +265,7 @@ class ArrayOperations(EngineOperations):
     ) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
         """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
 
-        Returns the rows received, by rank of their sender, and how many came from each.
+        Returns the received rows, in the order of their senders' ranks, and the number of rows from each.
         """
         if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
             return self._on_device("all_to_all_v", x, counts, out=out, key=key, stream=stream)
@@ -274,5 +275,5 @@ class ArrayOperations(EngineOperations):
 
 
 def _listed(arrays: Any) -> Any:
-    """Return ``arrays`` as a list; what is none is refused later."""
+    """Return ``arrays`` as a list; if it cannot be one, it is refused later."""
     return list(arrays) if isinstance(arrays, Iterable) else arrays

@@ -1,6 +1,6 @@
-"""Arrays of collective operations: which are accepted, and how they are reduced.  Pure.
+"""Arrays of collective operations: their checks, and how they are reduced.  Pure.
 
-Errors of checks name the argument, what was expected, and what was given.
+Errors of checks name the argument, the expected value and the actual one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UFUNCS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 LARGEST_LENGTH = 1 << 40
-"""No rank has more rows than that."""
+"""No rank has more rows than this."""
 
 _BITS = ("band", "bor", "bxor")
 _EXTENSION_DTYPES = frozenset({np.dtype(ml_dtypes.bfloat16)})
@@ -43,8 +43,8 @@ _EXTENSION_DTYPES = frozenset({np.dtype(ml_dtypes.bfloat16)})
 class Reduction:
     """A reduce operation on two buffers.
 
-    ``divides`` says that the result is divided by the number of ranks at the end, ``scales`` that each input is divided
-    at the start: the sum of a mean of float16 may be more than the dtype holds although the mean is not.
+    ``divides`` means that the result is divided by the number of ranks at the end, ``scales`` that each input is
+    divided at the start: the sum behind a mean of float16 may exceed the dtype's range although the mean does not.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Reduction:
     scales: bool = False
 
     def load(self, source: Array, target: Array, size: int) -> None:
-        """Write an input into ``target``, which may be ``source``, as it goes into the operation."""
+        """Write an input, as the operation takes it, into ``target``, which may be ``source``."""
         if self.scales and size > 1:
             with np.errstate(invalid="ignore", under="ignore"):
                 np.divide(source, np.float32(size), out=target, casting="same_kind")
@@ -61,7 +61,7 @@ class Reduction:
             target[...] = source
 
     def loaded(self, source: Array, size: int) -> Array:
-        """Return an input that must not be changed as it goes into the operation: itself, or a scaled copy."""
+        """Return an input that must not be modified, as the operation takes it: itself, or a scaled copy."""
         if not self.scales or size == 1:
             return source
         target = np.empty_like(source)
@@ -80,14 +80,14 @@ class Reduction:
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Is this a dtype that collectives can carry?  All numbers of numpy in native byte order, bool, and bfloat16."""
+    """Return whether collectives can carry this dtype: numpy's numbers in native byte order, bool, and bfloat16."""
     return (dtype.kind in "biufc" and dtype.isnative) or dtype in _EXTENSION_DTYPES
 
 
 def reduction_for(name: object, dtype: np.dtype[Any]) -> Reduction:
     """Return the reduction ``name`` for arrays of ``dtype``.
 
-    Raises ``UsageError`` for an unknown name, and for a combination that means nothing, saying what is possible.
+    Raises ``UsageError`` for an unknown name, and for a meaningless combination; the message lists what is possible.
     """
     if not isinstance(name, str) or name not in _UFUNCS:
         raise UsageError(f"op: expected one of {', '.join(_UFUNCS)}, got {name!r}")
@@ -103,7 +103,7 @@ def reduction_for(name: object, dtype: np.dtype[Any]) -> Reduction:
 
 
 def collective_reduction(name: object, dtype: np.dtype[Any]) -> Reduction:
-    """Return the reduction as a collective runs it: as ``reduction_for``, but means of float16 divide at the start."""
+    """Return the reduction as collectives run it: like ``reduction_for``, but means of float16 divide at the start."""
     reduction = reduction_for(name, dtype)
     if reduction.divides and dtype == np.float16:
         return replace(reduction, divides=False, scales=True)
@@ -120,7 +120,7 @@ def _plain(ufunc: np.ufunc) -> Combine:
 def _quiet(ufunc: np.ufunc) -> Combine:
     """Return ``ufunc`` without warnings: infinities and NaNs are results like others, and equal on all ranks.
 
-    numpy keeps what to ignore in a context variable; running in a context costs a tenth of setting it each time.
+    numpy keeps the ignored errors in a context variable; running in a context costs a tenth of setting it each time.
     """
     quiet = contextvars.Context()
     quiet.run(np.seterr, all="ignore")
@@ -140,10 +140,10 @@ def possible_operations(dtype: np.dtype[Any]) -> list[str]:
 
 
 def check_array(value: object, name: str = "x") -> Array:
-    """Return ``value`` as a plain array, over the same memory, if it is one that collectives can carry."""
+    """Return ``value`` as a plain array over the same memory; raise unless collectives can carry it."""
     if not isinstance(value, np.ndarray):
         raise UsageError(f"{name}: expected a numpy array, got {describe_other(value, name)}")
-    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):  # numpy loads `ma` when it is named
+    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):  # numpy loads `ma` on first access
         raise UsageError(f"{name}: expected an array without a mask, got a masked one; pass its filled()")
     if not is_numeric(value.dtype):
         raise UsageError(f"{name}: expected a numeric dtype in native byte order, got {value.dtype!r}")
@@ -151,7 +151,7 @@ def check_array(value: object, name: str = "x") -> Array:
 
 
 def check_writable(array: Array, name: str) -> Array:
-    """Return ``array`` if results can be written into it."""
+    """Return ``array``; raise unless results can be written into it."""
     if not array.flags.writeable:
         raise UsageError(f"{name}: expected an array that can be written, got a read-only one")
     return array
@@ -164,7 +164,7 @@ MakeArray: TypeAlias = Callable[[Sequence[int], np.dtype[Any]], Array]
 def check_out(
     out: object, shape: Sequence[int], dtype: np.dtype[Any], *, of: str = "the result", make: MakeArray = np.empty
 ) -> Array:
-    """Return ``out`` if it can take a result of ``shape`` and ``dtype``; what ``make`` makes if it is None."""
+    """Return ``out`` if it fits a result of ``shape`` and ``dtype``, or an array from ``make`` if it is None."""
     if out is None:
         return make(shape, dtype)
     array = check_writable(check_array(out, "out"), "out")
@@ -174,40 +174,40 @@ def check_out(
 
 
 def check_apart(array: Array, out: Array) -> None:
-    """Raise unless the two share no memory."""
+    """Raise if the two share memory."""
     if np.may_share_memory(array, out):
         raise UsageError("out: expected other memory than x, got an array that overlaps it")
 
 
 def check_rank(value: object, size: int, name: str = "root") -> int:
-    """Return ``value`` if it is a rank of a group of ``size``."""
+    """Return ``value``; raise unless it is a rank of a group of ``size``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < size:
         raise UsageError(f"{name}: expected a rank 0..{size - 1} of the group, got {value!r}")
     return int(value)
 
 
 def check_only_root(value: object, name: str, rank: int, root: int) -> None:
-    """Raise if a rank that is not the root passes what only the root may."""
+    """Raise if another rank than the root passes what only the root may."""
     if value is not None and rank != root:
         raise UsageError(f"{name}: expected None on rank {rank} of the group, as only root {root} uses it")
 
 
 def check_rows(array: Array, name: str = "x") -> Array:
-    """Return ``array`` if it has an axis 0."""
+    """Return ``array``; raise unless it has an axis 0."""
     if array.ndim == 0:
         raise UsageError(f"{name}: expected an array with at least one dimension, got a scalar array")
     return array
 
 
 def check_leading(array: Array, size: int, name: str = "x") -> Array:
-    """Return ``array`` if its axis 0 has one entry per rank."""
+    """Return ``array``; raise unless its axis 0 has one entry per rank."""
     if array.ndim == 0 or array.shape[0] != size:
         raise UsageError(f"{name}: expected shape ({size}, ...), one entry per rank, got {array.shape}")
     return array
 
 
 def check_counts(counts: object, size: int, rows: int, name: str = "counts") -> list[int]:
-    """Return ``counts`` as integers if they say how many of ``rows`` rows go to each rank."""
+    """Return ``counts`` as integers; raise unless they distribute ``rows`` rows to all ranks."""
     if not isinstance(counts, Sequence | np.ndarray) or isinstance(counts, str | bytes):
         raise UsageError(f"{name}: expected {size} integers, got {type(counts).__name__}")
     numbers = list(counts)
@@ -221,14 +221,14 @@ def check_counts(counts: object, size: int, rows: int, name: str = "counts") -> 
 
 
 def check_tag(tag: object) -> int:
-    """Return ``tag`` if messages can carry it."""
+    """Return ``tag``; raise unless messages can carry it."""
     if isinstance(tag, bool) or not isinstance(tag, int | np.integer) or not 0 <= tag <= LARGEST_TAG:
         raise UsageError(f"tag: expected an integer 0..{LARGEST_TAG}, got {tag!r}")
     return int(tag)
 
 
 def check_key(key: object) -> str | None:
-    """Return ``key`` if it names an operation."""
+    """Return ``key``; raise unless it can name an operation."""
     if key is not None and (not isinstance(key, str) or not key):
         raise UsageError(f"key: expected a name of at least one character or None, got {key!r}")
     return key
@@ -246,7 +246,7 @@ KEPT_BYTES = 8 << 20
 
 
 class StagingPool:
-    """Lends byte arrays.  Keeps up to ``kept_bytes`` of those that came back, because fresh pages are slow."""
+    """Lends byte arrays.  Keeps up to ``kept_bytes`` of returned ones, because fresh pages are slow."""
 
     def __init__(self, *, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
@@ -254,7 +254,7 @@ class StagingPool:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
     def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an array of ``count`` elements, to be given back when it is not in use any more."""
+        """Return an array of ``count`` elements, to be given back after use."""
         length = count * dtype.itemsize
         if length < _SMALLEST:
             return np.empty(count, dtype)

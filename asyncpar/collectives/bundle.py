@@ -1,9 +1,9 @@
-"""Many arrays as one: where each lies in a flat sequence of elements, and how it gets there and back.  Pure.
+"""Many arrays as one: the place of each in a flat sequence of elements, and copies to it and back.  Pure.
 
-Theory of operation.  The arrays of one call are sorted by dtype into *sections*; in a section they follow one another,
-in the order of the call, as if they were one flat array.  A ``SectionRange`` is a part of such a section: arrays that
-lie in it whole, and at its two ends parts of arrays.  It is found once; packing it is then one call of
-``np.concatenate`` and unpacking it one assignment per array, both of which run in C.
+Theory of operation.  The arrays of one call are grouped by dtype into *sections*; in a section they follow one another,
+in the order of the call, as if they were one flat array.  A ``SectionRange`` is a part of such a section: whole arrays,
+and at its two ends parts of arrays.  It is computed once; packing it is then one call of ``np.concatenate`` and
+unpacking it one assignment per array, both of which run in C.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ArrayPart(NamedTuple):
 
 
 class SectionRange(NamedTuple):
-    """A range of a section: arrays ``first`` to ``last`` whole, and parts of the one before and the one after them."""
+    """Range of a section: arrays ``first`` to ``last`` whole, and parts of the one before and the one after them."""
 
     first: int
     last: int
@@ -47,7 +47,7 @@ class SectionRange(NamedTuple):
     tail: ArrayPart | None
 
     def pieces(self, flats: list[Array]) -> list[Array]:
-        """Return the flat arrays of which the range consists; ``flats`` are those of the section."""
+        """Return the flat arrays that make up the range; ``flats`` are those of the section."""
         pieces = flats[self.first : self.last]
         if self.head is not None:
             place, start, stop = self.head
@@ -67,7 +67,7 @@ class Section:
         self.dtype = dtype
         self.members = tuple(members)
         self.is_whole = is_whole
-        """Are these all arrays of the call, and flat ones?"""
+        """Whether these are all arrays of the call, and all flat."""
         self._ends = [0, *accumulate(sizes)]
         self.count = self._ends[-1]
 
@@ -125,7 +125,7 @@ class Form(NamedTuple):
 
 
 def check_arrays(arrays: object) -> list[Array]:
-    """Return ``arrays`` as a list of arrays that collectives can write to.  Errors name the place in the list."""
+    """Return ``arrays`` as a list; raise unless collectives can write to all of them, naming the place in the list."""
     if isinstance(arrays, np.ndarray | str | bytes) or not hasattr(arrays, "__iter__"):
         raise UsageError(f"arrays: expected a list of numpy arrays, got {type(arrays).__name__}")
     listed = list(arrays)
@@ -135,7 +135,7 @@ def check_arrays(arrays: object) -> list[Array]:
 
 
 def form_of(arrays: list[Array]) -> Form:
-    """Return the form of ``arrays``.  Raises ``UsageError`` for what cannot be reduced in place."""
+    """Return the form of ``arrays``.  Raises ``UsageError`` for arrays that cannot be reduced in place."""
     kinds = set(map(_dtype_of, arrays))
     if not all(map(is_numeric, kinds)):
         for place, array in enumerate(arrays):
@@ -169,9 +169,9 @@ def sections_of(form: Form) -> tuple[Section, ...]:
 
 
 class Bundle:
-    """The arrays of one call, made flat: the caller's own memory where possible, copies elsewhere.
+    """Flat arrays of one call: the caller's own memory where possible, copies elsewhere.
 
-    Make it when the operation begins; ``close`` writes copies back.
+    Create it when the operation begins; ``close`` writes copies back.
     """
 
     def __init__(self, arrays: list[Array], sections: Sequence[Section]) -> None:
@@ -182,7 +182,7 @@ class Bundle:
         ]
 
     def close(self) -> None:
-        """Write what had to be copied back into the caller's arrays."""
+        """Write the copies back into the caller's arrays."""
         for array, flat in self._copied:
             array[...] = flat.reshape(array.shape)
 

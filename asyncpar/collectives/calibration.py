@@ -1,4 +1,4 @@
-"""Measure what lanes cost, and agree on it."""
+"""Measurement of the costs of lanes, and agreement on them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from asyncpar.collectives.rooted import from_root, prepare_broadcast
 from asyncpar.core.config.transport import LaneCosts
 
 _Figures: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-"""Latency and bandwidth to each of the peers, what ranks of a host send together, and the speed of reductions.
+"""Latency and bandwidth to each peer, the total rate of a host's ranks, and the speed of reductions.
 
-0: nothing was measured there.
+0 means not measured.
 """
 
 _Peers: TypeAlias = tuple[int | None, ...]
 MOST_HOSTS = 8
-"""Other hosts to which rank 0 measures."""
+"""Maximum number of other hosts to which rank 0 measures."""
 
 _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20
 _TRIES = ((1, 2, _SMALL_BYTES), (3, 10, _SMALL_BYTES), (3, 2, _LARGE_BYTES))
-"""How often messages of so many bytes go to and fro so many times, and are timed; the first ones open the lane."""
+"""Tries, round trips in each, and bytes per message; the first tries open the lane."""
 
 _TELLING = sum(tries for tries, _, _ in _TRIES)
-"""The phase after those of the tries.  Tags count for each pair of ranks, so all peers have the same phases."""
+"""The phase after those of the tries.  Tags count per pair of ranks, so all peers have the same phases."""
 
 _TOGETHER_TRIES, _TOGETHER_TRIPS = 3, 2
 _BY_CACHE = describe("calibrate", ("by a cache",), "direct")
@@ -50,7 +50,7 @@ def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, A
     """Measure between rank 0 and the first other rank of its host, and the first ranks of up to 8 other hosts.
 
     Then all ranks of the host of rank 0 send to one another at the same time.  Rank 0's figures are broadcast, and all
-    ranks choose by them from then on: between hosts by the slowest.
+    ranks choose by them from then on: between hosts, by the slowest.
     """
     return _await_figures(_measure_lanes(engine, clock))
 
@@ -60,7 +60,7 @@ async def _await_figures(measured: Coroutine[Any, Any, _Figures]) -> None:
 
 
 def _measure_lanes(engine: Engine, clock: Callable[[], float]) -> Coroutine[Any, Any, _Figures]:
-    """Begin what ``calibrate`` does; return rank 0's figures."""
+    """Start the measurements of ``calibrate``; return rank 0's figures."""
     peers = _peers_of(engine)
 
     async def body(operation: Operation) -> _Figures:
@@ -79,7 +79,7 @@ def _measure_lanes(engine: Engine, clock: Callable[[], float]) -> Coroutine[Any,
 
 
 def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], float]) -> Coroutine[Any, Any, None]:
-    """Choose by what ``cache`` of rank 0 has of the lanes that ``calibrate`` measures; else measure, and keep it."""
+    """Choose by the figures of ``calibrate`` that the cache of rank 0 has; otherwise measure and store them."""
     peers = _peers_of(engine)
 
     async def body(operation: Operation) -> bool:
@@ -118,7 +118,7 @@ async def _tell(engine: Engine, operation: Operation, figures: _Figures) -> None
 
 
 def _look_up(engine: Engine, cache: LaneCache, peers: _Peers, figures: _Figures) -> None:
-    """Fill in what the cache has; NaN stays where it has nothing."""
+    """Fill in the figures from the cache; missing ones stay NaN."""
     for index, peer in enumerate(peers):
         known = None if peer is None else cache.get(*_lane_to(engine, peer))
         if known is not None:
@@ -140,7 +140,7 @@ def _peers_of(engine: Engine) -> _Peers:
 def _lane_to(engine: Engine, peer: int) -> tuple[str, str, str]:
     """Return this rank's host, that of ``peer``, and the kind of the lane between them, which is open.
 
-    Inside of a host the number of its ranks belongs to the kind: what they send together depends on it.
+    Inside a host the kind includes the number of its ranks: their total rate depends on it.
     """
     links, rank = engine.table.links, engine.ranks[peer]
     lane = links.link(rank).lane
@@ -150,7 +150,7 @@ def _lane_to(engine: Engine, peer: int) -> tuple[str, str, str]:
 
 
 async def _exchange(engine: Engine, operation: Operation, peer: int, *, phase: int, trips: int, length: int) -> None:
-    """Pass ``length`` bytes to and fro between rank 0 and ``peer``."""
+    """Send ``length`` bytes back and forth between rank 0 and ``peer``."""
     rounds = _ping_pong(trips, 0 if engine.rank else peer, is_first=engine.rank == 0)
     await _pass(engine, operation, schedule(1, rounds), phase=phase, length=length)
 
@@ -163,7 +163,7 @@ async def _pass(engine: Engine, operation: Operation, rounds: RankSchedule, *, p
 
 
 async def _measure(engine: Engine, operation: Operation, peer: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Return seconds of latency and bytes/s between rank 0 and ``peer``: of several tries the quickest counts."""
+    """Return the latency in seconds and the bytes/s between rank 0 and ``peer``, from the fastest of several tries."""
     quickest: list[float] = []
     for kind, (tries, trips, length) in enumerate(_TRIES):
         seconds = math.inf
@@ -178,7 +178,7 @@ async def _measure(engine: Engine, operation: Operation, peer: int, clock: Calla
 
 
 async def _measure_together(engine: Engine, operation: Operation, clock: Callable[[], float]) -> float:
-    """Return the bytes/s that all ranks of the host of rank 0 send, each to the next one, at the same time."""
+    """Return the total bytes/s when all ranks of the host of rank 0 send, each to the next one, at the same time."""
     ranks = engine.hosts[0]
     place = ranks.index(engine.rank)
     onward: Round = (Send(ranks[(place + 1) % len(ranks)], one(0)), Recv(ranks[place - 1], one(1)))
@@ -197,7 +197,7 @@ def _ping_pong(trips: int, peer: int, *, is_first: bool) -> list[Round]:
 
 
 def _reduction_speed(clock: Callable[[], float]) -> float:
-    """Return the bytes/s that numpy adds."""
+    """Return the bytes/s of numpy's addition."""
     one_buffer, other = np.zeros(_LARGE_BYTES // 4, np.float32), np.zeros(_LARGE_BYTES // 4, np.float32)
     np.add(one_buffer, other, out=one_buffer)
     begun = clock()
@@ -207,10 +207,10 @@ def _reduction_speed(clock: Callable[[], float]) -> float:
 
 
 def calibrate_from_operations(engine: Engine) -> Coroutine[Any, Any, None]:
-    """Choose by what finished operations of all ranks have taken, on all ranks alike; nothing is sent to measure.
+    """Choose, on all ranks alike, by the times of finished operations of all ranks; nothing is sent to measure.
 
-    The least latency and the most bandwidth of all ranks count: the rank that came last to an operation has waited for
-    nobody.  A figure that no rank has stays as it is.
+    The least latency and the highest bandwidth of all ranks count: the last rank to enter an operation has waited for
+    no other.  A figure that no rank has stays as it is.
     """
     told = reductions.all_reduce(engine, engine.lanes.figures(), op="max", out=None, algorithm=None, key=None)
     return _adopt_told(engine, told)
@@ -244,7 +244,7 @@ def _adopt(engine: Engine, figures: _Figures, *, has_near: bool) -> None:
 
 
 def _costs_of(figures: _Figures, index: int) -> LaneCosts:
-    """Return what was found of the lane to one of the peers."""
+    """Return the measured costs of the lane to one of the peers."""
     latency, bandwidth = map(float, figures[2 * index : 2 * index + 2])
     together = float(figures[-2]) or None if index == 0 else None
     return LaneCosts(

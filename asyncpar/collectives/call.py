@@ -1,4 +1,4 @@
-"""Calls of operations: what runs them, how they end badly, and what happens to a call that is never awaited."""
+"""Calls of operations: how they run and fail, and what happens to a call that is never awaited."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Call(Coroutine[Any, Any, T_co]):
     """A call of an operation: a coroutine that takes its place in the order of operations before it is awaited.
 
-    A call that is never awaited, or that is cancelled or closed before its first step, gives up its place: the other
-    ranks must not wait for it.  A plain coroutine cannot do that: it never runs if it is cancelled before its first
+    A call that is never awaited, or that is cancelled or closed before its first step, gives up its place, so that the
+    other ranks do not wait for it.  A plain coroutine cannot do that: it never runs if it is cancelled before its first
     step, and the traceback of the cancellation keeps its arguments alive, so neither a ``finally`` nor a finalizer
     would learn of it in time.
     """
@@ -33,7 +33,7 @@ class Call(Coroutine[Any, Any, T_co]):
     __slots__ = ("_steps",)
 
     _steps: Generator[Any, Any, T_co] | None
-    """What runs the call; None before it is awaited.  Subclasses set it once the call has its place."""
+    """The generator that runs the call; None before it is awaited.  Subclasses set it once the call has its place."""
 
     @property
     @abstractmethod
@@ -48,19 +48,19 @@ class Call(Coroutine[Any, Any, T_co]):
     def _give_up(self, error: BaseException | None = None) -> None:
         """End the operation, if it has not begun: the call will not be awaited (because of ``error``, if given).
 
-        From any thread.
+        Thread-safe.
         """
 
     @property
     def is_over(self) -> bool:
-        """Has the operation ended without this call?  Then it need not be awaited."""
+        """Whether the operation has ended without this call, so that it need not be awaited."""
         return False
 
     @property
     def runs_anywhere(self) -> bool:
-        """Can the call be run without a task, and by another thread in place of the loop's?
+        """Whether the call can run without a task, and in another thread than the loop's.
 
-        Only operations in memory that ranks share can, and those of a rank alone.
+        Only operations in shared memory can, and those of a rank alone.
         """
         return False
 
@@ -71,24 +71,24 @@ class Call(Coroutine[Any, Any, T_co]):
         return steps
 
     def __getattr__(self, name: str) -> str:
-        """Have the names of a coroutine, for tracebacks and warnings."""
+        """Provide the attributes of a coroutine, for tracebacks and warnings."""
         if name in ("__name__", "__qualname__"):
             return f"Communicator.{self.name}"
         raise AttributeError(name if name.startswith("_") else f"{name}: {self._advice()}")
 
     def __repr__(self) -> str:
-        """Return what a prompt shows where ``await`` was forgotten."""
+        """Return the text that a prompt shows where ``await`` was forgotten."""
         return f"<{self._advice() if self._steps is None else f'the call of {self.name}, awaited'}>"
 
     def _advice(self) -> str:
         return f"this is the call of {self.name}, not its result: write `await comm.{self.name}(...)`"
 
     def _use(self, *_: object) -> NoReturn:
-        """Refuse to be used as the result."""
+        """Raise, because the call was used as its result."""
         raise UsageError(self._advice())
 
     def __bool__(self) -> bool:
-        return True  # and not its length
+        return True  # not its length
 
     __array__ = __len__ = __iter__ = __contains__ = __getitem__ = __float__ = __int__ = __index__ = _use
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = _use
@@ -106,7 +106,7 @@ class Call(Coroutine[Any, Any, T_co]):
             self._give_up(next((part for part in error if isinstance(part, BaseException)), None))
             raise
         finally:
-            del error  # its traceback has this frame, and the frame the call with its arrays
+            del error  # its traceback has this frame, and the frame holds the call with its arrays
 
     def close(self) -> None:
         try:
@@ -125,7 +125,7 @@ class Call(Coroutine[Any, Any, T_co]):
 
 
 class CoroutineCall(Call[T_co]):
-    """The call of ``name`` that ``coroutine`` carries out, which takes no place when it is dropped."""
+    """Call of ``name`` that ``coroutine`` carries out, which takes no place when it is dropped."""
 
     __slots__ = ("_coroutine", "_name")
 
@@ -146,10 +146,10 @@ class CoroutineCall(Call[T_co]):
 
 
 class MessageCall(Call[T_co]):
-    """The call of ``operation``, which ``body`` carries out by messages.
+    """Call of ``operation``, which ``body`` carries out by messages.
 
-    ``count`` is called with the operation when it has ended well.  ``gone`` says who is missing for it; by default the
-    first rank of its group that is lost.
+    ``count`` is called with the operation when it has succeeded.  ``gone`` returns the error of a rank missing for it;
+    by default of the first rank of its group that is lost.
     """
 
     __slots__ = ("_body", "_count", "_gone", "_is_alone", "_operation")
@@ -189,7 +189,7 @@ class MessageCall(Call[T_co]):
 
     def _begin(self) -> Generator[Any, Any, T_co]:
         body = self._body
-        del self._body  # with the arrays in it: a task that is over, and kept, keeps its call
+        del self._body  # with its arrays: a finished task that is kept keeps its call
         return self._run(body).__await__()
 
     def _give_up(self, error: BaseException | None = None) -> None:
@@ -222,7 +222,7 @@ class MessageCall(Call[T_co]):
 
 
 class WatchedCall(Call[T_co]):
-    """``coroutine``, and ``ended`` called when it is closed, or ends at once by what is thrown into it."""
+    """Call of ``coroutine``; ``ended`` is called when it is closed, or ends at once by an exception thrown into it."""
 
     __slots__ = ("_coroutine", "_ended")
 
@@ -240,7 +240,7 @@ class WatchedCall(Call[T_co]):
         return True  # ``coroutine`` itself warns if it is never awaited
 
     def __getattr__(self, name: str) -> Any:
-        """Look like the coroutine to what shows it: names, code, frame."""
+        """Expose the coroutine's names, code and frame to tools that display it."""
         return getattr(self._coroutine, name)
 
     def _begin(self) -> Generator[Any, Any, T_co]:
@@ -269,7 +269,7 @@ class CancelReason(msgspec.Struct):
 
 
 class Abandoned(Exception):  # noqa: N818
-    """Ends a step from inside because of ``cause``, an error outside of it, which is the reason that others get."""
+    """Ends a block from inside because of ``cause``, an error outside of it, which other ranks get as the reason."""
 
     def __init__(self, cause: BaseException) -> None:
         self.reason = CancelReason()
@@ -290,13 +290,13 @@ def cancel_reason() -> Iterator[CancelReason]:
     try:
         yield why
     finally:
-        _REASON.set(before)  # and not reset: a generator may be closed in another context
+        _REASON.set(before)  # not reset: a generator may be closed in another context
 
 
 def ended(operation: Operation, error: BaseException) -> BaseException:
-    """Clean up after ``error``, tell the other ranks if they cannot know, and return the error that the caller gets."""
+    """Clean up after ``error``, notify other ranks if they cannot know, and return the error that the caller gets."""
     if isinstance(error, GeneratorExit) and not operation.context.loop.is_running():
-        return error  # the loop has ended: no rank can be told
+        return error  # the loop has ended: no rank can be notified
     if operation.failure is not None and not isinstance(error, asyncio.CancelledError):
         operation.discard()
         return operation.failure
@@ -331,17 +331,17 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
 
 
 def give_up(operation: Operation, error: BaseException | None = None) -> None:
-    """End an operation whose call will not be awaited, because of ``error`` if it is given.  From any thread."""
+    """End an operation whose call will not be awaited, because of ``error`` if it is given.  Thread-safe."""
     loop = operation.context.loop
     if not operation.has_started and not operation.is_over and not loop.is_closed():
         loop.call_soon_threadsafe(_give_up_now, operation, error)
 
 
 def _give_up_now(operation: Operation, error: BaseException | None) -> None:
-    """Tell the other ranks that the call was never awaited: they must not wait for it."""
+    """Notify the other ranks that the call was never awaited: they must not wait for it."""
     if operation.has_started or operation.is_over:
         return
-    told = _REASON.get()  # that of the code that gave up: the loop runs this in a copy of its context
+    told = _REASON.get()  # from the code that gave up: the loop runs this in a copy of its context
     if told is not None and told.text:
         operation.tell_failure("failed", told.text, lost=told.rank)
     elif error is None:

@@ -1,9 +1,9 @@
-"""Text for other ranks that says why an operation was cancelled or failed.
+"""Reasons, as text for other ranks, why an operation was cancelled or failed.
 
 Theory of operation.  A task that is cancelled does not learn the cause: a deadline, a task group whose other task has
 failed, or a call of ``cancel``.  But ``Task.cancel`` cancels what the task waits for at once, so that the canceller is
 on the stack at that moment.  ``Cancellable`` in ``operation.py`` stands between a task and the future that it waits
-for, and has ``why_cancelled`` look at the stack.  A canceller that it does not recognize is reported as a
+for, and calls ``why_cancelled``, which inspects the stack.  A canceller that it does not recognize is reported as a
 ``CancelledError``, with its message.
 """
 
@@ -23,7 +23,7 @@ _MAX_DEPTH: Final = 60
 
 
 def reason_of(error: BaseException) -> str:
-    """Return type and text of ``error``; of a cancellation whose message is an exception, those of that."""
+    """Return type and text of ``error``, or of the exception that is its message if it is a cancellation with one."""
     if isinstance(error, asyncio.CancelledError) and error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     text = text_of(error)
@@ -31,7 +31,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def why_cancelled(message: object) -> str:
-    """Return the cause, from the stack of the code that cancels the task: its caller is what the task waits for."""
+    """Return the cause, from the stack of the code that cancels the task: the caller is the task's awaitable."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MAX_DEPTH):
         if frame is None:
@@ -78,4 +78,4 @@ _EXPLANATIONS: Final = {
     )
     if code is not None
 }
-"""What functions of asyncio that cancel tasks have to say."""
+"""Explanations by functions of asyncio that cancel tasks."""

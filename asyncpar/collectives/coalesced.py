@@ -1,4 +1,4 @@
-"""Many arrays reduced as one: all_reduce_many."""
+"""Many arrays reduced as one: ``all_reduce_many``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from asyncpar.net.arena.run_queue import Program
 
 _NAME: Final = "all_reduce_many"
 _SHOWN: Final = 4
-"""Arrays that a description names; more are told apart by a digest."""
+"""Number of arrays that a description names; further ones are distinguished by a digest."""
 
 
 class _SectionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class AllReduceManyPlan(OperationPlan, frozen=True, kw_only=True):
     arrangements: dict[Channel, AtOnce | InChunks] = msgspec.field(default_factory=dict)
 
     def arrangement(self, channel: Channel, scratch: StepScratch) -> AtOnce | InChunks:
-        """Return how the bundle goes through ``channel``."""
+        """Return how the bundle passes through ``channel``."""
         found = self.arrangements.get(channel)
         if found is None:
             reductions = [section.reduction for section in self.sections]
@@ -92,7 +92,7 @@ def all_reduce_many(
 
 
 class _Packed:
-    """The workspace of a section: each piece is packed, travels, is finished perhaps, and unpacked."""
+    """Workspace of a section: each piece is packed, sent, finished if needed, and unpacked."""
 
     def __init__(self, pool: StagingPool, section: _SectionPlan, flats: list[Array], size: int, finishes: bool) -> None:
         self._pool = pool
@@ -160,14 +160,14 @@ def _prepare_section(
 
 
 def _check_op(op: str, form: Form) -> None:
-    """Raise unless every dtype has ``op``, also those of arrays without elements."""
+    """Raise unless every dtype supports ``op``, including those of arrays without elements."""
     dtypes = form.dtypes if isinstance(form.dtypes, tuple) else (form.dtypes,)
     for dtype in dict.fromkeys(dtypes) or (np.dtype(np.float32 if op == "mean" else np.uint8),):
         reduction_for(op, dtype)
 
 
 def _described(form: Form, op: str, algorithm: str) -> Description:
-    """Name the first arrays, and tell all others apart by a digest."""
+    """Describe a call: name the first arrays, and distinguish all others by a digest."""
     count = len(form.shapes)
     dtypes = form.dtypes if isinstance(form.dtypes, tuple) else (form.dtypes,) * count
     shown = [

@@ -13,11 +13,11 @@ from asyncpar.net.wire.frame import FrameKind, Key
 T = TypeVar("T")
 
 Place = tuple[int, int]
-"""The number of a group or series, and that of the operation in it."""
+"""Number of a group or series, and number of the operation in it."""
 
 
 class ControlCalls(Generic[T]):
-    """The calls that wait, by place; frames of ``kind`` are between the machines of the ranks of a place."""
+    """The calls that wait, by place; frames of ``kind`` go between the machines of the ranks of a place."""
 
     def __init__(self, links: Links, kind: FrameKind) -> None:
         self._links = links
@@ -28,16 +28,16 @@ class ControlCalls(Generic[T]):
         return place in self._waiting
 
     def __iter__(self) -> Iterator[Place]:
-        """Iterate over the places that wait now."""
+        """Iterate over the places with waiting calls."""
         return iter(tuple(self._waiting))
 
     def open(self, place: Place) -> asyncio.Future[T]:
-        """Return what gets the result of the call of ``place``, or its error."""
+        """Return the future that receives the result of the call of ``place``, or its error."""
         future = self._waiting[place] = asyncio.get_running_loop().create_future()
         return future
 
     def settle(self, place: Place, result: T) -> None:
-        """Give the call of ``place`` its result, if it waits."""
+        """Complete the call of ``place`` with ``result``, if it waits."""
         future = self._waiting.pop(place, None)
         if future is not None and not future.done():
             future.set_result(result)
@@ -49,11 +49,11 @@ class ControlCalls(Generic[T]):
             future.set_exception(error)
 
     def leave(self, place: Place) -> None:
-        """Let nobody wait for ``place`` any longer."""
+        """Stop waiting for ``place``."""
         self._waiting.pop(place, None)
 
     def close(self, error: PeerLost) -> None:
-        """End all calls with ``error``, which may be heard by nobody: this rank leaves."""
+        """End all calls with ``error``, which nobody may await: this rank leaves."""
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():

@@ -1,11 +1,10 @@
-"""Estimate what algorithms cost, and choose.  Pure.
+"""Estimates of the costs of algorithms, and the choice among them.  Pure.
 
 Theory of operation.  The alpha-beta-gamma model: an algorithm that takes ``steps`` message times, moves ``moved`` bytes
 one after another over its busiest rank and combines ``combined`` bytes there takes ``steps * latency + moved /
 bandwidth + combined / reduction``.  Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.  Where the ranks of one host
-share too few cores, what counts instead of ``moved`` is how long all ranks take for all that they send: then a tree is
-as quick as a ring, which sends as much.  Every figure that goes into a choice is equal on all ranks, so the choice is
-too.
+share too few cores, the time that all ranks take for all their sends counts instead of ``moved``: then a tree is as
+fast as a ring, which sends as much.  Every figure that goes into a choice is equal on all ranks, so the choice is too.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from asyncpar.errors import UsageError
 class CostModel:
     """Chooses algorithms for a group of ``size`` ranks on ``hosts``.
 
-    ``lane`` says what messages between hosts cost (or all, when there is one host), ``local`` those inside a host.
-    ``has_arenas`` says that hosts are taken to have arenas; it is equal on all ranks, even if one host has none.
+    ``lane`` holds the costs of messages between hosts (or of all, if there is one host), ``local`` of those inside a
+    host.  ``has_arenas`` means that hosts are assumed to have arenas; it is equal on all ranks, even if one host has
+    none.
     """
 
     size: int
@@ -51,9 +51,9 @@ class CostModel:
         return _seconds(self.lane, work_of(operation, algorithm, self.size, payload))
 
     def learn(self, *, latency: float | None, bandwidth: float | None, is_measured: bool = False) -> CostModel:
-        """Return the model with what operations of all ranks have shown: seconds, and bytes/s that each rank sent.
+        """Return the model updated with figures from operations of all ranks: seconds, and bytes/s that each rank sent.
 
-        None: what was known stays.  ``is_measured`` says that all ranks have agreed on the figures.
+        None leaves a figure unchanged.  ``is_measured`` means that all ranks have agreed on the figures.
         """
         lane = self.lane
         if latency is not None:
@@ -68,14 +68,14 @@ class CostModel:
         return replace(self, lane=lane, local=lane if len(self.hosts) == 1 else self.local)
 
     def describe_lanes(self) -> str:
-        """Return the figures that the estimates are from, and whether they were measured."""
+        """Describe the figures behind the estimates, and whether they were measured."""
         if len(self.hosts) == 1:
             return f"lanes: {_described(self.lane)}"
         inside = "" if max(map(len, self.hosts)) == 1 else f"; inside {_described(self.local)}"
         return f"lanes: between hosts {_described(self.lane)}{inside}"
 
     def _hierarchical(self, algorithm: str, payload: int) -> float:
-        """Return the estimate of a hierarchical all-reduce; in arenas, what goes on inside overlaps with the rest."""
+        """Return the estimate of a hierarchical all-reduce; in arenas, the work inside hosts overlaps with the rest."""
         size, parts = max(map(len, self.hosts)), leaders_of(algorithm, self.hosts)
         between = "tree" if algorithm == "hierarchical-tree" else "ring"
         across = _seconds(self.lane, work_of("all_reduce", between, len(self.hosts), payload))
@@ -92,7 +92,7 @@ class CostModel:
         return max(across, inside) + min(across, inside) / pieces
 
     def choose(self, operation: str, payload: int, *, arena: bool = False) -> str:
-        """Return the cheapest algorithm; of equals the first one of the catalog."""
+        """Return the cheapest algorithm; among equals, the first one of the catalog."""
         candidates = self.candidates(operation, arena=arena)
         return min(candidates, key=lambda algorithm: self.estimate(operation, algorithm, payload))
 
@@ -110,14 +110,14 @@ ARENA_BANDWIDTH = 10e9
 """Seconds per wait, and bytes/s of copying and combining there.  Measured on two cores with Python 3.11."""
 
 ARENA_TURN = 60e-6
-"""Seconds until the ranks of a host have agreed to run something that each of them becomes ready for by itself."""
+"""Seconds until the ranks of a host have agreed to run something for which each becomes ready independently."""
 
 OVERLAPPED_PIECES = 8
-"""Pieces of a hierarchical all-reduce, which are in different stages at the same time."""
+"""Number of pieces of a hierarchical all-reduce that are in different stages at the same time."""
 
 
 def arena_seconds(operation: str, size: int, payload: float) -> float:
-    """Return the estimated seconds of an operation in the arena: what its busiest rank copies and combines."""
+    """Return the estimated seconds of an operation in the arena, from what its busiest rank copies and combines."""
     share = payload * (size - 1) / size
     touched = {"all_reduce": payload + 2 * share, "reduce_scatter": 2 * share, "all_to_all": 2 * share}
     chunks = 1 + payload // PIECE_BYTES
@@ -142,7 +142,7 @@ def choose(operation: str, payload: int, *, size: int, hosts: Hosts | None = Non
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Return what ``algbw`` is multiplied with to compare ``busbw`` with what the hardware moves.
+    """Return the factor from ``algbw`` to ``busbw``, which is comparable with the rate of the hardware.
 
     Source: PERFORMANCE.md of nccl-tests, and its gather.cu, scatter.cu and alltoall.cu.
     """

@@ -1,11 +1,11 @@
-"""Estimate what operations on device arrays cost by NCCL, by host, and through the host, and choose.  Pure.
+"""Estimates of operations on device arrays by NCCL, by host, and through the host, and the choice among them.  Pure.
 
-Theory of operation.  The model of ``cost.py``.  NCCL moves, over the busiest GPU, the multiples of the payload that its
-own benchmark divides by (``busbw`` in NVIDIA/nccl-tests, doc/PERFORMANCE.md), by rings for what is large, and takes
-the depth of a tree for what is small.  Between hosts a ring is as fast as its slowest lane, and each GPU has its own.
-By host an array per host travels over asyncpar's lanes, in one piece: reduced by NCCL, copied, moved, copied, handed
-out.  Through the host each rank copies what it gives and gets.  What ranks agree upon before is in no estimate: it is
-the same for all ways.
+Theory of operation.  The model is that of ``cost.py``.  NCCL moves, over the busiest GPU, the multiples of the payload
+that its own benchmark divides by (``busbw`` in NVIDIA/nccl-tests, doc/PERFORMANCE.md), by rings for large payloads, and
+takes the depth of a tree for small ones.  Between hosts a ring is as fast as its slowest lane, and each GPU has its
+own.  By host, one array per host goes over asyncpar's lanes, in one piece: reduced by NCCL, copied, moved, copied,
+distributed.  Through the host, each rank copies its input and its output.  The agreement of the ranks beforehand is in
+no estimate: it is the same for all ways.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _COPIED: Final = {
     "scatter": (1, 0),
     "all_to_all": (1, 1),
 }
-"""Whether the whole payload is copied to the host, and back; else a rank's part of it."""
+"""Whether the whole payload is copied to the host, and back; otherwise a rank's part of it."""
 
 _ALIASES: Final = {"all_reduce_many": "all_reduce", "all_gather_v": "all_gather", "all_to_all_v": "all_to_all"}
 
 
 def device_operation(name: str) -> str | None:
-    """Return the operation whose estimates are those of ``name``; None for one without, such as a message."""
+    """Return the operation whose estimates apply to ``name``; None for one without, such as a message."""
     name = _ALIASES.get(name, name)
     return name if name in _COPIED else None
 
@@ -52,7 +52,7 @@ class DeviceCostModel:
     def estimate(self, operation: str, algorithm: str, payload: int) -> float:
         """Return the estimated seconds for ``payload`` bytes, the largest array of any rank.
 
-        Raises ``UsageError`` for an operation that device arrays do not have, or not by ``algorithm``.
+        Raises ``UsageError`` for an operation that device arrays do not support, or not by ``algorithm``.
         """
         name = device_operation(operation)
         if name is None:
@@ -66,16 +66,16 @@ class DeviceCostModel:
         raise UsageError(f"algorithm: {operation} of device arrays has no {algorithm!r}")
 
     def choose(self, operation: str, payload: int, possible: Sequence[str]) -> str:
-        """Return the way of those that are ``possible``, the one that is used without figures first.
+        """Return one of the ``possible`` ways, of which the first is used without measured figures.
 
-        Built-in figures choose nothing: nobody has measured them here.
+        Built-in figures are not used to choose, as they were not measured here.
         """
         if self.lanes.is_built_in or device_operation(operation) is None:
             return possible[0]
         return min(possible, key=lambda algorithm: self.estimate(operation, algorithm, payload))
 
     def _by_nccl(self, operation: str, payload: float, hosts: Sequence[int]) -> float:
-        """Return the estimate over ``hosts`` of so many ranks each."""
+        """Return the estimate over ``hosts``, given as the number of ranks of each."""
         lanes, size = self.lanes, sum(hosts)
         share = payload * (size - 1) / size
         trips = 2 if operation == "all_reduce" else 1
@@ -110,7 +110,7 @@ class DeviceCostModel:
         return inside + self._copies(payload, payload) + across
 
     def _copies(self, there: float, back: float) -> float:
-        """Return the seconds of copies to the host and back, from where the host's result is copied once more."""
+        """Return the seconds of copies to the host and back, including another copy of the host's result."""
         copy, host = self.lanes.copy, self.model.local
         return 2 * copy.latency + (there + back) / copy.bandwidth + back / host.reduction
 

@@ -1,4 +1,5 @@
-"""The lines of ``algorithm_table`` about device arrays: how operations last went, for each range of sizes of a pin."""
+"""The lines of ``algorithm_table`` about device arrays: the last ways of operations, for each range of sizes of a
+pin."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ _ALL: Final = (0.0, math.inf)
 
 
 class DeviceWays:
-    """The ways of one group: ``note`` what an operation did, and ``lines`` has it as text."""
+    """The ways of one group: ``note`` records what an operation did, and ``lines`` describes it."""
 
     def __init__(self, pin: Pin) -> None:
         self._pin = pin
         self._found: dict[str, dict[tuple[float, float], str]] = {}
         self.possible: dict[str, tuple[str, ...]] = {}
-        """By operation that was used: the ways that it could have gone, as last known."""
+        """By used operation: the ways that it could have gone, as last known."""
 
     def note(self, name: str, way: str, payload: int | None = None, possible: tuple[str, ...] = ()) -> None:
-        """Remember that operation ``name`` on ``payload`` bytes went by ``way``; others were ``possible``, too."""
+        """Record that operation ``name`` on ``payload`` bytes went by ``way``, and the ``possible`` ways."""
         if possible:
             self.possible[name] = possible
         ranges = self._ranges(name)
@@ -29,7 +30,7 @@ class DeviceWays:
         self._found.setdefault(name, {})[place] = way
 
     def lines(self) -> Iterator[str]:
-        """Return a line for each operation that was used, and each range of sizes that is pinned for it."""
+        """Yield a line for each operation that was used, and each range of sizes that is pinned for it."""
         for name, found in sorted(self._found.items()):
             for place, algorithm in self._ranges(name).items():
                 mark = "*" if algorithm else ""
@@ -39,7 +40,7 @@ class DeviceWays:
                 yield f"{name} of device arrays  {found[_ALL]}"
 
     def _ranges(self, name: str) -> dict[tuple[float, float], str]:
-        """Return the ranges that pins tell apart, each with its algorithm, empty where none is pinned."""
+        """Return the ranges that the pins distinguish, each with its algorithm, "" where none is pinned."""
         pinned: tuple[PinnedRange, ...] = self._pin.device_ranges.get(name, ())
         if not pinned or (pinned[0].low, pinned[0].high) == _ALL:
             return {}

@@ -211,8 +211,7 @@ class Engine:
         return wanted
 
     def message_algorithm(self, operation: str, payload: int, algorithm: str) -> str:
-        """Return the algorithm whose messages carry an operation: ``algorithm``, or its substitute if that is the
-        arena."""
+        """Return ``algorithm``, or the one whose messages replace the arena where that has no room."""
         return self.policy.choose(operation, payload) if algorithm == ARENA else algorithm
 
     def schedule(self, operation: str, algorithm: str, root: int = 0) -> RankSchedule:

@@ -1,4 +1,4 @@
-"""Operations in which every rank sends different data to every rank: all_to_all, all_to_all_v."""
+"""Operations in which every rank sends different data to every rank: ``all_to_all``, ``all_to_all_v``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 _SHOWN = 4
-"""Counts that differ and are named; of more the message has the number."""
+"""Number of differing counts that an error names; of further ones it has the number."""
 
 
 class AllToAllPlan(OperationPlan, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ def all_to_all_v(
 
 
 def _check_expected(engine: Engine, sent: Array, expected: Array, what: str) -> None:
-    """Raise the same on all ranks unless all get what they expect; ``sent`` is by sender, ``expected`` by receiver."""
+    """Raise the same on all ranks unless each gets what it expects; ``sent`` is by sender, ``expected`` by receiver."""
     different = np.argwhere(expected != sent.T).tolist()
     if different:
         told = [

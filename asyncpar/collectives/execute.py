@@ -1,11 +1,11 @@
-"""Run a plan: post, send, wait, reduce, piece after piece.
+"""Execution of a plan: post, send, wait, reduce, piece after piece.
 
-Theory of operation.  Up to two pieces are in flight, and their rounds take turns: while this rank waits for and reduces
-a message of one piece, messages of the other travel.  All waits happen in one coroutine, so an operation has no tasks
-of its own.  Pieces go in pairs, round by round, on all ranks alike: what a rank waits for lies in an earlier pair or,
-within the pair, earlier in a schedule that is proved to end, so two pieces at once cannot lock each other.  Receives
-are posted before the sends of their round, and a round early where memory allows, so that the grant is at the sender
-when it wants to send.
+Theory of operation.  Up to two pieces are in flight, and their rounds alternate: while this rank waits for and reduces
+a message of one piece, messages of the other are in flight.  All waits happen in one coroutine, so an operation has no
+tasks of its own.  Pieces go in pairs, round by round, in the same way on all ranks: what a rank waits for lies in an
+earlier pair or, within the pair, earlier in a schedule that is proved to terminate, so two concurrent pieces cannot
+deadlock.  Receives are posted before the sends of their round, and a round early where memory allows, so that the grant
+has reached the sender when it wants to send.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def region_of(array: Array) -> Region:
 
 
 class Workspace(Protocol):
-    """Lends the regions that a plan speaks of."""
+    """Lends the regions that a plan refers to."""
 
     def open(self, piece: int) -> Sequence[Region]:
-        """Return the regions for ``piece``, filled with what the schedule starts from."""
+        """Return the regions for ``piece``, filled with the schedule's input."""
         ...
 
     def close(self, piece: int, regions: Sequence[Region]) -> None:
-        """Take the result of ``piece``, which is complete, out of the regions."""
+        """Take the result of the completed ``piece`` out of the regions."""
         ...
 
 
@@ -59,7 +59,7 @@ class _Pending(NamedTuple):
 
 
 class _PieceRun:
-    """One piece on its way through the rounds."""
+    """Progress of one piece through the rounds."""
 
     __slots__ = ("_combine", "_early", "_index", "_itemsize", "_operation", "_pool", "_receives", "_rounds", "_sends",
                  "piece", "regions")  # fmt: skip
@@ -86,7 +86,7 @@ class _PieceRun:
         self._sends: list[tuple[int, Sending, Array | None]] = []
 
     def start_round(self) -> bool:
-        """Post and send what belongs to the next round; False if there is none."""
+        """Post and send the messages of the next round; return False if there is none."""
         if self._index == len(self._rounds):
             return False
         current = self._rounds[self._index]
@@ -104,7 +104,7 @@ class _PieceRun:
         return True
 
     async def finish_round(self) -> None:
-        """Wait for the sends and receives of the round, and reduce what came."""
+        """Wait for the sends and receives of the round, and reduce the received data."""
         operation = self._operation
         operation.steps += 1
         for peer, sending, staging in self._sends:
@@ -184,7 +184,7 @@ async def execute(
 ) -> None:
     """Run ``plan`` over the memory of ``workspace``; ``combine`` reduces.
 
-    A piece begins when ``ready`` of it returns, which must not wait for messages of other pieces.
+    A piece begins when ``ready(piece)`` returns, which must not wait for messages of other pieces.
     """
     pool = operation.context.pool
     flying: deque[_PieceRun] = deque()
@@ -211,7 +211,7 @@ async def execute(
 
 
 class InPlace:
-    """Regions in the caller's own arrays; ``finish(piece)`` is called for each piece that is through."""
+    """Regions in the caller's own arrays; ``finish(piece)`` is called for each completed piece."""
 
     __slots__ = ("_finish", "_regions")
 

@@ -1,4 +1,4 @@
-"""Operations without a root that leave the same result on all ranks: all_gather, all_gather_v, barrier."""
+"""Operations without a root that leave the same result on all ranks: ``all_gather``, ``all_gather_v``, ``barrier``."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _prepare_all_gather_v(engine: Engine, x: Array, counts: tuple[int, ...], wan
 
 
 async def exchange_numbers(engine: Engine, operation: Operation, numbers: list[int]) -> Array:
-    """Return the matrix of what each rank passes, one row per rank, as the first phase of an operation."""
+    """Return the matrix of the numbers of all ranks, one row per rank, as the first phase of an operation."""
     plan = engine.prepared(("numbers", len(numbers)), lambda: _prepare_numbers(engine, len(numbers))).messages
     matrix = np.empty((engine.size, len(numbers)), np.int64)
     matrix[engine.rank] = numbers
@@ -137,7 +137,7 @@ async def exchange_numbers(engine: Engine, operation: Operation, numbers: list[i
 
 
 def check_lengths(numbers: Array) -> list[int]:
-    """Return lengths that came from other ranks.  Raises ``ProtocolError`` for what cannot be one."""
+    """Return lengths received from other ranks.  Raises ``ProtocolError`` for invalid ones."""
     lengths: list[int] = [int(number) for number in numbers]
     if min(lengths) < 0 or max(lengths) > LARGEST_LENGTH:
         raise ProtocolError(f"lengths from other ranks: expected 0..{LARGEST_LENGTH}, got {lengths}")

@@ -1,13 +1,13 @@
-"""Find the rank that holds up an operation, by asking the ranks that it waits for.  Pure.
+"""Search for the rank that holds up an operation, by asking the ranks that it waits for.  Pure.
 
 Theory of operation.  A rank that waits for long asks the ranks that it waits for where they are.  One that does not
-answer is silent.  One that answers says whom it holds responsible itself: so the name of a silent rank travels back
-along the waits, from each rank to those that asked it, however long the chain is and whatever shape it has.  A rank
+answer is silent.  One that answers names the rank that it holds responsible itself: so the name of a silent rank
+travels back along the waits, from each rank to those that asked it, whatever the length and shape of the chain.  A rank
 that answers and waits for no other rank is responsible itself, unless another one is silent.
 
-A rank that is asked asks on at once, so that a chain is known as soon as somebody has waited for long, although the
-ranks between came late.  As long as nobody at its end is known to be silent or responsible, the last rank that the
-waits lead to is named: it is never one that only waits itself.
+A rank that is asked asks on at once, so that a chain is known as soon as one rank has waited for long, even if the
+ranks between came late.  As long as no rank at its end is known to be silent or responsible, the last rank that the
+waits lead to is named: never one that only waits itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SILENT_AFTER: Final = 0.25
 class Culprit(NamedTuple):
     """The rank that holds up an operation; ``silent_for`` None: it answers, but does not do its part.
 
-    ``where`` is what its program does (``is in user code at train.py:57``), "" if that is not known.
+    ``where`` describes its program (``is in user code at train.py:57``), "" if that is not known.
     """
 
     rank: int
@@ -35,11 +35,11 @@ class Culprit(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Silent ranks come before others, those that have been silent for longest before them."""
+        """Order among culprits: silent ranks come before others, those that have been silent for longest first."""
         return -1.0 if self.silent_for is None else self.silent_for
 
     def describe(self) -> str:
-        """Return what is known of the rank, as text."""
+        """Describe what is known of the rank."""
         if self.silent_for is None:
             return "it did not do its part in time" + (f": it {self.where}" if self.where else "")
         return f"it did not do its part in time, and has not answered for {self.silent_for:.1f} s"
@@ -48,7 +48,7 @@ class Culprit(NamedTuple):
 class Answer(msgspec.Struct, frozen=True):
     """The answer of a rank, and its time; ``culprit`` is the rank that it holds responsible.
 
-    ``waits`` are those that it knows of.
+    ``waits`` are the waits that it knows of.
     """
 
     at: float
@@ -69,19 +69,19 @@ class Inquiry:
         self._unanswered: dict[int, float] = {}
 
     def ask(self, ranks: Iterable[int], now: float) -> None:
-        """Note that ``ranks`` are asked now."""
+        """Record that ``ranks`` are asked now."""
         self.asked_at = now
         for rank in ranks:
             self._unanswered.setdefault(rank, now)
 
     def hear(self, rank: int, answer: Answer) -> None:
-        """Take in the answer of ``rank``."""
+        """Record the answer of ``rank``."""
         self._unanswered.pop(rank, None)
         self.answers[rank] = answer
 
     @property
     def waits(self) -> dict[int, WaitEdge]:
-        """The waits of other ranks, by rank; what a rank says of itself counts more than what others say of it."""
+        """The waits of other ranks, by rank; a rank's own report takes precedence over those of others."""
         told = [wait for answer in self.answers.values() for wait in answer.waits]
         own = [wait for rank, answer in self.answers.items() for wait in answer.waits if wait.rank == rank]
         heard = {wait.rank: wait for wait in (*told, *own)}
@@ -102,20 +102,20 @@ class Inquiry:
         return next((Culprit(end) for end in ends if end != me and end not in waits), known)
 
     def is_sure(self, awaited: Iterable[int], *, me: int, now: float) -> bool:
-        """Is the rank that ``find_culprit`` returns silent, or said by a rank to be the one that waits for no other?"""
+        """Return whether the rank of ``find_culprit`` is silent, or reported to wait for no other rank."""
         return self._find_known(awaited, me, now)[1]
 
     def _find_known(self, awaited: Iterable[int], me: int, now: float) -> tuple[Culprit | None, bool]:
-        """Return whom the ranks ``awaited`` make responsible, and whether that rank does not only wait itself."""
+        """Return the rank that the ranks ``awaited`` hold responsible, and whether it does not only wait itself."""
         found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
         known = max(found, key=lambda culprit: culprit.weight, default=None)
         return known, known is not None and (known.silent_for is not None or known.rank not in self.waits)
 
     def _judge(self, rank: int, now: float) -> Culprit | None:
-        """Return whom ``rank``, which is awaited, makes responsible; ``rank`` itself if it is silent.
+        """Return the rank that ``rank``, which is awaited, holds responsible; ``rank`` itself if it is silent.
 
-        One that does not answer now may only be slow: whom it called silent before is named as long as that had not
-        answered for longer.
+        If it does not answer now, it may only be slow: the rank that it reported as silent before is named as long as
+        that one's silence is longer.
         """
         since = self._unanswered.get(rank)
         silence = 0.0 if since is None else now - since
@@ -129,7 +129,7 @@ class Inquiry:
         return None if blamed is None or blamed.silent_for is not None else blamed
 
     def _behind(self, rank: int, now: float) -> tuple[Culprit | None, float]:
-        """Return the other rank that ``rank`` called silent, and the seconds of silence that it reported."""
+        """Return the other rank that ``rank`` reported as silent, and the reported seconds of silence."""
         answer = self.answers.get(rank)
         if answer is None or answer.culprit is None:
             return None, 0.0

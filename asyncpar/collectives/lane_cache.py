@@ -1,7 +1,7 @@
-"""A file of what lanes between hosts were measured to cost, for later jobs on the same hosts.
+"""File of the measured costs of lanes between hosts, for later jobs on the same hosts.
 
-The file is JSON, and is replaced as a whole.  One that is damaged, of another version, or that cannot be read counts as
-empty, and one that cannot be written is left alone: then lanes are measured again.
+The file is JSON, and is replaced as a whole.  A file that is damaged, of another version or unreadable counts as empty,
+and one that cannot be written is left alone: then lanes are measured again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION: Final = 1
 _MOST_ENTRIES: Final = 512
 _MOST_BYTES: Final = 1 << 20
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
-"""Figures that are older are measured anew."""
+"""Figures that are older are measured again."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Content(msgspec.Struct, frozen=True):
 class HostLanes:
     """Figures of one host: between its ranks, and of the slowest of the lanes to ``hosts`` others.  None: no figures.
 
-    Of two hosts the latest figures count, whatever kind the lane was of.
+    For two hosts the latest figures count, whatever the kind of the lane.
     """
 
     within: LaneCosts | None
@@ -62,7 +62,7 @@ def default_path() -> Path:
 
 
 class LaneCache:
-    """The file at ``path``.  Entries are of two hosts, in either order, and a kind of lane between them."""
+    """The file at ``path``.  Each entry is for two hosts, in either order, and a kind of lane between them."""
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
         try:
@@ -72,12 +72,12 @@ class LaneCache:
         self._clock = clock
 
     def get(self, host: str, other: str, kind: str) -> LaneCosts | None:
-        """Return what was measured in the last week, None if nothing was."""
+        """Return the costs measured in the last week, None if there are none."""
         entry = self._read().get(_name(host, other, kind))
         return None if entry is None else self._costs(entry)
 
     def of_host(self, host: str) -> HostLanes:
-        """Return what was measured in the last week between ranks of ``host``, and between it and others."""
+        """Return the costs measured in the last week between ranks of ``host``, and between it and others."""
         newest: dict[tuple[str, ...], tuple[float, LaneCosts]] = {}
         for name, entry in self._read().items():
             pair, costs = tuple(name.split(" ")[:2]), self._costs(entry)
@@ -101,11 +101,11 @@ class LaneCache:
                 is_measured=True,
                 together=entry.together,
             )
-        except UsageError:  # figures that cannot be
+        except UsageError:  # impossible figures
             return None
 
     def put(self, host: str, other: str, kind: str, costs: LaneCosts) -> None:
-        """Keep ``costs``; does nothing where the file cannot be written."""
+        """Store ``costs``; do nothing if the file cannot be written."""
         entries = self._read()
         name = _name(host, other, kind)
         entries.pop(name, None)

@@ -1,10 +1,10 @@
-"""Estimate what lanes cost from operations that are run anyway.  Pure.
+"""Estimates of the costs of lanes from operations that run anyway.  Pure.
 
-Theory of operation.  A rank takes part in an operation by ``rounds`` rounds of messages, in which it sends ``payload``
-bytes.  Of a small one the seconds per round are the latency of a lane; of a large one the payload over the seconds,
-less the latency of its rounds, is the bandwidth, with the work of combining in it.  What disturbs (a rank that comes
-late, a busy core) only ever delays, so the figure is the quickest quarter of the latest operations: a single lucky one
-does not count, and a link that has become slower shows after some.
+Theory of operation.  A rank takes part in an operation with ``rounds`` rounds of messages, in which it sends
+``payload`` bytes.  For a small operation the seconds per round are the latency of a lane; for a large one the payload
+divided by the seconds, less the latency of its rounds, is the bandwidth, including the work of combining.  Disturbances
+(a late rank, a busy core) only ever delay, so the figure is that of the fastest quarter of the latest operations: a
+single lucky one does not count, and a link that has become slower shows after a few.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from asyncpar.collectives.ledger import LARGE_CALL_BYTES
 
 _WINDOW: Final = 32
-"""Latest operations of each kind that count."""
+"""Number of latest operations of each kind that count."""
 
 _SMALL_BYTES: Final = 4 << 10
 _QUICKEST: Final = 4
 _MOST_LATENCY: Final = 4.0
-"""At least a quarter of a large operation's time is due to its length: the latency was seen at another time."""
+"""At least a quarter of a large operation's time is due to its length: the latency was observed at another time."""
 
 SYMMETRIC: Final = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all"})
-"""Operations in which every rank sends and receives alike; where one only sends, its time is not that of a lane."""
+"""Operations in which every rank sends and receives alike; where a rank only sends, its time is not that of a lane."""
 
 UNKNOWN: Final = -np.inf
 
@@ -44,7 +44,7 @@ class LaneEstimate:
         """Bytes/s."""
 
     def add(self, *, rounds: int, payload: int, seconds: float) -> None:
-        """Take in an operation of ``rounds`` rounds, from 1, in which this rank sent ``payload`` bytes."""
+        """Add an operation of ``rounds`` rounds, from 1, in which this rank sent ``payload`` bytes."""
         if seconds <= 0.0:
             return
         if payload <= _SMALL_BYTES:
@@ -55,20 +55,20 @@ class LaneEstimate:
 
     @property
     def latency(self) -> float | None:
-        """Seconds of a message; None before a small operation."""
+        """Seconds of a message; None before the first small operation."""
         return quickest_quartile(sorted(self._latencies))
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes/s; None before a large operation."""
+        """Bytes/s; None before the first large operation."""
         return quickest_quartile(sorted(self._bandwidths, reverse=True))
 
     def figures(self) -> NDArray[np.float64]:
-        """Return the negative latency and the bandwidth, -inf for what is unknown: of ranks the most counts."""
+        """Return the negative latency and the bandwidth, -inf where unknown: the maximum over the ranks counts."""
         latency, bandwidth = self.latency, self.bandwidth
         return np.array([UNKNOWN if latency is None else -latency, UNKNOWN if bandwidth is None else bandwidth])
 
 
 def quickest_quartile(quickest_first: Sequence[float]) -> float | None:
-    """Return the last of the quickest quarter; None of nothing."""
+    """Return the last value of the fastest quarter; None if there are none."""
     return quickest_first[(len(quickest_first) - 1) // _QUICKEST] if quickest_first else None

@@ -1,9 +1,9 @@
 """The records of a group about its operations: sequence numbers, keys, and statistics of those that are over.  Pure.
 
-The calls of a group on all ranks find each other by numbers in their order, or by a ``key``.  Frames of an operation
-that is over must be dropped, and frames of one that has not begun here must wait; so a ledger answers exactly, in
-bounded memory, which numbers are over: numbers are allotted in ascending order, and all up to the last one are over
-unless they are active.
+The calls of a group are matched across ranks by numbers in their order, or by a ``key``.  Frames of an operation that
+is over must be dropped, and frames of one that has not begun here must wait; so a ledger knows exactly, in bounded
+memory, which numbers are over: numbers are allotted in ascending order, and all up to the last one are over unless they
+are active.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYED = 1 << 63
 
 
 def hash64(*parts: object) -> int:
-    """Return a 64-bit number, never 0, that depends on ``parts`` only: equal in all processes."""
+    """Return a 64-bit number, never 0, that depends only on ``parts``: equal in all processes."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -45,22 +45,22 @@ _MASK = (1 << 64) - 1
 
 
 class KnowsPast(Protocol):
-    """Knows which numbers of one group of operations are past."""
+    """The numbers of one group of operations that are past."""
 
     def is_past(self, sequence: int) -> bool:
-        """Has this number been allotted here?"""
+        """Return whether this number has been allotted here."""
         ...
 
 
 class Ledger(KnowsPast, Protocol):
-    """Knows the sequence numbers of one group of operations."""
+    """The sequence numbers of one group of operations."""
 
     def next_numbers(self) -> list[int]:
-        """Return the numbers that are allotted next, as far as they can be foreseen."""
+        """Return the numbers that are allotted next, as far as they can be predicted."""
         ...
 
     def closed(self, failed: frozenset[int]) -> KnowsPast | None:
-        """Return what to remember of a group that is closed while the operations ``failed`` are under way."""
+        """Return the record to keep of a group that is closed while the operations ``failed`` are in progress."""
         ...
 
 
@@ -79,14 +79,14 @@ class PastNumbers(msgspec.Struct, frozen=True):
 
 @lru_cache(1024)
 def _past_numbers(last: int, keyed: frozenset[int], failed: frozenset[int]) -> PastNumbers:
-    """Return the same object for the same numbers: most groups that are closed have few."""
+    """Return one shared object per set of numbers: most groups that are closed have few."""
     return PastNumbers(last, keyed, failed)
 
 
 class UseCounts:
     """Counts of the uses of many names; a name that was not used lately takes 12 bytes.
 
-    Names are told apart by their 64-bit hashes: of a million names, two are mixed up with probability 3e-8.
+    Names are distinguished by 64-bit hashes: among a million names, two collide with probability 3e-8.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class UseCounts:
         return self._names.nbytes + self._counts.nbytes
 
     def add(self, name: Hashable) -> int:
-        """Count a use of ``name``; return which one it is, from 1."""
+        """Count a use of ``name``; return its ordinal, from 1."""
         hashed = hash(name) & _MASK
         use = (self._recent.get(hashed) or self._count_of(hashed)) + 1
         self._recent[hashed] = use
@@ -117,7 +117,7 @@ class UseCounts:
         return int(self._counts[place]) if is_known else 0
 
     def _pack(self) -> None:
-        """Put the recent names to the others."""
+        """Merge the recent names into the sorted ones."""
         names = np.fromiter(self._recent, np.uint64, len(self._recent))
         counts = np.fromiter(self._recent.values(), np.uint32, len(self._recent))
         order = np.argsort(names)
@@ -137,18 +137,19 @@ class GroupLedger:
     """The numbers of a communicator: 1, 2, 3, ... in the order of calls, and hashes of keys.
 
     The n-th use of a key has the same number on every rank: uses are counted where they are called, per rank and key,
-    whether they succeed or fail.  So a rank that skips a use of a key which the others call, as after a failure that
-    ends its step early, meets their (n+1)-th use with its n-th from then on.  Keys are counted while the group lives.
+    whether they succeed or fail.  So a rank that skips a use of a key which the others make, as after a failure that
+    ends its step early, matches their (n+1)-th use with its n-th from then on.  Keys are counted while the group
+    exists.
     """
 
     def __init__(self) -> None:
         self.last = 0
-        """The number of the last call without a key.  A new call adds 1 and has the result as its number."""
+        """The number of the last call without a key.  A new call adds 1 and takes the result as its number."""
         self._uses = UseCounts()
         self._keyed: OrderedDict[int, None] = OrderedDict()
 
     def allot_keyed(self, key: str, active: Container[int]) -> tuple[int, int]:
-        """Return the number of the next use of ``key``, and which use it is.
+        """Return the number of the next use of ``key``, and its ordinal.
 
         Numbers in ``active`` are not forgotten.
         """
@@ -166,7 +167,7 @@ class GroupLedger:
         return sequence in self._keyed if sequence & KEYED else sequence <= self.last
 
     def next_numbers(self) -> list[int]:
-        """Return the number that the next call without a key will have."""
+        """Return the number of the next call without a key."""
         return [self.last + 1]
 
     def closed(self, failed: frozenset[int]) -> PastNumbers:
@@ -174,7 +175,7 @@ class GroupLedger:
 
 
 def channel_number(group: int, source: int, dest: int) -> int:
-    """Return the number under which messages of ``group`` from rank ``source`` of the world to ``dest`` go."""
+    """Return the number of the channel for messages of ``group`` from rank ``source`` of the world to ``dest``."""
     return hash64("messages", group, source, dest)
 
 
@@ -201,7 +202,7 @@ class ChannelLedger:
         return count < self._next.get(tag, 0)
 
     def next_numbers(self) -> list[int]:
-        """Return the numbers of the next messages with the tags that were used, and with 0, which is the usual one."""
+        """Return the numbers of the next messages with the tags used so far, and with 0, the usual one."""
         return [tag << TAG_SHIFT | count for tag, count in ({0: 0} | self._next).items()]
 
     def closed(self, failed: frozenset[int]) -> Self | None:
@@ -212,7 +213,7 @@ class NameClaims:
     """Names that live objects of one rank have reserved for the keys of their collectives, by the number of the group.
 
     Two objects that derive equal keys from one name would exchange each other's data where ranks use them in different
-    orders, and no check could find it: so a name belongs to one live object at a time.
+    orders, and no check could detect it: so a name belongs to one live object at a time.
 
     An object owns a name until it releases it or is collected.
     """
@@ -242,7 +243,7 @@ class NameClaims:
         self._owners[place] = weakref.ref(owner, lambda gone: self._forget(place, gone))
 
     def release(self, group: int, name: str, owner: object) -> None:
-        """Give ``name`` back, if ``owner`` has it."""
+        """Release ``name``, if ``owner`` has it."""
         if self._owner(group, name) is owner:
             self._drop((group, name))
 
@@ -262,8 +263,8 @@ class NameClaims:
 class CollectiveStatistics:
     """Sums over the finished calls of one operation by one algorithm, on one rank.
 
-    ``payload_bytes`` and ``messages`` are what this rank sent, without headers; ``steps`` the rounds of messages it
-    took part in (one per piece and round); ``seconds`` from the first await of a call to its end.
+    ``payload_bytes`` and ``messages`` count this rank's sends, without headers; ``steps`` the rounds of messages it
+    took part in (one per piece and round); ``seconds`` run from the first await of a call to its end.
     """
 
     operation: str
@@ -275,13 +276,13 @@ class CollectiveStatistics:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Return a table of one line, as those of ``Traffic``."""
+        """Return a table of one line, like those of ``Traffic``."""
         return text_table(_rows_of((self,)), left=2)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the table for notebooks."""
         return html_table(_rows_of((self,)))
 
 
@@ -295,11 +296,11 @@ def _rows_of(operations: Iterable[CollectiveStatistics]) -> list[tuple[str, ...]
 
 
 LARGE_CALL_BYTES = 64 << 10
-"""The time of calls that send less depends on latency more than on bandwidth: their rate is that of all together."""
+"""Calls that send less depend on latency more than on bandwidth: their rate is that of all calls together."""
 
 
 class Tally(msgspec.Struct):
-    """The running sums behind one ``CollectiveStatistics``; ``fastest`` is in bytes/s, of a call of 64 KiB or more."""
+    """Running sums behind one ``CollectiveStatistics``; ``fastest`` is in bytes/s, of a call of 64 KiB or more."""
 
     calls: int = 0
     payload_bytes: int = 0
@@ -316,7 +317,7 @@ class Tally(msgspec.Struct):
         return self.payload_bytes / self.seconds
 
     def snapshot(self, operation: str, algorithm: str) -> CollectiveStatistics:
-        """Return the sums as they are now."""
+        """Return the current sums."""
         return CollectiveStatistics(
             operation=operation,
             algorithm=algorithm,
@@ -340,7 +341,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the table for notebooks."""
         return html_table(_rows_of(self.operations))
 
     @property

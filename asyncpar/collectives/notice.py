@@ -1,4 +1,5 @@
-"""Notices: a word of one rank to all others of a group, for which the others take no part in an operation."""
+"""Notices: a signal from one rank to all others of a group, which the others get without taking part in an
+operation."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ _PAYLOAD = encode_control(Abort("cancelled", "notice"))
 class GroupNotice:
     """One use of ``key``, in which any rank of the group may give notice to all others.
 
-    All ranks make the n-th notice of a key, as they call the n-th operation of one.  ``is_given`` says whether another
-    rank has given notice, perhaps before this one was made; ``on_given`` is then called, once, on the loop.  Nothing is
-    sent while no rank has anything to say.  What ranks send in other operations after ``give`` comes after the notice
-    where both travel as control frames.
+    All ranks create the n-th notice of a key, as they call the n-th operation of one.  ``is_given`` is whether another
+    rank has given notice, perhaps before this one was created; ``on_given`` is then called, once, on the loop.  Nothing
+    is sent until a rank gives notice.  Control frames that a rank sends for other operations after ``give`` arrive
+    after the notice.
     """
 
     __slots__ = ("_engine", "_sequence", "is_given", "on_given")
@@ -30,14 +31,14 @@ class GroupNotice:
         engine.group.notices[self._sequence] = self._hear
 
     def give(self) -> None:
-        """Tell all other ranks, over links that are opened if need be; those that are lost are left out."""
+        """Notify all other ranks, over links that are opened if necessary; lost ranks are left out."""
         links, key = self._engine.table.links, Key(self._engine.group.number, self._sequence, 0)
         if not links.is_closing:
             for rank in self._engine.others:
                 links.control(rank, FrameKind.ABORT, key, _PAYLOAD)
 
     def close(self) -> None:
-        """Listen no longer; idempotent."""
+        """Stop listening.  Idempotent."""
         self._engine.group.notices.pop(self._sequence, None)
 
     def _hear(self) -> None:

@@ -22,13 +22,13 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
 
 MAX_BYTES = 1 << 30
-"""Most bytes of objects that a rank receives in one operation."""
+"""Maximum number of bytes of objects that a rank receives in one operation."""
 
 
 def encoded(value: object, what: str, wanted: Any = None) -> UnwrittenPayload:
-    """Return ``value`` as bytes, to be written.  Raises ``UsageError`` naming the type that cannot be sent.
+    """Encode ``value`` as bytes, to be written.  Raises ``UsageError`` naming a type that cannot be sent.
 
-    ``wanted`` is the type that receivers make of it: for ``Any``, what needs a declared type is refused here.
+    ``wanted`` is the type that receivers decode: for ``Any``, values that need a declared type are refused here.
     """
     return prepare_payload(value, what=what, declares=wanted is not Any)
 
@@ -40,7 +40,7 @@ async def _written(content: UnwrittenPayload) -> Array:
 async def _decode_all(
     everything: Array, chunks: Sequence[Slice], wanted: Any, what: str, *, own: tuple[int, object]
 ) -> list[Any]:
-    """Return the value in each of ``chunks``, in memory of its own; at place ``own[0]`` it is ``own[1]``."""
+    """Decode the value in each of ``chunks`` into memory of its own; at index ``own[0]`` it is ``own[1]``."""
     place, values = own[0], []
     for rank, (_, start, stop) in enumerate(chunks):
         if rank == place:
@@ -53,7 +53,7 @@ async def _decode_all(
 
 
 def decoded(content: Array, wanted: Any, what: str) -> Any:
-    """Return the value in ``content``, which has no other user: arrays in it are views."""
+    """Decode the value in ``content``, which has no other user: arrays in it are views."""
     return decode_payload(content.data, wanted, what=what)
 
 
@@ -151,7 +151,7 @@ def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int, 
 
 
 def _checked(lengths: Array) -> list[int]:
-    """Return the lengths that ranks announce.  Raises ``ProtocolError`` for more than can be meant."""
+    """Return the lengths that ranks announce.  Raises ``ProtocolError`` for a length that exceeds the limit."""
     numbers = check_lengths(lengths)
     if sum(numbers) > MAX_BYTES:
         raise ProtocolError(f"objects: at most {MAX_BYTES} bytes are received in one operation, got {sum(numbers)}")

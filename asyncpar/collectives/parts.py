@@ -1,10 +1,10 @@
-"""Results that stream: the parts of a result as they are finished, while the rest travels.
+"""Streamed results: the parts of a result as they are finished, while the rest is in flight.
 
-Theory of operation.  An operation that streams runs in a task of its own, which the stream starts when the first part
-is asked for, so that it goes on while its reader works on a part.  What carries the operation out calls ``take`` for
-each range of elements whose values are final, and whose memory no rank reads or writes any more; parts wait in
-``FinishedParts`` until they are read.  They are views, so that waiting costs nothing.  The task ends with the stream: a
-reader that is cancelled, or leaves early, cancels it.
+Theory of operation.  A streamed operation runs in a task of its own, which the stream starts when the first part is
+requested, so that it goes on while its reader works on a part.  The operation calls ``take`` for each range of elements
+whose values are final, and whose memory no rank reads or writes any more; parts wait in ``FinishedParts`` until they
+are read.  They are views, so waiting costs nothing.  The task ends with the stream: a reader that is cancelled, or
+leaves early, cancels it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TakePart = Callable[[Array, int, int], None]
 class Part(NamedTuple):
     """A finished part of a result.
 
-    ``where`` is the slice of the flat result, in C order, that it is; ``values`` are its elements: a view of the result
-    where that is contiguous, else a copy of them.
+    ``where`` is its slice of the flat result, in C order; ``values`` are its elements: a view of the result where that
+    is contiguous, else a copy.
     """
 
     where: slice
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 class FinishedParts:
-    """Parts that wait for their reader, and the reader that waits for parts."""
+    """Finished parts that wait for their reader, and the reader that waits for parts."""
 
     def __init__(self) -> None:
         self.ready: deque[Part] = deque()
@@ -41,13 +41,13 @@ class FinishedParts:
         self.hand_over: Callable[[Part], object] = self.ready.append
 
     def take(self, flat: Array, start: int, stop: int) -> None:
-        """Take a finished part, if it has elements.  See ``TakePart``."""
+        """Add a finished part, if it has elements.  See ``TakePart``."""
         if start < stop:
             self.hand_over(Part(slice(start, stop), flat[start:stop]))
             self.wake()
 
     def wake(self, _: object = None) -> None:
-        """Let the reader look again."""
+        """Wake the reader."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -55,12 +55,12 @@ class FinishedParts:
 class PartStream(AsyncIterator[Part]):
     """The parts of the result of an operation, in the order in which they are finished.
 
-    Each comes once, and all of them together are the whole result (an empty one has no parts).  A part belongs to its
-    reader: nothing reads or writes its memory any more.  Errors are those of the operation, raised when the next part
-    is asked for; parts that came before are right, but other ranks need not have got them.
+    Each comes once, and together they are the whole result (an empty one has no parts).  A part belongs to its reader:
+    nothing else reads or writes its memory any more.  Errors are those of the operation, raised when the next part is
+    requested; earlier parts are correct, but other ranks need not have got them.
 
-    Leaving a loop over it early, closing or dropping it cancels the operation, unless it is over, which the other ranks
-    learn as ``PeerCancelled``; the group stays usable.  One task reads at a time.
+    Leaving a loop over it early, closing or dropping it cancels the operation, unless it is over; the other ranks get
+    ``PeerCancelled``, and the group stays usable.  One task reads at a time.
     """
 
     def __init__(self, call: Coroutine[Any, Any, object], parts: FinishedParts) -> None:
@@ -81,9 +81,9 @@ class PartStream(AsyncIterator[Part]):
         return ready.popleft()
 
     def each(self, take: Callable[[Part], object]) -> Coroutine[Any, Any, object]:
-        """Return what carries the operation out when it is awaited, and calls ``take`` with each part, on the loop.
+        """Return an awaitable that runs the operation, and calls ``take`` with each part, on the loop.
 
-        To be used instead of iteration, where parts are handed on anyway.  What ``take`` raises fails the operation.
+        Use it instead of iteration where parts are passed on anyway.  An exception of ``take`` fails the operation.
         """
         call, self._call = self._call, None
         if call is None:
@@ -93,7 +93,7 @@ class PartStream(AsyncIterator[Part]):
         return call
 
     async def aclose(self) -> None:
-        """Cancel what is under way, and return when it has ended here.  Idempotent."""
+        """Cancel the operation, and return when it has ended here.  Idempotent."""
         self._is_closed = True
         call, self._call = self._call, None
         if call is not None:
@@ -129,18 +129,18 @@ class PartStream(AsyncIterator[Part]):
                 task.cancel(*error.args)
                 await asyncio.wait([task])
             if task.cancelled():
-                await task  # its error says what was waited for
+                await task  # its error describes the wait
             raise
         finally:
             parts.waiter = None
 
 
 def _goes_well(task: asyncio.Task[object]) -> bool:
-    """Is it under way, or over without an error?"""
+    """Return whether it is running, or over without an error."""
     return not task.done() or not (task.cancelled() or task.exception())
 
 
 def _retrieve(task: asyncio.Task[object]) -> None:
-    """Look at the error of a task whose reader may have left."""
+    """Retrieve the error of a task whose reader may have left."""
     if not task.cancelled():
         task.exception()

@@ -1,9 +1,9 @@
 """Bind schedules to memory: layouts of chunks, and messages with peers, tags and slices.  Pure.
 
 Theory of operation.  A long payload is cut into *pieces*, and the whole schedule runs once per piece, so that one piece
-can travel while another is reduced.  There are two ways to cut.  *Along the buffer*: a piece is a range of elements,
-and chunks are parts of it; for operations in which all elements are alike.  *Along the chunks*: chunks are given (one
-per rank), and a piece is the same range of elements of each of them.
+is sent while another is reduced.  There are two ways to cut.  *Along the buffer*: a piece is a range of elements, and
+chunks are parts of it; for operations in which all elements are alike.  *Along the chunks*: chunks are given (one per
+rank), and a piece is the same range of elements of each of them.
 
 Chunks live in *regions*: flat arrays, numbered.  A ``Slice`` is a range of elements of one region.  Cut along the
 buffer or spread over the chunks, slices are in the user's memory; *packed*, they follow one another in a scratch region
@@ -26,13 +26,13 @@ from asyncpar.core.config.slicing import ceil_chunks, ceil_div
 from asyncpar.errors import UsageError
 
 SEGMENT_BYTES = 1 << 20
-"""Most bytes of one message of one chunk."""
+"""Maximum number of bytes of one chunk in one message."""
 
 _SPLIT_BYTES = 256 << 10
-"""A chunk of at least this size is cut in two at least, so that sending and reducing overlap."""
+"""A chunk of at least this many bytes is cut at least in two, so that sending and reducing overlap."""
 
 PACKED_BYTES = 4 << 20
-"""Most bytes of scratch for one piece."""
+"""Maximum number of bytes of scratch for one piece."""
 
 SEGMENT_LIMITS: Final = (4 << 10, 2 << 20)
 _SEGMENT: Final = re.compile(r"([1-9]\d{0,6})([km])", re.ASCII)
@@ -40,7 +40,7 @@ _UNITS: Final = {"k": 1 << 10, "m": 1 << 20}
 
 
 def parse_segment(text: str) -> int:
-    """Return the bytes that a segment size such as ``256k`` or ``1m`` stands for; 4k to 2m, else ``UsageError``."""
+    """Parse a segment size such as ``256k`` or ``1m`` into bytes; it must be 4k to 2m, else ``UsageError``."""
     match = _SEGMENT.fullmatch(text)
     least, most = SEGMENT_LIMITS
     if match is None or not least <= (size := int(match[1]) * _UNITS[match[2]]) <= most:
@@ -49,7 +49,7 @@ def parse_segment(text: str) -> int:
 
 
 def split_segment(algorithm: str) -> tuple[str, int | None]:
-    """Return the name in ``algorithm`` and the most bytes of one message of a chunk: those of ``ring/256k``, say."""
+    """Split ``algorithm``, such as ``ring/256k``, into its name and the maximum bytes of a chunk in one message."""
     name, slash, segment = algorithm.partition("/")
     return name, parse_segment(segment) if slash else None
 
@@ -67,7 +67,7 @@ NOWHERE = Slice(-1, 0, 0)
 
 
 class ChunkLayout(Protocol):
-    """Says where each chunk of a piece lies."""
+    """The place of each chunk of a piece."""
 
     @property
     def pieces(self) -> int: ...
@@ -78,7 +78,7 @@ class ChunkLayout(Protocol):
 
 
 def count_pieces(chunk_bytes: int, segment: int = SEGMENT_BYTES) -> int:
-    """Return how many pieces chunks of this size are cut into: equal on all ranks, at least one."""
+    """Return the number of pieces that chunks of this size are cut into: equal on all ranks, at least one."""
     pieces = ceil_div(chunk_bytes, segment)
     return 2 if pieces == 1 and chunk_bytes >= _SPLIT_BYTES else max(pieces, 1)
 
@@ -86,8 +86,8 @@ def count_pieces(chunk_bytes: int, segment: int = SEGMENT_BYTES) -> int:
 class AlongBuffer:
     """``count`` elements in region 0, cut into pieces, and each piece into ``chunks``.
 
-    ``is_packed`` places each piece at the start of the region, which is then a scratch region.  ``segment`` is the most
-    bytes of a chunk in one piece.
+    ``is_packed`` places each piece at the start of the region, which is then a scratch region.  ``segment`` is the
+    maximum number of bytes of a chunk in one piece.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AlongBuffer:
         return len(self._bounds)
 
     def bounds(self, piece: int) -> tuple[int, int]:
-        """Return the elements of the buffer that ``piece`` covers."""
+        """Return the range of elements of the buffer that ``piece`` covers."""
         return self._bounds[piece]
 
     def place(self, piece: int) -> tuple[Slice, ...]:
@@ -131,7 +131,7 @@ class AlongChunks:
 
     @property
     def step(self) -> int:
-        """Elements of a chunk in one piece, at most."""
+        """Maximum number of elements of a chunk in one piece."""
         return self._step
 
     def place(self, piece: int) -> tuple[Slice, ...]:
@@ -162,15 +162,15 @@ class PackedChunks:
 
 
 def packed_segment(chunks: int) -> int:
-    """Return the segment size with which a packed piece of ``chunks`` chunks stays within bounds."""
+    """Return the segment size with which a packed piece of ``chunks`` chunks stays within ``PACKED_BYTES``."""
     return max(min(SEGMENT_BYTES, PACKED_BYTES // max(chunks, 1)), 4096)
 
 
 PHASE_TAGS = 1 << 27
-"""Tags that one run of a schedule may use; a second run in the same operation begins at this tag."""
+"""Number of tags for one run of a schedule; a second run in the same operation begins at this tag."""
 
 _KEPT_PIECES = 64
-"""Plans of more pieces bind them when they are needed, so that a plan stays small."""
+"""Plans with more pieces bind them on demand, so that a plan stays small."""
 
 
 class BoundSend(msgspec.Struct, frozen=True):
@@ -184,8 +184,8 @@ class BoundSend(msgspec.Struct, frozen=True):
 class BoundRecv(msgspec.Struct, frozen=True):
     """Receive the elements of ``slices``, ``count`` in all, from ``peer`` (a rank of the world).
 
-    ``is_lower`` says that the peer comes before this rank, so that its operand does too.  ``is_early`` says that the
-    receive may be posted a round early, because nothing touches its memory there.
+    ``is_lower`` means that the peer comes before this rank, and so does its operand.  ``is_early`` means that the
+    receive may be posted a round early, because nothing touches its memory in that round.
     """
 
     peer: int
@@ -222,7 +222,7 @@ class Plan:
         self._first_tag = phase * PHASE_TAGS
         self._early = [_may_be_early(schedule.rounds, index) for index in range(len(schedule.rounds))]
         self.bound: dict[int, tuple[BoundRound, ...]] = {}
-        """The rounds of pieces that have been bound already; ``bind`` makes those of others."""
+        """The rounds of pieces that are already bound; ``bind`` makes the others."""
 
     def bind(self, piece: int) -> tuple[BoundRound, ...]:
         """Return the rounds of ``piece``."""
@@ -294,7 +294,7 @@ class Plan:
 
 
 def _slices(chunks: Spans, place: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Return the slices of ``chunks`` in order, neighbours joined and empty ones left out."""
+    """Return the slices of ``chunks`` in order, with neighbours joined and empty ones left out."""
     slices: list[Slice] = []
     for span in chunks:
         for chunk in range(*span):
@@ -315,7 +315,7 @@ def _bind_copies(steps: Round, place: Sequence[Slice]) -> tuple[tuple[tuple[Slic
 
 
 def _may_be_early(rounds: Sequence[Round], index: int) -> bool:
-    """May the plain receives of round ``index`` be posted in the round before?"""
+    """Return whether the plain receives of round ``index`` may be posted in the round before."""
     if index == 0:
         return False
     written = {

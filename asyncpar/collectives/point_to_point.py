@@ -1,12 +1,12 @@
 """Messages between two ranks of a group.
 
 Theory of operation.  A message is an envelope of fixed size (``ENVELOPE``) and a body (``BODY``).  Messages from one
-rank to another with one tag are numbered, and are received in that order.  As soon as a receive wants one of a source,
-an envelope is posted for it: a *slot*.  A receive from any source posts one for every rank, and takes the first that
-fills; the other slots stay for receives to come, so nothing is lost and no memory is promised twice.
+rank to another with one tag are numbered, and are received in that order.  As soon as a receive wants a message from a
+source, an envelope is posted for it: a *slot*.  A receive from any source posts one slot for every rank, and takes the
+first that fills; the other slots stay for later receives, so nothing is lost and no memory is promised twice.
 
-A larger array on a CUDA device has instead of its body what its sender says of its device; the receiver answers
-(``ANSWER``) how it is to come: by NCCL (``device/pairs.py``), or through the host (``STAGED``).
+For a larger array on a CUDA device the body is replaced by a description of the sender's device; the receiver chooses
+(``ANSWER``) how the array is sent: by NCCL (``device/pairs.py``), or through the host (``STAGED``).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from asyncpar.net.wire.payload import UnwrittenPayload
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 30
-"""Largest message that is received into memory of our own making."""
+"""Largest message, in bytes, that is received into memory allocated here."""
 
 _NAMED_APART = 4096
-"""Shapes of messages are recorded until the recorder knows so many names."""
+"""Shapes of messages are recorded until the recorder has this many names."""
 
 ENVELOPE, BODY, ANSWER, STAGED = range(4)
 """The frames of one message."""
@@ -46,13 +46,13 @@ _DESCRIPTION = describe("message", (), "direct")
 
 
 class ReceivedMessage(NamedTuple):
-    """A received array, and who sent it (a rank of the group)."""
+    """A received array, and its sender (a rank of the group)."""
 
     source: int
     array: Array
     is_object: bool
     has_been_taken: bool = False
-    """Has ``take_body`` received it?  Then ``array`` has no content."""
+    """Whether ``take_body`` has received it; if so, ``array`` has no content."""
 
 
 class _Slot:
@@ -76,17 +76,17 @@ class _PendingReceive:
         self.filled = filled
         self.slot: _Slot | None = None
         self.refusal: BaseException | None = None
-        """What the caller got instead of a receive, which takes its message all the same."""
+        """The error that the caller got instead of a receive, which takes its message nevertheless."""
 
     def wants(self, source: int, tag: int) -> bool:
         return tag == self.tag and self.source in (None, source)
 
 
 SendBody: TypeAlias = Callable[[Operation, int, bytes], Awaitable[None]]
-"""``send_body(operation, peer, envelope)`` sends a message whose content is elsewhere than in memory of the host."""
+"""``send_body(operation, peer, envelope)`` sends a message whose content is not in host memory."""
 
 TakeBody: TypeAlias = Callable[[Operation, int], Awaitable[bool]]
-"""``take_body(operation, peer)`` receives one that its sender has on a device; False: it comes as ``STAGED``."""
+"""``take_body(operation, peer)`` receives a message that its sender has on a device; False: it comes as ``STAGED``."""
 
 
 class PointToPoint:
@@ -99,19 +99,19 @@ class PointToPoint:
         self._requests: list[_PendingReceive] = []
 
     def pending(self) -> list[Operation]:
-        """Return the messages of this rank that are not over."""
+        """Return the pending messages of this rank."""
         channels = [self._table.find(self._number(*pair)) for pair in self._pairs()]
         return [operation for channel in channels if channel is not None for operation in channel.pending()]
 
     def give_up(self) -> None:
-        """End all messages, for the reason that the group has, which those that wait here are told."""
+        """End all messages for the group's reason, which waiters here receive."""
         for pair in self._pairs():
             self._channel(*pair).given_up = self._engine.group.given_up
 
     def end(self) -> list[tuple[int, int]]:
         """End all messages, which have failed.
 
-        Return who is linked to this rank, and under which numbers they exchange messages with it.
+        Returns the ranks that are linked to this one, with the numbers under which they exchange messages with it.
         """
         self._slots.clear()
         self._requests.clear()
@@ -121,7 +121,7 @@ class PointToPoint:
         return to_here + [(engine.ranks[place], self._number(engine.rank, place)) for place in places]
 
     def close(self) -> list[int]:
-        """End all messages, sent or received; return under which numbers others wait for them."""
+        """End all messages, sent or received; return the numbers under which other ranks wait for them."""
         self._slots.clear()
         self._requests.clear()
         return [self._number(*pair) for pair in self._pairs()]
@@ -157,7 +157,7 @@ class PointToPoint:
         kind: type[Operation],
         call: type[MessageCall[None]],
     ) -> Call[None]:
-        """Send what ``send_body`` has, as an operation of ``kind`` that ``call`` runs."""
+        """Send the content of ``send_body``, as an operation of ``kind`` that ``call`` runs."""
         self._check_open("send")
         operation = self._sending(dest, tag, kind, decode_envelope(envelope))
         peer = self._engine.ranks[dest]
@@ -177,7 +177,7 @@ class PointToPoint:
         self._engine.group.check_open()
 
     def refuse_send(self, dest: int, tag: int, error: BaseException) -> None:
-        """Give a send its place that raises ``error`` instead: the receive that would have got it ends."""
+        """Take the place of a send that raises ``error`` instead: the receive that would have got it ends."""
         if not self._is_open():
             return
         channel = self._channel(self._engine.rank, dest)
@@ -192,9 +192,9 @@ class PointToPoint:
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def refuse_receive(self, source: int | None, tag: int, error: BaseException) -> None:
-        """Let a receive that raises ``error`` instead take its message: the send of it ends, if it is not over.
+        """Take the message of a receive that raises ``error`` instead: its pending send ends.
 
-        One from any rank has no message of its own, and takes none.
+        A receive from any rank has no message of its own, and takes none.
         """
         if source is None or not self._is_open():
             return
@@ -220,11 +220,11 @@ class PointToPoint:
         kind: type[Operation] = Operation,
         call: type[MessageCall[Any]] = MessageCall,
     ) -> Call[T]:
-        """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array.
+        """Receive the next message from ``source`` (None: from any rank) into ``out``, or into a new array.
 
-        ``is_object`` says what it must be, ``is_standing`` that it may never come.  ``take_body`` is asked to receive
-        what its sender has on a device, in an operation of ``kind`` that ``call`` runs; ``out`` then only says its
-        shape and dtype.
+        ``is_object`` states whether it must be an object, ``is_standing`` that it may never come.  ``take_body``
+        receives content that the sender has on a device, in an operation of ``kind`` that ``call`` runs; ``out`` then
+        only gives its shape and dtype.
         """
         self._check_open("recv")
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
@@ -258,7 +258,7 @@ class PointToPoint:
         return call(operation, body, self._engine.count, gone=lambda: self._gone(request))
 
     def end_standing(self, operation: Operation, peer: int) -> None:
-        """Let a standing receive from rank ``peer`` of the world be as any other from now on.  Idempotent."""
+        """Turn a standing receive from rank ``peer`` of the world into an ordinary one.  Idempotent."""
         if operation.is_standing:
             operation.is_standing = False
             operation.started_at = operation.progress_at = self._table.now()
@@ -295,9 +295,9 @@ class PointToPoint:
         )
 
     def _gone(self, request: _PendingReceive) -> PeerLost | None:
-        """Return why nothing can come for ``request``: its source is gone; or one has failed, or all have left.
+        """Return the reason why nothing can come for ``request``; None if something can.
 
-        Or this rank has.
+        This rank has left, the source is gone, or, for a receive from any rank, one has failed or all have left.
         """
         lost, closed = self._table.links.lost, self._table.links.closed
         if request.filled.done() or not (lost or closed):
@@ -313,7 +313,7 @@ class PointToPoint:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _listen(self, request: _PendingReceive) -> None:
-        """See to it that there is a slot for every source that ``request`` takes messages of."""
+        """Ensure that there is a slot for every source from which ``request`` takes messages."""
         everyone = [rank for rank in range(self._engine.size) if rank != self._engine.rank]
         for source in everyone if request.source is None else [request.source]:
             if (source, request.tag) not in self._slots:
@@ -329,7 +329,7 @@ class PointToPoint:
         operation = self._operation("recv", f"from rank {peer}", tag, channel, channel, sequence)
         slot = self._slots[source, tag] = _Slot(source, tag, operation)
         self._table.enter(operation)
-        if operation.failure is not None:  # not at once: the next one may have failed too, and so on
+        if operation.failure is not None:  # in a later turn: the next one may have failed too, and so on
             self._table.loop.call_soon(self._end_slot, slot, operation.failure)
             return
         try:
@@ -355,7 +355,7 @@ class PointToPoint:
         self._match()
 
     def _end_slot(self, slot: _Slot, error: BaseException | None) -> None:
-        """Tell the receiver of ``slot`` that its message will not come, or all who wait if its source is gone."""
+        """Notify the receiver of ``slot`` that its message will not come, or all waiting ones if its source is gone."""
         self._slots.pop((slot.source, slot.tag), None)
         slot.operation.discard()
         wanting = [
@@ -384,7 +384,7 @@ class PointToPoint:
             fail_future(request.filled, error)
 
     def _match(self) -> None:
-        """Give filled slots to the requests that have waited longest for them."""
+        """Hand filled slots to the requests that have waited longest for them."""
         for broken in [slot for slot in self._slots.values() if slot.is_filled and slot.operation.failure is not None]:
             self._end_slot(broken, broken.operation.failure)
         for request in list(self._requests):
@@ -424,7 +424,7 @@ class PointToPoint:
     # -- making operations -----------------------------------------------------------------------------------------
 
     def _record(self, operation: Operation, kind: EventKind, x: object, peer: int, *, is_called: bool = True) -> None:
-        """Record that a message of ``x`` begins; ``is_called``: by the program, two calls from here."""
+        """Record that a message of ``x`` begins; ``is_called``: the program called it, two frames up."""
         recorder, name = self._table.links.recorder, operation.name
         if isinstance(x, np.ndarray | Envelope) and len(recorder.words) < _NAMED_APART:
             name = f"{name}({x.dtype.name}[{','.join(map(str, x.shape))}])@direct"
@@ -462,7 +462,7 @@ class PointToPoint:
         return channel
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Return from whom and to whom this rank has messages."""
+        """Return the channels of this rank's messages, as pairs of source and destination."""
         me, others = self._engine.rank, range(self._engine.size)
         return [pair for other in others if other != me for pair in ((me, other), (other, me))]
 
@@ -511,7 +511,7 @@ async def receive_frame(operation: Operation, peer: int, frame: int, into: Array
 
 
 async def _decline(operation: Operation, peer: int) -> bool:
-    """Ask for the content of an array that its sender has on a device, for memory of the host."""
+    """Ask the sender for the content of a device array through host memory."""
     await transmit(operation, peer, {ANSWER: memoryview(DECLINED)})
     return False
 

@@ -5,11 +5,11 @@ A pin says which algorithm to use for which operation and size:
     all_reduce:0-64k@tree,64k-inf@ring;all_gather@bruck
 
 Operations are separated by ``;``, ranges by ``,``.  A range includes its first size and excludes its last; sizes are
-bytes, or numbers with ``k``, ``m`` or ``g`` (powers of 1024), or ``inf``; without a range an algorithm is that of all
-sizes.  Device arrays have ``nccl``, ``staged`` and ``hierarchical``, numpy arrays all but the first two.
-Sizes in no range are left to the cost model, and so are those pinned to the arena where a group has none, which the log
-says once for each operation.  A word alone names a preset: ``seed`` is "below 1 MiB a tree, else a
-ring", ``auto`` leaves everything to the cost model.
+bytes, or numbers with ``k``, ``m`` or ``g`` (powers of 1024), or ``inf``; an algorithm without a range applies to all
+sizes.  Device arrays have ``nccl``, ``staged`` and ``hierarchical``, numpy arrays all but the first two.  Sizes in no
+range are left to the cost model, and so are those pinned to the arena where a group has none, which the log reports
+once for each operation.  A word alone names a preset: ``seed`` is "below 1 MiB a tree, else a ring", ``auto`` leaves
+everything to the cost model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedRange:
-    """Pin of ``algorithm`` for payloads of ``low`` to ``high`` bytes, without ``high``."""
+    """Pin of ``algorithm`` for payloads from ``low`` to below ``high`` bytes."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ class Pin:
 
     ranges: dict[str, tuple[PinnedRange, ...]]
     device_ranges: dict[str, tuple[PinnedRange, ...]] = field(default_factory=dict)
-    """Those of device arrays, which have algorithms of their own."""
+    """Pinned ranges of device arrays, which have algorithms of their own."""
 
     def find_device(self, operation: str, payload: int) -> str | None:
         """Return the algorithm pinned for device arrays of ``payload`` bytes, None if there is none."""
@@ -73,9 +73,9 @@ def _found(ranges: dict[str, tuple[PinnedRange, ...]], operation: str, payload: 
 
 
 def parse_pin(text: str) -> Pin:
-    """Return the pin that ``text`` says; an empty text pins nothing.
+    """Parse the pin in ``text``; an empty text pins nothing.
 
-    Raises ``UsageError`` naming the part that is wrong.
+    Raises ``UsageError`` naming the invalid part.
     """
     text = text.strip()
     if text and not re.search(r"[:;@]", text):
@@ -169,11 +169,11 @@ class Policy:
         return DeviceCostModel(model=self.model, lanes=self.device_lanes, has_arena=self.has_arena)
 
     def choose_on_devices(self, operation: str, payload: int, possible: Sequence[str]) -> str:
-        """Return the way of device arrays of ``payload`` bytes: as pinned, else the best of those ``possible``."""
+        """Return the way of device arrays of ``payload`` bytes: the pinned one, else the best of ``possible``."""
         return self.pin.find_device(operation, payload) or self.devices.choose(operation, payload, possible)
 
     def choose(self, operation: str, payload: int, *, arena: bool = False) -> str:
-        """Return the algorithm for ``payload`` bytes; ``arena`` says whether the arena can be used."""
+        """Return the algorithm for ``payload`` bytes; ``arena``: whether the arena can be used."""
         pinned = self.pin.find(operation, payload)
         if pinned is not None and (arena or pinned != ARENA):
             return pinned
@@ -192,9 +192,9 @@ class Policy:
         return "\n".join(_aligned(row, widths) for row in rows)
 
     def device_table(self, possible: Mapping[str, Sequence[str]]) -> str:
-        """Return the same for device arrays: those operations that have estimates, and the ways ``possible`` of each.
+        """Return the same for device arrays: the operations that have estimates, and the ``possible`` ways of each.
 
-        Ways that are not possible are listed with ``no``.  The last line says which figures the estimates are from.
+        Ways that are not possible are listed with ``no``.  The last line names the figures behind the estimates.
         """
         rows = [
             self._device_row(operation, payload, ways)

@@ -1,10 +1,10 @@
-"""All-reduces that are complete when a policy says so: what a rank does in one, and its state between them.
+"""All-reduces that are complete when a policy says so: a rank's part in one, and its state between them.
 
-Theory of operation.  Ranks agree on who contributes (see ``completion.machine``), then these reduce in the ordinary
-way: in the whole group if all are there, so that nothing is different then, else in the group of the contributors.  A
-rank that is too late gets the result from one of them, which keeps a copy for it, in a broadcast of these two ranks in
-the background.  A contributor that owes a rank ``_KEPT`` results waits for it before its next one ends, so memory is
-bounded, and a rank cannot fall behind for ever.
+Theory of operation.  Ranks agree on the contributors (see ``completion.machine``), which then reduce in the ordinary
+way: in the whole group if all are present, so that nothing differs then, else in the group of the contributors.  A late
+rank gets the result from one of them, which keeps a copy for it, in a background broadcast between the two.  A
+contributor that owes a rank ``_KEPT`` results waits for it before its next reduction ends, so memory is bounded, and a
+rank cannot fall behind forever.
 
 The calls with a policy of one group and ``key`` are a series, numbered on each rank as they are called.
 """
@@ -32,7 +32,7 @@ from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, Pee
 from asyncpar.net.transport.links import Links
 
 _KEPT: Final = 4
-"""Results that a rank keeps for one that is late."""
+"""Number of results that a rank keeps for a late one."""
 
 _NAME: Final = "all_reduce"
 _REFUSED: Final = "refused: "
@@ -46,17 +46,17 @@ class PolicySeries:
         self.last = 0
         self.counts = LateCounts()
         self.late: Array | None = None
-        """The part that was late, and goes to the next."""
+        """The late part, which is added to the next."""
         self._groups: dict[tuple[int, ...], Engine] = {}
         self._owed: dict[int, deque[asyncio.Task[None]]] = {}
 
     def next_place(self) -> Place:
-        """Return the place of a call."""
+        """Return the place of the next call."""
         self.last += 1
         return self.number, self.last
 
     def group(self, engine: Engine, ranks: tuple[int, ...]) -> Engine:
-        """Return the engine of ``ranks`` (of the world), which are some of those of ``engine``."""
+        """Return the engine of ``ranks`` (of the world), a subset of the ranks of ``engine``."""
         if ranks == engine.ranks:
             return engine
         found = self._groups.get(ranks)
@@ -74,7 +74,7 @@ class PolicySeries:
                 owed.popleft()
 
     def owe(self, links: Links, rank: int, call: Coroutine[Any, Any, object]) -> None:
-        """Carry ``call`` out in the background, which gives ``rank`` a result."""
+        """Run ``call``, which delivers a result to ``rank``, in the background."""
         task = links.start_task(_carried_out(call), name=f"late result for rank {rank}")
         self._owed.setdefault(rank, deque()).append(task)
 
@@ -88,10 +88,10 @@ def series_of(engine: Engine, key: str | None) -> PolicySeries:
 
 
 async def _carried_out(call: Coroutine[Any, Any, object]) -> None:
-    """Carry ``call`` out.
+    """Run ``call``, and ignore its errors.
 
-    Its errors are those of the late rank: it is lost, or did not come for so long that its result is dropped, of which
-    it is told when it comes.
+    They concern the late rank: it is lost, or was absent for so long that its result is dropped, as it learns when it
+    comes.
     """
     with suppress(AsyncparError):
         await call
@@ -202,7 +202,7 @@ class _PolicyCall:
             raise
 
     def _notice_wait(self, seconds: float) -> WaitNotice:
-        """Return what is told of the wait for those who are to contribute: the first rank that has not called."""
+        """Return the notice of the wait for contributors, which names the first rank that has not called."""
         links, group = self._engine.table.links, self._engine.group
         missing = self._engine.table.choices.missing(self._place)
         rank = missing[0] if missing else None
@@ -231,7 +231,7 @@ class _PolicyCall:
         return kind(message, rank=failed.rank, host=host, operation=self._label, cause=failed.text)
 
     def _abort(self, contributors: tuple[int, ...]) -> None:
-        """End, on the others, what this rank does not do: it has failed after it was chosen."""
+        """End this rank's part on the other ranks, if it has failed after it was chosen."""
         engine = self._engine
         if engine.table.links.rank in contributors and engine.group.given_up is None:
             with suppress(AsyncparError, asyncio.CancelledError):
@@ -260,7 +260,7 @@ class _PolicyCall:
     def _reduction(self, contributors: tuple[int, ...], part: Array) -> Coroutine[Any, Any, Array]:
         group = self._series.group(self._engine, contributors)
         algorithm = self._algorithm
-        if group is not self._engine and algorithm is None:  # memory that ranks share is for the whole group
+        if group is not self._engine and algorithm is None:  # shared memory is for the whole group
             algorithm = group.policy.choose(_NAME, part.nbytes)
         return reductions.start_all_reduce(
             group,
@@ -272,23 +272,23 @@ class _PolicyCall:
         )
 
     def _owed_by_me(self, contributors: tuple[int, ...], late: list[int]) -> list[int]:
-        """Return the late ranks that get the result from this one."""
+        """Return the late ranks to which this one sends the result."""
         engine = self._engine
         me, lost = engine.table.links.rank, engine.table.links.lost
         sources = ((rank, contributors[place % len(contributors)]) for place, rank in enumerate(late))
         return [rank for rank, source in sources if source == me and rank not in lost]
 
     def _abandon(self, contributors: tuple[int, ...], late: list[int]) -> None:
-        """End, on late ranks, what they wait for in vain."""
+        """End, on late ranks, their waits for this rank's result."""
         me = self._engine.table.links.rank
         for rank in self._owed_by_me(contributors, late):
             with suppress(AsyncparError, asyncio.CancelledError):
                 self._delivery(me, rank, self._target).throw(asyncio.CancelledError())
 
-    # -- being late ----------------------------------------------------------------------------------------------------
+    # -- late ranks ----------------------------------------------------------------------------------------------------
 
     async def _take_late(self, contributors: tuple[int, ...], index: int) -> None:
-        """Get the result of the others; keep this rank's part for the next, if that is wanted."""
+        """Receive the result of the others; keep this rank's part for the next, if that is wanted."""
         series = self._series
         late = None
         if self._carries:

@@ -1,7 +1,7 @@
 """Contents of frames about operations: descriptions, control messages, and envelopes of messages.  Pure.
 
-A description travels as text, and as a fingerprint of 32 bits in every frame.  Control frames are msgpack of checked
-structs.  An envelope goes before every message between two ranks: dtype and shape, in a fixed number of bytes.
+A description travels as text, and as a 32-bit fingerprint in every frame.  Control frames are msgpack of checked
+structs.  An envelope precedes every message between two ranks: dtype and shape, in a fixed number of bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncpar.errors import ProtocolError, UsageError
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One operation as its caller wrote it: ``text`` like ``all_reduce(float32[8], sum)``, and the algorithm."""
+    """An operation as its caller wrote it: ``text`` like ``all_reduce(float32[8], sum)``, and the algorithm."""
 
     text: str
     algorithm: str
@@ -36,7 +36,7 @@ def describe(operation: str, arguments: Sequence[str], algorithm: str) -> Descri
 
 
 def add_detail(description: Description, detail: str) -> Description:
-    """Return ``description`` with one more argument in its text, and the fingerprint of that."""
+    """Return ``description`` with one more argument in its text, and a fingerprint to match."""
     start = description.text.removesuffix(")")
     text = f"{start}{'' if start.endswith('(') else ', '}{detail})"
     return Description(text, description.algorithm, _fingerprint(text, description.algorithm))
@@ -47,7 +47,7 @@ def _fingerprint(text: str, algorithm: str) -> int:
 
 
 def difference(rank: int, one: Description, other_rank: int, other: Description, *, where: str) -> str:
-    """Return the message for two ranks that call different operations at the same place."""
+    """Return the error message for two ranks that call different operations at the same place."""
     if rank > other_rank:
         rank, one, other_rank, other = other_rank, other, rank, one
     texts = [one.text, other.text]
@@ -60,7 +60,7 @@ _TEXT_LIMIT = 4096
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 
 MOST_WAITS: Final = 64
-"""Waits of other ranks that an answer tells of."""
+"""Maximum number of waits of other ranks in an answer."""
 
 Reason = Literal["cancelled", "failed", "refused", "mismatch", "lost", "timeout"]
 
@@ -68,9 +68,9 @@ Reason = Literal["cancelled", "failed", "refused", "mismatch", "lost", "timeout"
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report that an operation failed at the sender.
 
-    ``text`` says why.  A mismatch that the sender has found comes with its own ``operation``, and the receiver answers
-    with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no operation.
-    ``rank`` is the one that is lost, or that the sender has waited for without success.
+    ``text`` is the reason.  A mismatch that the sender has detected comes with its own ``operation``, and the receiver
+    answers with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no
+    operation.  ``rank`` is the lost rank, or the one that the sender has waited for without success.
     """
 
     reason: Reason
@@ -87,10 +87,10 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``.
+    """The answer to a probe: ``text`` is the sender's place, like ``in all_reduce #811``.
 
     ``culprit`` is the rank that the sender holds responsible, which has not answered for ``silent_for`` seconds (None:
-    it does answer, and ``where`` says what its program does).  ``waits`` are those that the sender has or knows of.  It
+    it does answer, and ``where`` describes its program).  ``waits`` are the waits that the sender has or knows of.  It
     is sent again when the sender learns of another culprit, or of other waits.
     """
 
@@ -107,12 +107,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_control(message: Abort | Probe | Status) -> bytes:
-    """Return the payload of the control frame for ``message``."""
+    """Encode ``message`` as the payload of a control frame."""
     return _encode(message)
 
 
 def decode_control(payload: bytes, kind: type[Message]) -> Message:
-    """Return the message of a control frame.  Raises ``ProtocolError`` for anything else."""
+    """Decode the message of a control frame.  Raises ``ProtocolError`` for anything else."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
@@ -120,7 +120,7 @@ def decode_control(payload: bytes, kind: type[Message]) -> Message:
 
 
 def shortened(text: str) -> str:
-    """Return ``text``, cut to what fits a control frame."""
+    """Cut ``text`` to the size that fits a control frame."""
     return text if len(text) <= _TEXT_LIMIT else text[: _TEXT_LIMIT - 3] + "..."
 
 
@@ -137,16 +137,16 @@ _DTYPES: tuple[np.dtype[Any], ...] = (
 
 
 ANSWER_BYTES: Final = 8 * 50
-"""Those of the answer to the sender of an array that is on a device."""
+"""Bytes of the answer to the sender of an array that is on a device."""
 
 DECLINED: Final = b"\xff" * ANSWER_BYTES
-"""The answer that it is received in memory of the host."""
+"""The answer that asks for the array through host memory."""
 
 
 class Envelope(NamedTuple):
-    """An array of ``shape`` and ``dtype`` follows; ``is_object`` says that it is the bytes of an encoded object.
+    """Header of an array of ``shape`` and ``dtype``; ``is_object`` means that it is the bytes of an encoded object.
 
-    ``is_on_device``: the sender has it on a CUDA device, and waits to hear how it is to send it.
+    ``is_on_device`` means that the sender has it on a CUDA device, and waits for the way to send it.
     """
 
     dtype: np.dtype[Any]
@@ -166,7 +166,7 @@ _ARRAY, _OBJECT, _DEVICE_ARRAY = range(3)
 
 
 def encode_envelope(array: Array, *, is_object: bool, is_on_device: bool = False) -> bytes:
-    """Return the envelope of ``array``.  Raises ``UsageError`` for what cannot be sent."""
+    """Encode the envelope of ``array``.  Raises ``UsageError`` for arrays that cannot be sent."""
     if array.dtype not in _DTYPES:
         raise UsageError(f"x: expected one of {', '.join(dtype.name for dtype in _DTYPES)}, got {array.dtype.name}")
     if array.ndim > MAX_DIMENSIONS:
@@ -177,7 +177,7 @@ def encode_envelope(array: Array, *, is_object: bool, is_on_device: bool = False
 
 
 def decode_envelope(content: bytes | bytearray) -> Envelope:
-    """Return what ``encode_envelope`` encoded.  Raises ``ProtocolError`` for anything else."""
+    """Decode an envelope from ``encode_envelope``.  Raises ``ProtocolError`` for anything else."""
     code, ndim, kind, nbytes, *dims = _LAYOUT.unpack(content)
     if code >= len(_DTYPES) or ndim > MAX_DIMENSIONS or kind > _DEVICE_ARRAY:
         raise ProtocolError(f"message envelope: dtype {code}, {ndim} dimensions and kind {kind} are not known here")

@@ -1,4 +1,4 @@
-"""The awaitable of small operations in shared memory, which is over without the loop in the common case."""
+"""The awaitable of small operations in shared memory, which usually completes without the loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 
 _CALL_DEPTH = 3
-"""How many calls there are between a user's and the constructor of a quick one."""
+"""Number of calls between the user's and the constructor of a quick call."""
 
 
 class QuickCall(Call[Array]):
@@ -67,7 +67,7 @@ class QuickCall(Call[Array]):
         return self._x
 
     def _is_over_at_once(self) -> bool:
-        """Get through without the loop, or become an operation that goes on from where this got."""
+        """Try to complete without the loop; otherwise become an operation that continues from this state."""
         engine, plan, sequence, x = self._engine, self._plan, self._sequence, self._x
         started = perf_counter()
         turn = None if plan.driver.is_turn_due(started) else plan.enter(sequence, x)
@@ -90,7 +90,7 @@ class QuickCall(Call[Array]):
         return False
 
     def _give_up(self, error: BaseException | None = None) -> None:
-        """See ``Call``.  From any thread."""
+        """Implement ``Call._give_up``.  Thread-safe."""
         loop = self._engine.table.loop
         if not loop.is_closed():
             loop.call_soon_threadsafe(_give_up_now, self._engine, self._sequence, error)

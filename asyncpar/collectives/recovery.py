@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Agreed(NamedTuple):
-    """The AND of the flags of all ranks that are left, and the ranks that are lost, in the numbering of the group."""
+    """The AND of the flags of all survivors, and the lost ranks, in the numbering of the group."""
 
     flag: int
     lost: tuple[int, ...]
@@ -34,7 +34,7 @@ class _CalledAgreement(NamedTuple):
     outcome: asyncio.Future[Outcome]
 
     async def result(self) -> Outcome:
-        """Return the outcome.  Raises the error that it is."""
+        """Return the outcome, or raise the error that it represents."""
         from asyncpar.collectives.fault_tolerance.service import fault_of  # needed after a loss only
 
         context = self.engine.table.context
@@ -50,7 +50,7 @@ class _CalledAgreement(NamedTuple):
 
 
 def agree(engine: Engine, flag: object) -> Coroutine[Any, Any, Agreed]:
-    """See ``Communicator.agree``."""
+    """Implement ``Communicator.agree``."""
     if not isinstance(flag, int | np.integer) or not -(2**63) <= flag < 2**63:
         raise UsageError(f"flag: expected an integer of at most 64 bits, got {flag!r}")
     pending = _call(engine, "agree", int(flag))
@@ -63,10 +63,10 @@ def agree(engine: Engine, flag: object) -> Coroutine[Any, Any, Agreed]:
 
 
 def shrink(engine: Engine, wrap: Callable[[Engine], T]) -> Coroutine[Any, Any, T]:
-    """See ``Communicator.shrink``.
+    """Implement ``Communicator.shrink``.
 
-    The survivors agree on who is lost, and then in the group of the others on whether one of these is lost by now: a
-    leader that dies when it has decided is not among those that it has decided on.
+    The survivors agree on the lost ranks, and then, in the group of the others, on whether one of these has been lost
+    since: a leader that dies right after its decision is not among the lost ranks of that decision.
     """
     first = _call(engine, "shrink", 0)
 

@@ -1,4 +1,4 @@
-"""Operations that combine: all_reduce, reduce, reduce_scatter."""
+"""Operations that combine: ``all_reduce``, ``reduce``, ``reduce_scatter``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from asyncpar.net.arena.run_queue import Program
 
 
 class AllReducePlan(OperationPlan, frozen=True, kw_only=True):
-    """``route`` leads through the arenas of several hosts."""
+    """Plan of an ``all_reduce``; ``route`` leads through the arenas of several hosts."""
 
     reduction: Reduction
     layout: AlongBuffer
@@ -58,7 +58,7 @@ class AllReducePlan(OperationPlan, frozen=True, kw_only=True):
 
 
 class ReducePlan(OperationPlan, frozen=True, kw_only=True):
-    """``receives`` says that this rank, not the root, combines what other ranks send it."""
+    """Plan of a ``reduce``; ``receives`` means that this rank, not the root, combines data from other ranks."""
 
     reduction: Reduction
     layout: AlongBuffer
@@ -95,7 +95,7 @@ def all_reduce_parts(
 
 
 def target_of(source: Array, x: object, out: object) -> Array:
-    """Return the array that gets the result: ``x`` itself without ``out``."""
+    """Return the array that receives the result: ``x`` itself without ``out``."""
     return check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
 
 
@@ -109,7 +109,7 @@ def start_all_reduce(
     key: str | None,
     take: TakePart | None = None,
 ) -> Coroutine[Any, Any, Array]:
-    """Give a call its place; ``take`` gets the parts of the result as they are finished."""
+    """Give a call its place; ``take`` receives the parts of the result as they are finished."""
     plan = engine.prepared(
         ("all_reduce", source.dtype, source.shape, op, algorithm),
         lambda: _prepare_all_reduce(engine, source, op, algorithm),
@@ -156,7 +156,7 @@ def start_all_reduce(
 
 
 def _taken_into(target: Array, take: TakePart) -> TakePart:
-    """Return ``take`` for a result that goes into ``target``: what is not contiguous gets its parts one by one."""
+    """Return ``take`` for a result in ``target``: a target that is not contiguous receives its parts one by one."""
     if target.flags.c_contiguous:
         return take
 
@@ -258,7 +258,7 @@ def _reduce_program(source: Array, target: Array | None, reduction: Reduction, r
 
 
 def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspace:
-    """Return scratch for the partial sums of a rank that is not the root."""
+    """Return scratch for the partial sums of a rank other than the root."""
 
     def fill(piece: int) -> list[tuple[Slice, Slice]]:
         start, stop = layout.bounds(piece)

@@ -1,12 +1,12 @@
 """The message by which a rank revokes a group, and the ranks that get it.  Pure.
 
 Theory of operation.  Revocation is that of ULFM (Bland et al., "Post-failure recovery of MPI communication capability",
-IJHPCA 27:3, 2013): any rank revokes, nobody waits, and what all others call or await in the group ends.  The news must
-reach every living rank although the one that revoked dies amid it, and others are dead: so each rank that hears of it
-for the first time tells others before it does anything else.  In a small group each tells all.  In a large one each
-tells its neighbours in a binomial graph, those at distances 1, 2, 4, ... on either side: that connects the ranks that
-are left, while fewer are dead than each has neighbours (Angskun, Bosilca, Dongarra, "Binomial graph: a scalable and
-fault-tolerant logical network topology", ISPA 2007).
+IJHPCA 27:3, 2013): any rank revokes, no rank waits, and all calls and waits of the others in the group end.  The
+message must reach every live rank even if the one that revoked dies in the middle, and others are dead: so each rank
+that receives it for the first time forwards it before it does anything else.  In a small group each forwards it to
+all.  In a large one each forwards it to its neighbours in a binomial graph, those at distances 1, 2, 4, ... on either
+side: that connects the survivors as long as fewer ranks are dead than each has neighbours (Angskun, Bosilca, Dongarra,
+"Binomial graph: a scalable and fault-tolerant logical network topology", ISPA 2007).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import msgspec
 from asyncpar.errors import PeerError, ProtocolError, StaleGeneration, WorldRevoked
 
 _TELLS_ALL: Final = 32
-"""Up to so many ranks, each tells all others."""
+"""Up to this number of ranks, each notifies all others."""
 
 _CAUSE_CHARACTERS: Final = 2048
 
 
 class Revocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The group with this ``number`` and these ``ranks`` (of the world) was revoked by rank ``revoked_by``.
+    """Revocation of the group ``number`` with these ``ranks`` (of the world) by rank ``revoked_by``.
 
-    ``culprit`` is the rank that it blames, ``cause`` says why.
+    ``culprit`` is the rank that it blames, ``cause`` the reason.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Revocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def revocation_of(
     reason: str | BaseException, *, number: int, ranks: tuple[int, ...], name: str, generation: int, me: int
 ) -> Revocation:
-    """Return the revocation by rank ``me`` for ``reason``, whose rank it blames if that is the error of a rank."""
+    """Return the revocation by rank ``me`` for ``reason``; if that is the error of a rank, it blames that rank."""
     blamed = reason.rank if isinstance(reason, PeerError) and reason.rank is not None else me
     cause = reason if isinstance(reason, str) else _text(reason)
     return Revocation(
@@ -83,12 +83,12 @@ def _text(error: BaseException) -> str:
 
 
 def encode_revocation(revocation: Revocation) -> bytes:
-    """Return the payload of a REVOKE frame."""
+    """Encode the payload of a REVOKE frame."""
     return msgspec.msgpack.encode(revocation)
 
 
 def decode_revocation(payload: bytes, *, number: int, generation: int, size: int) -> Revocation:
-    """Return the revocation of the group ``number`` in a world of ``size`` ranks.
+    """Decode the revocation of the group ``number`` in a world of ``size`` ranks.
 
     Raises ``ProtocolError`` for anything else.
     """
@@ -108,7 +108,7 @@ def decode_revocation(payload: bytes, *, number: int, generation: int, size: int
 
 
 def told_by(rank: int, ranks: Sequence[int]) -> list[int]:
-    """Return the ranks that ``rank``, one of ``ranks``, tells when it hears that their group is revoked."""
+    """Return the ranks that ``rank``, one of ``ranks``, notifies when it learns that their group is revoked."""
     size, place = len(ranks), ranks.index(rank)
     if size <= _TELLS_ALL:
         return [other for other in ranks if other != rank]

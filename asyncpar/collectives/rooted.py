@@ -1,14 +1,15 @@
 """Operations between one rank and all others: broadcast, gather, scatter.
 
-Theory of operation.  Where data goes one way, a rank that only sends would be done before the others have come, and
+Theory of operation.  Where data goes one way, a rank that only sends would finish before the others have arrived, and
 would never learn that one of them calls another operation: with two roots, each would take its own data for the result.
-So messages without payload, which carry the fingerprint of the operation as all do, go the other way: *up* a binomial
-tree to the root before data comes down, or *down* again when data has come up.  A message comes from a rank only when
-all ranks behind it have come, so its receiver knows of all of them; and a rank that calls another operation is found by
-a neighbour, which tells all others.  Two ranks have only each other to know of: there no rank waits before data moves.
+So messages without payload, which carry the fingerprint of the operation as all messages do, go the other way: *up* a
+binomial tree to the root before data comes down, or *down* again after data has come up.  A rank sends its message only
+when all ranks behind it have arrived, so the receiver knows of all of them; and a rank that calls another operation is
+detected by a neighbour, which notifies all others.  With two ranks, each has only the other to know of: no rank waits
+before data moves.
 
-Data of one piece, as all small data is, and these messages are one plan (``confirmed``).  Otherwise they are a plan of
-their own, run before or after that of the data.
+For data of one piece, as all small data is, these messages are part of its plan (``confirmed``).  Otherwise they are a
+plan of their own, run before or after that of the data.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _scatter_program(source: Array | None, target: Array, root: int) -> MakeProg
 def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None) -> RootedPlan:
     """Prepare gather or scatter of one array like ``x`` per rank.
 
-    The root works in its own memory; others, in a tree, in scratch that holds the chunks they pass on.
+    The root works in its own memory; in a tree, other ranks work in scratch that holds the chunks they pass on.
     """
     count, dtype = x.size, x.dtype
     algorithm = engine.algorithm(name, x.nbytes * engine.size, wanted, arena=True)
@@ -294,7 +295,7 @@ def prepare_broadcast(
     arena: bool = False,
     confirms: bool = True,
 ) -> OperationPlan:
-    """Prepare a broadcast of arrays like ``x``; ``confirms`` says that it is what makes all ranks known."""
+    """Prepare a broadcast of arrays like ``x``; ``confirms`` adds the messages that make all ranks known."""
     algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
     schedule = engine.schedule("broadcast", engine.message_algorithm("broadcast", x.nbytes, algorithm), root)
@@ -308,17 +309,17 @@ def prepare_broadcast(
 
 
 _PHASE: Final = 7
-"""After those of the data: calibration has most."""
+"""Follows the phases of the data, of which calibration has most."""
 
 Transfer = Callable[[], Awaitable[None]]
 Way = Literal["from root", "to root"]
 
 _AGAINST: Final[dict[Way, str]] = {"from root": "reduce", "to root": "broadcast"}
-"""The operation that sends in the other direction."""
+"""The operation that sends in the opposite direction."""
 
 
 def confirmed(engine: Engine, schedule: RankSchedule, layout: ChunkLayout, root: int, way: Way) -> RankSchedule:
-    """Return ``schedule``, in which data goes ``way``, together with the messages without payload if it is one piece.
+    """Return ``schedule``, in which data goes ``way``, with the messages without payload if it is one piece.
 
     ``from_root`` and ``to_root`` run a plan of the result, whose number of pieces is the same on all ranks.
     """
@@ -333,9 +334,9 @@ def confirmed(engine: Engine, schedule: RankSchedule, layout: ChunkLayout, root:
 
 
 async def from_root(engine: Engine, operation: Operation, root: int, plan: Plan, transfer: Transfer) -> None:
-    """Run ``transfer``, in which data goes from ``root`` to the others; all ranks are in ``operation`` then.
+    """Run ``transfer``, in which data goes from ``root`` to the others; all ranks are then in ``operation``.
 
-    ``plan`` is the first one that it runs, of a schedule that was ``confirmed``.
+    ``plan`` is the first plan that it runs, of a schedule from ``confirmed``.
     """
     if plan.pieces == 1:
         await transfer()
@@ -349,9 +350,9 @@ async def from_root(engine: Engine, operation: Operation, root: int, plan: Plan,
 
 
 async def to_root(engine: Engine, operation: Operation, root: int, plan: Plan, transfer: Transfer) -> None:
-    """Run ``transfer``, in which data goes from the others to ``root``; all ranks are in ``operation`` then.
+    """Run ``transfer``, in which data goes from the others to ``root``; all ranks are then in ``operation``.
 
-    ``plan`` is the one that it runs, of a schedule that was ``confirmed``.
+    ``plan`` is the one that it runs, of a schedule from ``confirmed``.
     """
     if plan.pieces == 1:
         await transfer()
@@ -365,7 +366,7 @@ async def to_root(engine: Engine, operation: Operation, root: int, plan: Plan, t
 
 
 async def _pass_nothing(engine: Engine, operation: Operation, root: int, way: str) -> None:
-    """Send and receive what ``way`` does in a tree, without payload."""
+    """Run the messages of ``way`` in a tree, without payload."""
     if engine.size > 1:
         prepared = engine.prepared(("nothing", way, root), lambda: _prepare(engine, root, way))
         await execute(operation, prepared.messages, InPlace())

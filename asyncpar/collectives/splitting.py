@@ -1,4 +1,4 @@
-"""Groups made of one by color, as ``MPI_Comm_split`` makes them; their communicators of NCCL come from its own."""
+"""Groups split from one by color, like ``MPI_Comm_split``; their NCCL communicators are split from its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _device_epoch(engine: Engine) -> int:
 async def _split_devices(
     engine: Engine, operation: Operation, rows: list[list[int]], groups: list[list[int]]
 ) -> Closes | None:
-    """Split the communicator of NCCL, too, if all ranks have the same one; else new ones are made when needed."""
+    """Split the NCCL communicator as well, if all ranks have the same one; otherwise new ones are created on demand."""
     if rows[0][3] < 0 or any(row[3] != rows[0][3] for row in rows):
         return None
     from asyncpar.collectives.device.splitting import split_communicator  # needed by those who have devices only

@@ -1,7 +1,7 @@
-"""Receives that stand: of messages that may never come, or that nobody needs yet.
+"""Standing receives: of messages that may never come, or that nobody needs yet.
 
 Nobody waits in a standing receive.  It has no timeout, asks no rank what it does, and is neither a wait nor an event of
-its rank until its message is there, or is needed; then it is a receive as any other.
+its rank until its message arrives, or is needed; then it becomes an ordinary receive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 def stand_for_object(
     group: Communicator, source: int | None = None, *, tag: int, wanted: type[T]
 ) -> Coroutine[Any, Any, T]:
-    """Return what ``Communicator.recv_object`` does, whenever it comes.  Raises ``PeerLost`` if it cannot come."""
+    """Receive like ``Communicator.recv_object``, whenever the value comes.  Raises ``PeerLost`` if it cannot come."""
     return group._receive(
         source,
         None,
@@ -32,14 +32,14 @@ def stand_for_object(
 
 
 def stand_for_array(group: Communicator, source: int, *, out: Array, tag: int) -> Coroutine[Any, Any, Array]:
-    """Return what ``Communicator.recv`` does, whenever it comes.  Raises ``PeerLost`` if it cannot come."""
+    """Receive like ``Communicator.recv``, whenever the array comes.  Raises ``PeerLost`` if it cannot come."""
     return group._receive(source, out, tag, lambda delivery: delivery.array, is_standing=True)
 
 
 def receive_ahead(
     group: Communicator, source: int, *, tag: int
 ) -> tuple[Coroutine[Any, Any, Array], Callable[[], None]]:
-    """Return a receive that is called before its message is needed, and what is to be called when that is needed."""
+    """Return a receive that is called before its message is needed, and a callback for when it is needed."""
     call: Coroutine[Any, Any, Array] = group._receive(
         source, None, tag, lambda delivery: delivery.array, is_standing=True
     )

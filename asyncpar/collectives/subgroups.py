@@ -1,4 +1,4 @@
-"""Groups made of groups."""
+"""Groups made from groups."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def subgroup(
 ) -> Engine | None:
     """Return the engine of the group of ``ranks`` (of this group), None if this rank is not one of them.
 
-    Nothing is sent: members find the group's number from the ranks and from ``key``, which may be used once with the
-    same ranks, or from how often they have asked for them.
+    Nothing is sent: members derive the group's number from the ranks and from ``key``, which may be used once with the
+    same ranks, or from how often they have requested them.
     """
     chosen = _checked_ranks(ranks, engine.size)
     world_ranks = tuple(engine.ranks[rank] for rank in chosen)
@@ -38,7 +38,7 @@ def subgroup(
 
 
 def survivors(engine: Engine, ranks: tuple[int, ...], number: int) -> Engine:
-    """Return the engine of the group of ``ranks`` (of the world), which agreement ``number`` says are left.
+    """Return the engine of the group of ``ranks`` (of the world), the survivors by agreement ``number``.
 
     It does not end with the group of ``engine``.
     """
@@ -48,7 +48,7 @@ def survivors(engine: Engine, ranks: tuple[int, ...], number: int) -> Engine:
 
 
 def hosts_of(groups: Hosts, ranks: tuple[int, ...]) -> Hosts:
-    """Return the places in ``ranks`` by host, where ``groups`` has the same ranks and more by host."""
+    """Return the indices in ``ranks`` by host, where ``groups`` has the same ranks and more by host."""
     place = {rank: index for index, rank in enumerate(ranks)}
     hosts = (tuple(sorted(place[rank] for rank in group if rank in place)) for group in groups)
     return tuple(sorted(host for host in hosts if host))
@@ -63,10 +63,10 @@ def make_engine(
     *,
     ends_with_it: bool = True,
 ) -> Engine:
-    """Return the engine of a new group, which is revoked when the one of ``engine`` is if it ``ends_with_it``."""
+    """Return the engine of a new group; if it ``ends_with_it``, revoking the group of ``engine`` revokes it too."""
     model = engine.policy.model
     hosts = hosts_of(engine.table.links.world.hosts, world_ranks)
-    lane = model.local if len(hosts) == 1 < len(model.hosts) else model.lane  # its lanes are those inside of a host
+    lane = model.local if len(hosts) == 1 < len(model.hosts) else model.lane  # its lanes are those inside a host
     policy = replace(engine.policy, model=replace(model, size=len(world_ranks), hosts=hosts, lane=lane))
     return Engine(
         table=engine.table,
