@@ -96,7 +96,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def is_left_behind(error: Exception) -> bool:
-    """Return whether ``error`` comes from ranks that left in good order or were cancelled, perhaps by Ctrl-C for all."""
+    """Return whether ``error`` comes from ranks that left in good order or were cancelled, perhaps by Ctrl-C to all."""
     peer = find_peer_error(error)
     return peer is not None and (peer.cause == LEFT or isinstance(peer, PeerCancelled))
 

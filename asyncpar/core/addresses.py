@@ -1,6 +1,6 @@
-"""Addresses of hosts: how they are spelt, which of them this host has, and by which it reaches others.
+"""Addresses of hosts: their spelling, the addresses of this host, and the routes to others.
 
-``host:port`` is read and written here alone, so that IPv6 works wherever an address goes in or comes out.
+``host:port`` is parsed and formatted only here, so IPv6 works wherever an address is read or written.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 
 LOOPBACK_ADVICE: Final = "bring the interface lo up (ip link set lo up), and let a firewall pass 127.0.0.0/8"
-"""What to do on a host that does not reach itself; its other addresses go by that interface, too."""
+"""Advice for a host that does not reach itself; its other addresses use that interface, too."""
 
 ANY_PORT: Final = 9
-"""A port to ask for the way to a host; nothing is sent there."""
+"""A port for looking up the route to a host; nothing is sent to it."""
 
 _LOOPBACK: Final = "127.0.0.1"
 _LOOPBACK_V6: Final = "::1"
 _SELF_SECONDS: Final = 1.0
 _ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
-"""Addresses of no host (RFC 5737, RFC 3849): the way to them is the way out."""
+"""Addresses of no host (RFC 5737, RFC 3849): the route to them is the route out."""
 
 
 def is_loopback(host: str) -> bool:
-    """Is ``host`` an address, or the name, of this machine's loopback interface?"""
+    """Return whether ``host`` is an address, or the name, of this machine's loopback interface."""
     if host == "localhost":
         return True
     address = _as_number(host)
@@ -36,14 +36,14 @@ def is_loopback(host: str) -> bool:
 
 
 def spell_host(host: str) -> str:
-    """Return ``host`` in one form: without brackets, numbers as short as they can be, others in lower case."""
+    """Return ``host`` in canonical form: without brackets, numbers as short as possible, names in lower case."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     address = _as_number(bare)
     return bare.lower() if address is None else str(address)
 
 
 def _as_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that ``host`` spells, IPv4 if IPv6 only carries it; None if it is a name."""
+    """Return the address that ``host`` spells, IPv4 for one that IPv6 only carries; None if it is a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -54,14 +54,14 @@ def _as_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_ipv6(host: str) -> bool:
-    """Does ``host`` spell an IPv6 address?"""
+    """Return whether ``host`` spells an IPv6 address."""
     with contextlib.suppress(ValueError):
         return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
     return False
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return the family of sockets for ``address``, which is a number."""
+    """Return the socket family for the numeric ``address``."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
@@ -75,8 +75,8 @@ def split_address(
 ) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[v6]:port``.
 
-    Where there is a default, the port may be missing, and so may the brackets then.  Raises ``UsageError`` that begins
-    with ``name``, says what was ``expected``, and names the brackets where they are missing.
+    With a ``default_port`` the port may be omitted, and then the brackets, too.  Raises ``UsageError`` that begins with
+    ``name``, states what was ``expected``, and points out missing brackets.
     """
     if default_port is not None and is_ipv6(address):
         return address, default_port
@@ -106,7 +106,7 @@ def host_of_peer(peer: str) -> str:
 
 
 def place_of_peer(peer: str) -> tuple[str, int] | None:
-    """Return address and port of what gRPC calls ``peer``, None if it is no internet address."""
+    """Return address and port of gRPC's ``peer``; None if it is not an internet address."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return None
@@ -117,7 +117,7 @@ def place_of_peer(peer: str) -> tuple[str, int] | None:
 def check_bindable(bind: str, port: int, *, what: str = "") -> None:
     """Raise ``UsageError`` that says why ``bind:port`` cannot be bound: in use, or not an address of this host.
 
-    It begins with ``what``, such as the option that says so.
+    It begins with ``what``, such as the option that set the address.
     """
     try:
         _bind(bind, port)
@@ -129,7 +129,7 @@ def check_bindable(bind: str, port: int, *, what: str = "") -> None:
 
 
 def _bind(address: str, port: int) -> int:
-    """Bind a socket for a moment, and return its port."""
+    """Bind a socket briefly, and return its port."""
     with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
         if port:  # one that was in use a moment ago will do
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,7 +138,7 @@ def _bind(address: str, port: int) -> int:
 
 
 def try_connection(address: str) -> None:
-    """Connect to a socket of this process at ``address``, one of this host.  Raises ``OSError`` where that fails."""
+    """Connect to a socket of this process at ``address``, one of this host.  Raises ``OSError`` if that fails."""
     family = family_of(address)
     with socket.socket(family) as listening, socket.socket(family) as calling:
         listening.bind((address, 0))
@@ -148,9 +148,9 @@ def try_connection(address: str) -> None:
 
 
 def check_reaches_itself(address: str, *, what: str = "") -> None:
-    """Raise ``UsageError``, which begins with ``what``, where processes of this host have no connection at ``address``.
+    """Raise ``UsageError``, which begins with ``what``, if processes of this host cannot connect at ``address``.
 
-    That is one of this host.  Without the check they would wait for each other until their time is up.
+    ``address`` is one of this host.  Without the check they would wait for each other until they time out.
     """
     try:
         try_connection(address)
@@ -160,14 +160,14 @@ def check_reaches_itself(address: str, *, what: str = "") -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket bound to ``host``; one at ``::`` takes IPv4, too.  Raises ``OSError``."""
+    """Return a listening socket bound to ``host``; one at ``::`` accepts IPv4, too.  Raises ``OSError``."""
     family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     is_dual = family == socket.AF_INET6 and spell_host(str(place[0])) == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(place, family=family, dualstack_ipv6=is_dual)
 
 
 def is_ours(address: str) -> bool:
-    """Is ``address`` one of this host?"""
+    """Return whether ``address`` is one of this host."""
     try:
         _bind(address, 0)
     except OSError:
@@ -176,7 +176,7 @@ def is_ours(address: str) -> bool:
 
 
 def free_port(address: str) -> int:
-    """Return a free port of ``address``, or of any address if that is not this host's."""
+    """Return a free port of ``address``, or of any address if that is not one of this host."""
     for bind in (address, "", "::"):
         with contextlib.suppress(OSError):
             return _bind(bind, 0)
@@ -184,32 +184,32 @@ def free_port(address: str) -> int:
 
 
 def loopback() -> str:
-    """Return the address by which processes of this host meet: 127.0.0.1, or ::1 where that is all there is."""
+    """Return the address at which processes of this host meet: 127.0.0.1, or ::1 if there is only that."""
     return _LOOPBACK_V6 if not is_ours(_LOOPBACK) and is_ours(_LOOPBACK_V6) else _LOOPBACK
 
 
 def loopback_like(address: str) -> str:
-    """Return ``address`` if it is one of loopback, else the one by which processes of this host meet."""
+    """Return ``address`` if it is a loopback address of this host, else the one at which its processes meet."""
     return address if is_loopback(address) and is_ours(address) else loopback()
 
 
 def resolve(name: str) -> str:
-    """Return the address of the host ``name``: of those to which there is a way from here, IPv4 if it has one.
+    """Return the address of the host ``name``: a reachable one if it has several, preferably IPv4.
 
-    ``localhost`` is loopback (RFC 6761).  Blocks; raises ``OSError`` if it has none.
+    ``localhost`` is loopback (RFC 6761).  Blocks; raises ``OSError`` if the name has no address.
     """
     if name == "localhost":
         return loopback()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a label is empty or too long: nothing has such a name
+    except UnicodeError as error:  # a label is empty or too long: no host has such a name
         raise socket.gaierror(socket.EAI_NONAME, f"no name of a host: {error}") from error
     addresses = [_numeric(entry[4]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
     return next(filter(_is_reachable, addresses), addresses[0]) if len(addresses) > 1 else addresses[0]
 
 
 def _numeric(place: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> str:
-    """Return the address of a socket as a number, with the interface of one that only holds there."""
+    """Return the address of a socket as a number, with the interface if it is only valid there."""
     address = str(place[0])
     if len(place) == 4 and place[3] and "%" not in address:
         with contextlib.suppress(OSError):
@@ -226,9 +226,9 @@ def _is_reachable(address: str) -> bool:
 
 
 def route_to(address: str, port: int = ANY_PORT) -> str:
-    """Return the address of this host that packets to ``address`` carry.  Sends nothing.
+    """Return the source address of packets from this host to ``address``.  Sends nothing.
 
-    Raises ``OSError`` when there is no way there.
+    Raises ``OSError`` if there is no route.
     """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         probe.connect((address, port))
@@ -236,7 +236,7 @@ def route_to(address: str, port: int = ANY_PORT) -> str:
 
 
 def route_out() -> str:
-    """Return the address of this host that packets to other networks carry.  Raises ``OSError`` if there is no way."""
+    """Return the source address of this host's packets to other networks.  Raises ``OSError`` if there is no route."""
     for address in _ELSEWHERE:
         with contextlib.suppress(OSError):
             return route_to(address)

@@ -1,11 +1,12 @@
-"""Memory for large arrays, which is used again once nothing refers to it.
+"""Memory for large arrays, reused once nothing refers to it.
 
-Theory of operation.  Fresh memory is slow: the system clears every page when it is touched first.  So arrays are lent
-as views on larger blocks, and when the last array, view or memoryview on a block is gone, the block comes back, from
-whatever thread dropped it.  A program that still holds a result keeps its memory: nothing is taken back.
+Theory of operation.  Fresh memory is slow: the system clears every page when it is first touched.  So arrays are lent
+as views of larger blocks, and when the last array, view or memoryview of a block is gone, the block comes back, from
+whichever thread dropped it.  A program that still holds a result keeps its memory: nothing is taken back.
 
-The end of the last view is seen by the end of a *lease*, which owns the block as far as arrays can tell.  It is a
+The end of the last view is detected by the end of a *lease*, which arrays see as the owner of the block.  It is a
 ctypes array, because a numpy array would be skipped: an array on a view of an array refers to the innermost one.
+
 Finalizers run anywhere, even in the middle of an allocation, so they take no lock: they append to a queue (atomic).
 """
 
@@ -25,13 +26,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 LEAST_BYTES: Final = 256 * 1024
-"""Smaller memory comes from malloc, which keeps it warm."""
+"""Smaller arrays come from malloc, which keeps its memory warm."""
 
 Block: TypeAlias = NDArray[np.uint8]
 
 
 def lend(block: Block, take_back: Callable[[Block], object]) -> tuple[Any, weakref.finalize[..., Any]]:
-    """Return a buffer on ``block``, which is passed to ``take_back`` once nothing refers to the buffer; and by what.
+    """Return a buffer on ``block``, and the finalizer that passes ``block`` to ``take_back`` once the buffer is unused.
 
     ``take_back`` is called in any thread, and must take no lock.
     """
@@ -42,20 +43,20 @@ def lend(block: Block, take_back: Callable[[Block], object]) -> tuple[Any, weakr
 
 
 class ArrayPool:
-    """Lends arrays from any thread; those of ``LEAST_BYTES`` or more in memory that was lent before, where it fits.
+    """Lends arrays from any thread; those of ``LEAST_BYTES`` or more reuse memory that was lent before, if it fits.
 
-    ``most_idle`` says how many bytes may wait to be used again; None: as many as bring what the pool holds to the most
-    that was lent at once.  A copy of a pool is a pool that keeps nothing.
+    ``most_idle`` returns how many bytes may wait to be reused; None: as many as bring the pool's total to the most that
+    was lent at once.  A copy of a pool is a pool that keeps nothing.
 
-    With ``is_mapped`` blocks come from the system one by one, and what is dropped is the system's at once; else the C
-    library keeps some of it for what is allocated next.
+    With ``is_mapped`` blocks are mapped from the system one by one, and dropped ones return to it at once; otherwise
+    the C library keeps some of that memory for later allocations.
     """
 
     def __init__(self, most_idle: Callable[[], int] | None = lambda: 0, *, is_mapped: bool = False) -> None:
         self.blocks_made = 0
-        """Blocks that were taken from the system so far."""
+        """Blocks taken from the system so far."""
         self.lent_bytes = 0
-        """Bytes that were lent when the pool last looked."""
+        """Bytes that were lent at the pool's last check."""
         self.most_lent_bytes = 0
         """The largest ``lent_bytes`` so far."""
         self._most_idle = most_idle
@@ -83,7 +84,7 @@ class ArrayPool:
         return array
 
     def trim(self, most: int | None = None) -> None:
-        """Give back to the system what waits beyond ``most_idle``, and beyond ``most`` bytes, if given."""
+        """Release idle memory beyond ``most_idle``, and beyond ``most`` bytes if given, to the system."""
         with self._lock:
             self._sort_in()
             if most is not None:
@@ -91,13 +92,13 @@ class ArrayPool:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that wait to be used again."""
+        """Bytes that wait to be reused."""
         with self._lock:
             self._sort_in()
             return sum(block.nbytes for block in self._idle)
 
     def _take(self, nbytes: int) -> Block:
-        """Return a block of exactly ``nbytes``, the one that came back last: it is warm."""
+        """Return a block of exactly ``nbytes``, the one returned last: it is warm."""
         with self._lock:
             self._sort_in(without_limit=True)
             for place in reversed(range(len(self._idle))):
@@ -125,20 +126,20 @@ class ArrayPool:
         return self.most_lent_bytes - self.lent_bytes if self._most_idle is None else self._most_idle()
 
     def _drop_beyond(self, most: int) -> None:
-        """Drop the blocks that wait longest until the others have at most ``most`` bytes."""
+        """Drop the blocks idle for longest until the others have at most ``most`` bytes."""
         idle = sum(block.nbytes for block in self._idle)
         while self._idle and idle > most:
             idle -= self._idle.pop(0).nbytes
 
 
 _HUGE_BYTES = 4 << 20
-"""From here on numpy asks for huge pages, too."""
+"""From this size on numpy asks for huge pages, too."""
 
 _HUGE_PAGE = 2 << 20
-"""The usual size; where they are larger, there are none."""
+"""The usual size; where huge pages are larger, none are used."""
 
 _MOST_SPARE = 32
-"""At most one part in so many of a block is taken beyond its end."""
+"""At most this fraction (1/n) of a block is taken beyond its end."""
 
 
 def _allocate_block(nbytes: int) -> Block:
@@ -155,11 +156,12 @@ def _map_block(nbytes: int) -> Block:
 
 
 def _map_huge_pages(nbytes: int, flags: int) -> Block:
-    """Map a block that begins with a huge page; ordinary ones take what is left where another would be mostly empty.
+    """Map a block that begins on a huge page; ordinary pages hold the rest if another huge one would be mostly empty.
 
-    Without that a block begins anywhere: it has two huge pages less, and a thousand faults more whenever it is made.
+    Otherwise a block would begin anywhere: it would have two fewer huge pages, and a thousand more faults each time it
+    is made.
     """
-    mapped = mmap.mmap(-1, nbytes + 2 * _HUGE_PAGE, flags=flags)  # what is not touched takes no memory
+    mapped = mmap.mmap(-1, nbytes + 2 * _HUGE_PAGE, flags=flags)  # untouched memory takes no space
     whole = np.frombuffer(mapped, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     filled = nbytes // _HUGE_PAGE * _HUGE_PAGE

@@ -1,4 +1,4 @@
-"""Values that can be called: the contract has methods where properties read better, so these are both.  Pure."""
+"""Values that can be called: the contract has methods where properties read better, so these serve as both.  Pure."""
 
 from __future__ import annotations
 

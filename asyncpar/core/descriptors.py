@@ -1,7 +1,7 @@
-"""The file descriptors of this process: how many it may have, and which of them connections of others may not take.
+"""The file descriptors of this process: their limit, and the reserve that connections of strangers may not use.
 
-The kernel hands out the lowest number that is free, so the number of a fresh descriptor says how many are in use at
-least: no listener has to count.
+The kernel hands out the lowest free number, so the number of a new descriptor is a lower bound on how many are in use:
+no listener has to count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncpar.core.system_errors import FULL
 
 _FALLBACK: Final = 1024
 _USUAL: Final = 64
-"""Descriptors that a process of ours has open when nobody is connected to it, generously."""
+"""A generous number of descriptors that one of our processes has open when nobody is connected to it."""
 
 _LEAST_PLACES: Final = 4
 _LEAST_RESERVE: Final = 16
@@ -22,7 +22,7 @@ _MOST_RESERVE: Final = 256
 
 
 def descriptor_limit() -> int:
-    """Return how many file descriptors this process may have."""
+    """Return the limit of file descriptors of this process."""
     if sys.platform == "win32":
         return _FALLBACK
     import resource
@@ -32,12 +32,12 @@ def descriptor_limit() -> int:
 
 
 def descriptor_reserve(limit: int) -> int:
-    """Return how many of ``limit`` descriptors the process keeps for itself: its files, pipes, children and peers."""
+    """Return the share of ``limit`` descriptors that the process reserves for its files, pipes, children and peers."""
     return max(_LEAST_RESERVE, min(_MOST_RESERVE, limit // 4))
 
 
 def spare_descriptors(limit: int) -> int:
-    """Return how many of ``limit`` descriptors connections of strangers may take, to all listeners together."""
+    """Return the share of ``limit`` descriptors that connections of strangers may use, over all listeners."""
     return max(0, limit - descriptor_reserve(limit) - _USUAL)
 
 
@@ -58,7 +58,7 @@ def is_reserved(descriptor: int) -> bool:
 
 
 def is_exhausted(error: OSError) -> bool:
-    """Return whether ``error`` says that there is no descriptor left, so that the same may succeed a moment later."""
+    """Return whether ``error`` says that no descriptor is left, so the same call may succeed a moment later."""
     return error.errno in FULL
 
 
@@ -79,14 +79,14 @@ def has_room(count: int) -> bool:
 
 
 class SpareDescriptor:
-    """Two descriptors that are held so that any other can be duplicated when the process has no more of them."""
+    """Two descriptors held in reserve, so another can be duplicated when the process has none left."""
 
     def __init__(self) -> None:
         self._null = os.open(os.devnull, os.O_RDWR)
         self._spare = os.dup(self._null)
 
     def lend(self, descriptor: int) -> int:
-        """Return a duplicate of ``descriptor``, to use until ``take_back`` and not to close.  Raises ``OSError``."""
+        """Return a duplicate of ``descriptor``, valid until ``take_back``; do not close it.  Raises ``OSError``."""
         return os.dup2(descriptor, self._spare, inheritable=False)
 
     def take_back(self) -> None:

@@ -7,10 +7,10 @@ import sys
 
 
 def give_back_free_memory() -> None:
-    """Give the system what the allocator of the C library keeps of freed memory, where that can be asked for (glibc).
+    """Return memory that the C library's allocator keeps after it was freed to the system, where possible (glibc).
 
-    It keeps holes that lie between what is in use.  This takes about a millisecond: call it once, after a program has
-    freed much that it does not take again.
+    Holes between used memory stay.  This takes about a millisecond: call it once, after a program has freed much memory
+    that it will not need again.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -1,4 +1,4 @@
-"""Say what a value is that was given where an array of numpy or a parameter goes, and how that comes from it.  Pure."""
+"""Descriptions of values that were passed in place of a numpy array or a parameter, with advice.  Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 
 
 def describe_other(value: object, write: str = "x") -> str:
-    """Return what ``value`` is, for the end of a sentence that expects an array; ``write`` is what users call it."""
+    """Return a description of ``value`` that ends a sentence expecting an array; ``write`` is its name for users."""
     kind = type(value)
     if isinstance(value, Coroutine):
         return f"a call that was not awaited; write `await` before {getattr(value, '__name__', 'it')}(...)"
@@ -18,6 +18,6 @@ def describe_other(value: object, write: str = "x") -> str:
 
 
 def describe_no_parameter(value: object) -> str:
-    """Return the sentence about ``value``, which was given where a parameter goes."""
+    """Return the error message for ``value``, which was passed in place of a parameter."""
     got = describe_other(value, "tensor")
     return f"parameters: expected each to be a Parameter, such as Parameter('weight', array), got {got}"

@@ -1,8 +1,9 @@
-"""Files that only their user can read, and that never change what a symbolic link points to.
+"""Files that only their user can read, and writes that never follow a symbolic link.
 
 The output of ranks, their stacks and their records are private to the user who runs them, whatever the umask is.
-A process that can write to a folder of ours could put a link where we are about to write: a link in the way is
-replaced, not followed.
+
+A process that can write to one of our folders could put a link where we are about to write: such a link is replaced,
+not followed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _NO_FOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such fla
 
 
 def make_private_folder(path: Path, *, under: Path | None = None) -> None:
-    """Make the folder ``path`` and those above it that are missing; the new ones can only be entered by this user.
+    """Make the folder ``path`` and its missing parents; only this user can enter the new ones.
 
-    Folders between ``under``, which is ours, and ``path`` must be no links: ``OSError`` names one that is.
+    No folder between ``under``, which is ours, and ``path`` may be a link: ``OSError`` names one that is.
     """
     missing = []
     above = path
@@ -47,9 +48,9 @@ def refuse_link(path: Path) -> None:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Return a descriptor of ``path`` for the ``flags`` of ``os.open``: a plain file for this user alone.
+    """Open ``path`` with the ``flags`` of ``os.open`` as a plain file for this user alone, and return its descriptor.
 
-    One that is there gets that mode, too.  A link is replaced by a new file if ``flags`` allow to make one.
+    An existing file gets that mode, too.  A link is replaced by a new file if ``flags`` allow creating one.
     """
     flags |= _NO_FOLLOW
     try:
@@ -65,9 +66,9 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def open_unnamed(name: str) -> int:
-    """Return a descriptor of an empty file that has no name in any folder: in memory where the system has such files.
+    """Return a descriptor of an empty file without a name in any folder: in memory where the system supports it.
 
-    ``name`` is for those who look at the descriptors of a process.  Raises ``OSError``.
+    ``name`` is shown in listings of a process's descriptors.  Raises ``OSError``.
     """
     make = getattr(os, "memfd_create", None)
     if make is not None:
@@ -82,9 +83,9 @@ def open_unnamed(name: str) -> int:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Make ``content`` that of the file ``path``, whole or not at all, for this user alone.  Raises ``OSError``.
+    """Replace the content of the file ``path`` atomically, for this user alone.  Raises ``OSError``.
 
-    A link of that name is replaced; what it points to stays as it is.
+    A link of that name is replaced; its target stays unchanged.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
@@ -99,14 +100,14 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def append_private(path: Path, content: bytes) -> None:
-    """Append ``content`` to the file ``path``, which is made for this user alone.  Raises ``OSError``."""
+    """Append ``content`` to the file ``path``, created for this user alone if missing.  Raises ``OSError``."""
     descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove the folder ``path`` with what is in it, as far as possible; of a link, the link alone."""
+    """Remove the folder ``path`` with its contents, as far as possible; of a link, the link alone."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()

@@ -1,10 +1,10 @@
-"""Handlers that belong to one process, and that the children of its forks do not inherit.
+"""Signal handlers that belong to one process, and that forked children do not inherit.
 
-Such a handler leaves the worlds of this process, or wakes its loop through a file descriptor that a child shares.  A
+Such a handler leaves the worlds of this process, or wakes its loop through a file descriptor shared with children.  A
 child that inherited it would wake the parent's loop instead of ending.  Python runs handlers only between two bytecode
-steps, so a child that is about to block in a system call would stay blocked, and so would a pool of multiprocessing
-that waits for its end.  Therefore children get the handler that was installed before.  Signals are blocked from before
-the fork until then, so that none reaches a handler of the parent.
+steps, so a child about to block in a system call would stay blocked, and so would a multiprocessing pool that waits for
+its end.  Therefore children get the handler that was installed before.  Signals are blocked from before the fork until
+then, so none reaches a handler of the parent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Final, TypeAlias
 _PROGRAMS_HANDLE = "SIGINT SIGTERM SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGVTALRM SIGPROF SIGCHLD"
 
 HANDLED: Final = tuple(signal.Signals[name] for name in _PROGRAMS_HANDLE.split() if hasattr(signal, name))
-"""Signals that programs handle, as far as this system has them.  Looking at all would outlast a small operation."""
+"""Signals that programs handle, as far as this system has them.  Checking all would outlast a small operation."""
 
 TERMINATING: Final = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals by which users, batch systems and closed terminals ask a program to end."""
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGTERM``, or ``SIGRTMIN+3`` of those that have no name of their own."""
+    """Return the name of a signal: ``SIGTERM``, or ``SIGRTMIN+3`` for one without a name of its own."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -38,7 +38,7 @@ def signal_name(number: int) -> str:
 
 
 class OwnHandler:
-    """``handle``, for this process only: in children of forks ``before`` is in its place."""
+    """A signal handler for this process only: forked children get ``before`` instead."""
 
     __slots__ = ("before", "handle")
 
@@ -51,7 +51,7 @@ class OwnHandler:
 
 
 class _Mask(threading.local):
-    """The mask of a thread that forks, as it was before."""
+    """The signal mask of a forking thread before the fork."""
 
     before: set[int | signal.Signals] | None = None
 
@@ -72,7 +72,7 @@ def _let_come() -> None:
 
 
 def _hand_down() -> None:
-    """In the child."""
+    """Restore the previous handlers, in the child."""
     try:
         for number in HANDLED:
             handler = signal.getsignal(number)
@@ -86,11 +86,11 @@ def _hand_down() -> None:
 
 
 AskToLeave: TypeAlias = Callable[[Callable[[], None]], bool]
-"""Asks for an end in good order, and returns whether anybody was asked; calls what it is given if that is refused."""
+"""Requests an orderly exit, and returns whether anybody received the request; calls its argument if it is refused."""
 
 
 class Termination:
-    """What SIGTERM does to a program: ``end`` it, but the first one asks first whether it may leave in good order."""
+    """Handling of SIGTERM: ``end`` the program; the first one may request an orderly exit instead."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end = end
@@ -108,7 +108,7 @@ class Termination:
 
 
 TERMINATION: Final[ContextVar[Termination | None]] = ContextVar("asyncpar termination", default=None)
-"""That of the program whose main coroutine runs."""
+"""The ``Termination`` of the program whose main coroutine runs."""
 
 if hasattr(os, "register_at_fork"):  # where processes fork
     os.register_at_fork(before=_keep_back, after_in_parent=_let_come, after_in_child=_hand_down)

@@ -1,4 +1,4 @@
-"""The dtype of sums: two bytes have too few digits to add many values, so sums of them are kept in float32.
+"""The dtype of sums: two-byte types lack the precision to add many values, so their sums are kept in float32.
 
 A bfloat16 has eight bits of precision: from 256 on, adding one changes nothing.  A float16 ends at 65,504.
 """
@@ -14,16 +14,16 @@ _NARROW_BYTES = 2
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Is this a floating dtype, one of ``ml_dtypes`` too, in which sums of many values go wrong?"""
+    """Return whether this floating dtype, one of ``ml_dtypes`` included, is too narrow for sums of many values."""
     return dtype.itemsize <= _NARROW_BYTES and dtype.kind in "fV"
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype to add up values of ``dtype`` in: float32 for narrow ones, else the same."""
+    """Return the dtype for sums of values of ``dtype``: float32 for narrow ones, else the same."""
     return np.dtype(np.float32) if is_narrow(dtype) else dtype
 
 
 def narrowed(total: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return ``total`` in ``dtype``, itself if it is of it; what is too large for ``dtype`` becomes infinite."""
+    """Return ``total`` as ``dtype``, without a copy if it has it already; values out of range become infinite."""
     with np.errstate(over="ignore"):
         return total.astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Reasons that the operating system gives, and advice where a limit is reached."""
+"""Reasons given by the operating system, and advice when a limit is reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL: Final = {
 
 
 def os_reason(error: BaseException) -> str:
-    """Return why the system refused something, for messages; too many open files with the limit to raise."""
+    """Return the system's reason for an error, for messages; for too many open files with the limit to raise."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
     advice = FULL.get(error.errno or 0)
@@ -21,7 +21,7 @@ def os_reason(error: BaseException) -> str:
 
 
 def note_limit(error: OSError) -> None:
-    """Add the limit to raise to an error of too many open files, as a note that its traceback shows."""
+    """Add the limit to raise to an error of too many open files, as a note shown with its traceback."""
     advice = FULL.get(error.errno or 0)
     if advice is not None and advice not in getattr(error, "__notes__", ()):
         error.add_note(advice)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: int) -> str:
-    """Return ``rows``, of which the first are headings, in aligned columns; the first ``left`` begin at the left."""
+    """Return ``rows``, headings first, in aligned columns; the first ``left`` columns are left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -18,7 +18,7 @@ def text_table(rows: Sequence[Sequence[str]], *, left: int) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return ``rows``, of which the first are headings, as a table of HTML; all texts are escaped."""
+    """Return ``rows``, headings first, as an HTML table; all texts are escaped."""
     from html import escape  # only notebooks show HTML
 
     head, *body = ["".join(f"<{cell}>{escape(text)}</{cell}>" for text in row) for row, cell in _cells(rows)]

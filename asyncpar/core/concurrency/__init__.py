@@ -1,1 +1,1 @@
-"""Threads and the event loop: worker threads, work off the loop, calls from a thread back to it, clean task groups."""
+"""Threads and the event loop: worker threads, work off the loop, calls from threads to the loop, clean task groups."""

@@ -1,4 +1,4 @@
-"""Objects that an ``async with`` block opens, and what they say where it was forgotten."""
+"""Objects opened by an ``async with`` block, and their errors where the block was forgotten."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def opened_by(write: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, AbstractAsyncContextManager[T]]]:
-    """Make a function that yields once a function that is called in the first line of an ``async with`` block.
+    """Turn a function that yields once into one to be called in the first line of an ``async with`` block.
 
-    As ``contextlib.asynccontextmanager``; where the block was forgotten, errors say to ``write`` it.
+    Like ``contextlib.asynccontextmanager``, but where the block was forgotten, errors say to ``write`` it.
     """
 
     def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AbstractAsyncContextManager[T]]:
@@ -33,7 +33,7 @@ def opened_by(write: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[
 
 
 class AsyncBlock(AbstractAsyncContextManager[T]):
-    """``block``, which is opened by ``async with``.  Any other use is refused with the line to write."""
+    """A wrapper of ``block``, to be opened by ``async with``.  Any other use is refused with the line to write."""
 
     def __init__(self, block: AbstractAsyncContextManager[T], called: str, write: str) -> None:
         self._block = block
@@ -48,11 +48,11 @@ class AsyncBlock(AbstractAsyncContextManager[T]):
         return await self._block.__aexit__(kind, error, traceback)
 
     def __repr__(self) -> str:
-        """Return what a prompt shows where the block was forgotten."""
+        """Return the advice, for a prompt where the block was forgotten."""
         return f"<{self._advice}>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse to be what the block gives."""
+        """Raise ``AttributeError``: attributes belong to the value that the block gives."""
         raise AttributeError(name if name.startswith("_") else f"{name}: {self._advice}")
 
     def __enter__(self) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Calls of compute threads to the event loop, for layers that communicate.
+"""Calls from compute threads to the event loop, for layers that communicate.
 
 A layer that runs in a compute thread must wait for its peers in the middle of its work.  ``call`` runs a coroutine on
-the loop and blocks the thread, not the loop, until it has its result.  A thread cannot be cancelled, but the
+the loop and blocks the thread, not the loop, until the result is there.  A thread cannot be cancelled, but the
 coroutine that it waits for can: ``interrupt`` cancels it, and the thread gets ``BridgeInterrupted`` and ends.
 """
 
@@ -49,23 +49,23 @@ class LoopBridge:
         self._is_interrupted = False
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run the coroutine that ``make`` returns and block this thread until it has its result."""
+        """Run the coroutine that ``make`` returns and block this thread until it ends; return its result."""
         return self.start(make).wait()
 
     def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> PendingResult[T]:
-        """Begin the coroutine that ``make`` returns on the loop; coroutines begin in the order of these calls."""
+        """Start the coroutine that ``make`` returns on the loop; coroutines start in the order of these calls."""
         future: Future[T] = Future()
         self._loop.call_soon_threadsafe(self._begin, make, future)
         return PendingResult(future)
 
     def interrupt(self) -> None:
-        """Cancel all calls under way, and those begun before ``resume``.  Called on the loop."""
+        """Cancel all calls under way, and any started before ``resume``.  Called on the loop."""
         self._is_interrupted = True
         for task in self._tasks:
             task.cancel()
 
     def resume(self) -> None:
-        """Take calls again."""
+        """Accept calls again."""
         self._is_interrupted = False
 
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:

@@ -1,4 +1,4 @@
-"""Tell what happens to everybody who listens, each at its own pace."""
+"""Deliver items to all listeners, each at its own pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Listener(AsyncIterator[T]):
-    """Iterates over what is told after it was made, until its broadcast is closed.  Made by ``Broadcast.listen``."""
+    """Iterates over the items sent after it was made, until its broadcast is closed.  Made by ``Broadcast.listen``."""
 
     def __init__(self) -> None:
         self._items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
@@ -31,12 +31,12 @@ class Listener(AsyncIterator[T]):
         self._items.put_nowait((item,))
 
     def end(self) -> None:
-        """End the iteration after the items that wait."""
+        """End the iteration after the queued items."""
         self._items.put_nowait(None)
 
 
 class Broadcast(Generic[T]):
-    """Sends items to all listeners, in order.  A listener that nobody holds any more is forgotten."""
+    """Sends items to all listeners, in order.  A listener that nobody refers to any more is forgotten."""
 
     def __init__(self) -> None:
         self._listeners: WeakValueDictionary[int, Listener[T]] = WeakValueDictionary()  # by age: in a fixed order
@@ -44,7 +44,7 @@ class Broadcast(Generic[T]):
         self._is_closed = False
 
     def listen(self) -> Listener[T]:
-        """Return a listener, which hears everything from now on.  After ``close`` it ends at once."""
+        """Return a listener, which receives every item from now on.  After ``close`` it ends at once."""
         listener = Listener[T]()
         if self._is_closed:
             listener.end()
@@ -58,7 +58,7 @@ class Broadcast(Generic[T]):
             listener.put(item)
 
     def close(self) -> None:
-        """End all listeners, also those that come later.  Idempotent."""
+        """End all listeners, later ones too.  Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             for listener in self._now():

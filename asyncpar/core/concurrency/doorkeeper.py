@@ -1,9 +1,9 @@
-"""Bound the connections of strangers to a listening socket of an event loop.
+"""Limits on the connections of strangers to a listening socket of an event loop.
 
-A stranger is a connection that has not proved anything.  It may stay for a few seconds; only so many may be there, in
-all and from one address; and none takes one of the last descriptors of the process.  When there are too many, one
-leaves, and chance says who.  If it were the oldest, a flood could keep out everybody who needs longer for a request
-than the flood for its next ``limit`` connections; so everybody has a chance, at each try.
+A stranger is a connection that has not proved anything.  It may stay for a few seconds; their number is limited, in
+total and per address; and none takes one of the last descriptors of the process.  When there are too many, one of them
+is closed at random.  If it were the oldest, a flood could keep out everybody whose request takes longer than the
+flood's next ``limit`` connections; chosen at random, everybody has a chance at each try.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import Any, Final, Generic, TypeVar, cast
 from asyncpar.core.descriptors import accepted_at_once, descriptor_limit, is_reserved, places
 
 MAX_STRANGERS: Final = 64
-"""Most connections of strangers to one listener; fewer in a process that may have few descriptors."""
+"""Most connections of strangers to one listener; fewer in a process with a low limit of descriptors."""
 
 MAX_PER_ADDRESS: Final = 48
-"""Most of them from one address, so that a flood from there leaves some places for everybody else."""
+"""Most of them from one address, so that a flood from there leaves places for others."""
 
 STRANGER_SECONDS: Final = 15.0
-"""How long a stranger may stay."""
+"""Seconds for which a stranger may stay."""
 
 MOST_AT_ONCE: Final = 32
-"""Most connections that are accepted in one turn of the loop, so that a flood does not keep it from everything else."""
+"""Most connections accepted in one turn of the loop, so that a flood does not starve the loop's other work."""
 
 T = TypeVar("T")
 
 
 def stranger_places() -> tuple[int, int]:
-    """Return the most connections of strangers to one listener of this process, and the most from one address."""
+    """Return the limits of strangers' connections to one listener of this process: in total, and from one address."""
     total = places(MAX_STRANGERS, descriptor_limit())
     return total, min(total, MAX_PER_ADDRESS * total // MAX_STRANGERS)
 
 
 def turn_backlog() -> int:
-    """Return the backlog for a listening socket of a loop, which accepts as many connections in one turn."""
+    """Return the backlog for a loop's listening socket, which accepts that many connections in one turn."""
     return accepted_at_once(MOST_AT_ONCE, descriptor_limit())
 
 
 class PendingConnections(Generic[T]):
-    """A bounded set of those who wait, by the address from which they came."""
+    """A bounded set of waiting connections, with the address of each."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -57,9 +57,9 @@ class PendingConnections(Generic[T]):
         return iter(tuple(self._waiting))
 
     def enter(self, who: T, *, limit: int, address: str = "", per_address: int | None = None) -> T | None:
-        """Let ``who`` wait; return who must leave for it, None while there is room for ``limit``.
+        """Add ``who``; return the one that must leave for it, None while there is room for ``limit``.
 
-        One of the same ``address`` leaves if ``per_address`` wait from there, else one of the address with most.
+        One of the same ``address`` leaves if ``per_address`` wait from there, else one of the most frequent address.
         """
         crowds = Counter(self._waiting.values())
         pushed = None
@@ -71,7 +71,7 @@ class PendingConnections(Generic[T]):
         return pushed
 
     def leave(self, who: T) -> None:
-        """Remove ``who``, which does not wait any more, if it ever did."""
+        """Remove ``who``, which no longer waits, if it is there."""
         self._waiting.pop(who, None)
 
     def _choose(self, address: str) -> T:
@@ -81,7 +81,7 @@ class PendingConnections(Generic[T]):
 
 
 class Doorkeeper:
-    """Stands before the protocols of a listening socket, and closes connections that the limits do not allow."""
+    """Guards the protocols of a listening socket, and closes connections that exceed the limits."""
 
     def __init__(self, *, seconds: float = STRANGER_SECONDS, dice: random.Random | None = None) -> None:
         self.seconds = seconds
@@ -92,7 +92,7 @@ class Doorkeeper:
 
     @property
     def strangers(self) -> int:
-        """Open connections that were not trusted."""
+        """Number of open connections that are not trusted."""
         return len(self._strangers)
 
     def before(self, make: Callable[[], asyncio.BaseProtocol]) -> Callable[[], asyncio.Protocol]:
@@ -100,14 +100,14 @@ class Doorkeeper:
         return lambda: _Visit(self, make)
 
     def trust(self, transport: asyncio.BaseTransport | None) -> None:
-        """Let a connection stay that has shown that it may; no limit of strangers applies to it any more."""
+        """Exempt a connection that has proved itself from the limits of strangers."""
         visit = None if transport is None else self._visits.get(transport)
         if visit is not None:
             visit.is_trusted = True
             self._strangers.leave(visit)
 
     def admit(self, visit: _Visit, transport: asyncio.BaseTransport) -> bool:
-        """Return whether a fresh connection may stay; closes another one if that makes room."""
+        """Return whether a new connection may stay; close another one if that makes room."""
         sock = transport.get_extra_info("socket")
         if sock is None or is_reserved(sock.fileno()):
             self.refused += 1
@@ -131,7 +131,7 @@ class Doorkeeper:
 
 
 class _Visit(asyncio.Protocol):
-    """One connection; ``make`` gives the protocol behind it if the connection is admitted."""
+    """One connection; ``make`` creates the protocol behind it if the connection is admitted."""
 
     def __init__(self, keeper: Doorkeeper, make: Callable[[], asyncio.BaseProtocol]) -> None:
         self._keeper = keeper
@@ -203,8 +203,8 @@ async def serve_streams(
 ) -> asyncio.Server:
     """Serve streams as ``asyncio.start_server`` does, at ``host`` and ``port`` or at the ``listening`` Unix socket.
 
-    Every connection is a stranger to the end, which comes after ``seconds``.  Raises ``OSError`` where the
-    address cannot be bound.
+    Every connection stays a stranger, and is closed after ``seconds``.  Raises ``OSError`` if the address cannot be
+    bound.
     """
     loop = asyncio.get_running_loop()
     serving = set[asyncio.Task[None]]()

@@ -1,4 +1,4 @@
-"""Tasks of the event loop: work of theirs that would block it, groups of them, and calls from outside of it."""
+"""Tasks of the event loop: off-loading of blocking work, task groups, and checks of the running loop."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from asyncpar.errors import UsageError
 T = TypeVar("T")
 
 INLINE_BYTES = 1 << 18
-"""Work on an array of up to so many bytes takes less time than handing it to a thread."""
+"""Work on an array of up to this many bytes takes less time than handing it to a thread."""
 
 INLINE_COPY_BYTES = 4 << 20
 """Copying more bytes than this into fresh memory blocks the loop for a millisecond or more."""
 
 
 async def off_loop(work: Callable[[], T], *, nbytes: int, inline: int | None = None) -> T:
-    """Do ``work`` on ``nbytes`` of memory: here if they are at most ``inline``, else in a thread.
+    """Do ``work`` on ``nbytes`` of memory: on the loop if they are at most ``inline``, else in a thread.
 
-    ``inline`` is ``INLINE_BYTES`` by default.  A cancelled caller waits for the thread all the same (milliseconds),
-    because others will use the memory; what the work returns or raises is then dropped.
+    ``inline`` is ``INLINE_BYTES`` by default.  A cancelled caller still waits for the thread (milliseconds), because
+    others will use the memory; the result or error of the work is then dropped.
     """
     if nbytes <= (INLINE_BYTES if inline is None else inline):
         return work()
@@ -33,11 +33,11 @@ async def off_loop(work: Callable[[], T], *, nbytes: int, inline: int | None = N
 
 
 class CleanTaskGroup(asyncio.TaskGroup):
-    """A task group after which ``asyncio.current_task().cancelling()`` is what it was before.
+    """A task group that leaves ``asyncio.current_task().cancelling()`` as it was before.
 
-    ``asyncio.TaskGroup`` cancels the task that waits at the end of its block when one of its tasks fails, and takes
-    that back only if it happens before the end of the block; otherwise ``cancelling()`` stays one too high.  So here
-    the wait for the tasks happens inside the block.
+    ``asyncio.TaskGroup`` cancels the task that waits at the end of its block when one of its tasks fails, and undoes
+    that only if it happens before the end of the block; otherwise ``cancelling()`` stays one too high.  So here the
+    wait for the tasks happens inside the block.
     """
 
     def __init__(self) -> None:
@@ -69,18 +69,18 @@ class CleanTaskGroup(asyncio.TaskGroup):
 
 
 def is_task_cancelled() -> bool:
-    """Whether the current task has a cancellation that was not taken back."""
+    """Return whether the current task has a cancellation that was not undone."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_home_loop(home: asyncio.AbstractEventLoop | None) -> bool:
-    """Whether ``home`` is the running loop."""
+    """Return whether ``home`` is the running loop."""
     return home is not None and _get_running_loop() is home
 
 
 def check_home_loop(home: asyncio.AbstractEventLoop, what: str) -> None:
-    """Raise ``UsageError`` about ``what`` unless it happens on ``home``, since other threads corrupt its state."""
+    """Raise ``UsageError`` about ``what`` unless ``home`` is the running loop: other threads corrupt its state."""
     running = _get_running_loop()
     if running is not home:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""Functions that block or compute for long, in threads, awaited on the event loop.
+"""Functions that block or compute for long, run in threads and awaited on the event loop.
 
-``WorkerThread`` is for work on memory that is used again: its caller waits for the end of the function even when
-cancelled, and so does the interpreter at exit.  ``DaemonThread`` is for calls that may never return: a
-cancelled caller returns at once, and the thread does not keep the program from ending.
+``WorkerThread`` is for work on memory that is reused: its caller waits for the end of the function even when cancelled,
+and so does the interpreter at exit.  ``DaemonThread`` is for calls that may never return: a cancelled caller returns at
+once, and the thread does not keep the program from ending.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 ENDS_PROGRAM: Final = (KeyboardInterrupt, GeneratorExit)
-"""Exceptions that end the program or its tasks; they are no failure of the function that they pass through."""
+"""Exceptions that end the program or its tasks; they are not failures of the function that they pass through."""
 
 
 class Once(Generic[T]):
-    """``work`` for a thread, which lets go of it before anybody hears that it is done.
+    """One call of ``work`` in a thread, which releases it before the result is announced.
 
-    The thread of an executor keeps what it has run until some time after that; so objects that the work refers to, a
-    synchronizer, say, would seem to be in use still when their last user is gone.
+    The thread of an executor keeps a reference to its last work for some time after that; so objects that the work
+    refers to, such as a synchronizer, would seem to be still in use after their last user is gone.
     """
 
     __slots__ = ("_work",)
@@ -44,7 +44,7 @@ class Once(Generic[T]):
 
 
 class WorkerThread:
-    """One thread (or ``threads``), started with the first call, that runs functions in the order of the calls.
+    """One thread (or ``threads``), started by the first call, that runs functions in the order of the calls.
 
     Functions see the context variables of their callers.  Those that wait for peers do so through ``bridge``.
     """
@@ -58,11 +58,11 @@ class WorkerThread:
         self._executor: ThreadPoolExecutor | None = None
 
     async def run(self, function: Callable[[*Args], T], *args: *Args) -> T:
-        """Return what ``function`` returns, or raise what it raises.
+        """Run ``function`` in the thread and return its result, or raise its exception.
 
-        A thread cannot be stopped: a caller that is cancelled is kept until ``function`` has ended, because the memory
-        that it writes to, such as gradients, may be used again after that.  What the function waits for over the bridge
-        is interrupted, so that it ends soon; call ``resume`` of the bridge before using it again.
+        A thread cannot be stopped: a cancelled caller is kept until ``function`` has ended, because the memory that it
+        writes to, such as gradients, may be reused after that.  Waits of the function over the bridge are interrupted,
+        so that it ends soon; call ``resume`` of the bridge before using it again.
         """
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
@@ -76,7 +76,7 @@ class WorkerThread:
         return value  # type: ignore[return-value]  # T, when there is no failure
 
     def close(self) -> None:
-        """Take no more calls and drop those that have not begun.  Does not wait; a running function goes on."""
+        """Accept no more calls and drop those that have not begun.  Does not wait; a running function goes on."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -110,7 +110,7 @@ class DaemonThread:
         self._thread.start()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, or raise what it raises.  Cancelled, this returns at once."""
+        """Run ``function`` in the thread and return its result, or raise its exception.  Cancelled, return at once."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls.put((function, result))
         return await result
@@ -130,11 +130,11 @@ class DaemonThread:
             except RuntimeError:  # the loop is closed: nothing waits for the result
                 continue
             finally:
-                del call, function, result, outcome  # they live no longer while the thread is idle
+                del call, function, result, outcome  # so that they do not live on while the thread is idle
 
 
 async def call_in_daemon_thread(function: Callable[[], T], name: str) -> T:
-    """Return what ``function`` returns, in a new daemon thread of that ``name``.  Cancelled, this returns at once."""
+    """Run ``function`` in a new daemon thread called ``name`` and return its result.  Returns at once if cancelled."""
     thread = DaemonThread(name)
     try:
         return await thread.run(function)

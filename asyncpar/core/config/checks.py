@@ -1,4 +1,4 @@
-"""Checks of single settings, and defaults that differ from equal values which a user has set.  Pure."""
+"""Checks of single settings, and default values that are distinguishable from equal values set by a user.  Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class DefaultInt(int):
-    """A default: equal to a number that a user sets, but not one that was set.  Copies and pickles keep that."""
+    """A default value: equal to a number that a user sets, but recognizable as a default, even copied or pickled."""
 
 
 class DefaultFloat(float):
@@ -20,7 +20,7 @@ class DefaultFloat(float):
 
 
 def is_default(value: object) -> bool:
-    """Was ``value`` left at its default, which is a ``DefaultInt`` or ``DefaultFloat``?"""
+    """Return whether ``value`` was left at its default, which is a ``DefaultInt`` or ``DefaultFloat``."""
     return isinstance(value, DefaultInt | DefaultFloat)
 
 
@@ -42,7 +42,7 @@ def check_positive(name: str, value: object, unit: str) -> float:
 
 
 def check_choice(name: str, kind: type[Choice], value: object) -> Choice:
-    """Return the member of ``kind`` that ``value`` is or spells; raise ``UsageError`` that lists them otherwise."""
+    """Return the member of ``kind`` that ``value`` is or spells; otherwise raise ``UsageError`` that lists them."""
     if not isinstance(value, str) or value not in list(kind):
         raise UsageError(f"{name}: expected one of {', '.join(kind)}, got {value!r}")
     return kind(value)

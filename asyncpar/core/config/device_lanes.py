@@ -1,9 +1,9 @@
 """Costs of moving arrays on CUDA devices: NCCL inside a host and between hosts, and copies to pinned memory.  Pure.
 
-**The built-in figures were not measured by asyncpar.**  They are what is published of one generation of hardware, and
-say the order of magnitude: NVLink 4 moves 450 GB/s each way (NVIDIA H100 Tensor Core GPU Architecture, 2022),
+**The built-in figures were not measured by asyncpar.**  They are published figures of one generation of hardware, and
+give the order of magnitude: NVLink 4 moves 450 GB/s each way (NVIDIA H100 Tensor Core GPU Architecture, 2022),
 InfiniBand NDR 400 Gbit/s, 50 GB/s, for each GPU (NVIDIA Quantum-2), PCI Express 5.0 x16 64 GB/s each way (PCI-SIG).
-Latencies are guesses of microseconds.  ``Communicator.calibrate`` replaces them by what is there.
+Latencies are guesses of microseconds.  ``Communicator.calibrate`` replaces them by measurements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import UsageError
 
 NVLINK_COSTS = LaneCosts(latency=3e-6, bandwidth=450e9, reduction=1e12)
-"""Between GPUs of a host.  They combine as fast as their memory moves three arrays at 3.35 TB/s."""
+"""Between GPUs of a host, which reduce as fast as their memory moves three arrays at 3.35 TB/s."""
 
 INFINIBAND_COSTS = LaneCosts(latency=5e-6, bandwidth=50e9, reduction=1e12)
 """Between hosts, where each GPU has an adapter of its own."""
@@ -38,7 +38,7 @@ class DeviceLanes:
 
     @property
     def is_built_in(self) -> bool:
-        """Are all figures the built-in ones, by which nothing is chosen?"""
+        """Whether all figures are the built-in ones, on which no choice is based."""
         return self is BUILT_IN_LANES
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from asyncpar.errors import UsageError
 
 ELASTIC_PIPE = "ASYNCPAR_ELASTIC_FD"
-"""The variable with the number of the inherited socket over which an elastic rank hears of its worlds."""
+"""The variable with the number of the inherited socket over which an elastic rank receives its worlds."""
 
 _MARK = "ASYNCPAR_RENDEZVOUS"
 _LONGEST_TIMEOUT = 24 * 3600.0
@@ -16,15 +16,15 @@ _LONGEST_TIMEOUT = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnvironment:
-    """The place of one rank in its job; the launcher's side and the rank's side of the same variables.
+    """The place of one rank in its job: the variables that the launcher sets and the rank reads.
 
-    ``rendezvous`` is the ``host:port`` to join at, ``secret_file`` holds what to prove oneself with, ``bind`` is the
-    address for servers of this rank.  ``host`` is the name shown in texts; ``host_id`` is equal exactly for ranks of
-    one host.  ``certs`` is the directory with the certificates of this host (None: the job has none); ``certified`` has
-    the numbers in the certificates of the ranks (None: their own), and ``rendezvous_role`` is the label of the role in
-    that of the rendezvous (None: the coordinator's).
-    ``transport`` pins the lane (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent,
-    ``notice_descriptor`` one from it; ``timeout`` bounds in seconds the wait for the other ranks.
+    ``rendezvous`` is the ``host:port`` to join at, ``secret_file`` holds the secret to authenticate with, ``bind`` is
+    the address for servers of this rank.  ``host`` is the name shown in texts; ``host_id`` is equal exactly for ranks
+    of one host.  ``certs`` is the directory with the certificates of this host (None: the job has none); ``certified``
+    has the numbers in the certificates of the ranks (None: their own), and ``rendezvous_role`` is the label of the role
+    in that of the rendezvous (None: the coordinator's).  ``transport`` pins the lane (None: negotiated),
+    ``report_descriptor`` is an inherited pipe to the agent, ``notice_descriptor`` one from it; ``timeout`` bounds in
+    seconds the wait for the other ranks.
     """
 
     rank: int
@@ -84,8 +84,8 @@ class LaunchEnvironment:
     def from_mapping(cls, environment: Mapping[str, str]) -> LaunchEnvironment | None:
         """Read ``environment`` (such as ``os.environ``); None when no launcher started this process.
 
-        Raises ``UsageError`` naming the variable that is missing or wrong, and when another launcher made a world of
-        several ranks, or worlds come over a pipe: they would silently become as many worlds of one.
+        Raises ``UsageError`` naming the variable that is missing or wrong, and if another launcher made a world of
+        several ranks, or worlds come over a pipe: each rank would silently become a world of one.
         """
         if not cls.is_in(environment):
             _refuse_elastic_worlds(environment)

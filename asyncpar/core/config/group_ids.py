@@ -1,4 +1,4 @@
-"""Names of the groups of a 3D-parallel world, and who is in them.  Pure."""
+"""Names of the groups of a 3D-parallel world, and their members.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncpar.errors import UsageError
 
 
 class ProcessGroupIds:
-    """Names of the sub-groups, each unique in the world.  Group ids say which coordinates their ranks share."""
+    """Names of the sub-groups, each unique in the world.  A group id contains the coordinates that its ranks share."""
 
     def __init__(self, config: ThreeDParallelismConfig) -> None:
         self._config = config
@@ -57,9 +57,9 @@ class ProcessGroupIds:
         return f"embedding_group_dp{dp_rank}_tp{tp_rank}"
 
     def groups(self) -> dict[str, tuple[int, ...]]:
-        """Return the ranks of every group by its name, in an order that is the same everywhere.
+        """Return the ranks of every group by its name, in an order that is the same on all ranks.
 
-        Ranks stand in the order of the axis, and in ascending order where the group holds a whole model.
+        Ranks are listed in the order of the axis, and in ascending order if the group holds a whole model.
         """
         order, found = self._config.rank_order(), dict[str, tuple[int, ...]]()
         for axis in ("dp", "tp", "pp"):

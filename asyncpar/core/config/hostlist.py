@@ -1,4 +1,4 @@
-"""Slurm's short forms of lists: names of hosts, ``n[001-003,7]``, and numbers of tasks, ``2(x2),1``."""
+"""Slurm's compact lists: names of hosts, ``n[001-003,7]``, and numbers of tasks, ``2(x2),1``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import re
 from asyncpar.errors import UsageError
 
 _LONGEST = 65536
-"""Hosts in a list; Slurm itself stops there."""
+"""Most hosts in a list; Slurm itself stops there."""
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Return the hosts of a list as Slurm writes it, in order, as ``scontrol show hostnames`` does.
+    """Return the hosts of a Slurm list in order, as ``scontrol show hostnames`` does.
 
-    Zeros before a number are kept, and brackets multiply: ``n[01-02]x[1-2]`` has four hosts.  Raises ``UsageError``.
+    Leading zeros of a number are kept, and brackets multiply: ``n[01-02]x[1-2]`` has four hosts.  Raises
+    ``UsageError``.
     """
     hosts: list[str] = []
     for name in _split(text):

@@ -1,9 +1,9 @@
-"""Names that are arguments, as type checkers know them.
+"""Types for arguments that are names, for type checkers.
 
-A wrong name is a type error: ``comm.all_reduce(x, "summ")``.  ``Name`` is the way to write one that is in no list here,
-as it is registered, has an argument of its own or was read from somewhere: ``codec=ap.Name("topk:0.02")``,
-``ap.init(transport=ap.Name("my_lanes.ring:KIND"))``.  All of them are plain texts, which are checked again when they
-are used, so programs that no type checker reads need no ``Name``.
+A wrong name is a type error: ``comm.all_reduce(x, "summ")``.  ``Name`` marks one that is in no list here, because it is
+registered, has an argument of its own or was read from somewhere: ``codec=ap.Name("topk:0.02")``,
+``ap.init(transport=ap.Name("my_lanes.ring:KIND"))``.  All of them are plain strings, which are checked again when they
+are used, so programs that are not type-checked need no ``Name``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Literal, NewType, TypeAlias
 
 Name = NewType("Name", str)
-"""A name that type checkers do not know: one that a program has registered, or has read."""
+"""A name unknown to type checkers: one that a program has registered or read."""
 
 ReduceOp: TypeAlias = Literal["sum", "mean", "prod", "min", "max", "band", "bor", "bxor"] | Name
-"""What values of all ranks are combined by."""
+"""The operation that combines the values of all ranks."""
 
 LaneName: TypeAlias = Literal["shm", "tcp", "grpc"] | Name
 """A kind of lane between two processes."""
@@ -39,28 +39,28 @@ AllReduceAlgorithm: TypeAlias = (
     ]
     | Name
 )
-"""How ``all_reduce`` and ``all_reduce_many`` go; registered ones and other lengths of messages are a ``Name``."""
+"""Algorithms of ``all_reduce`` and ``all_reduce_many``; registered ones and other message lengths are a ``Name``."""
 
 ReduceScatterAlgorithm: TypeAlias = Literal["pairwise", "ring", "halving", "arena", "nccl", "staged"] | Name
-"""How ``reduce_scatter`` goes."""
+"""Algorithms of ``reduce_scatter``."""
 
 AllGatherAlgorithm: TypeAlias = Literal["ring", "bruck", "halving", "pairwise", "arena", "nccl", "staged"] | Name
-"""How ``all_gather`` and ``all_gather_v`` go."""
+"""Algorithms of ``all_gather`` and ``all_gather_v``."""
 
 BroadcastAlgorithm: TypeAlias = Literal["tree", "chain", "linear", "hierarchical", "arena", "nccl", "staged"] | Name
-"""How ``broadcast`` goes."""
+"""Algorithms of ``broadcast``."""
 
 ReduceAlgorithm: TypeAlias = Literal["tree", "chain", "linear", "arena", "nccl", "staged"] | Name
-"""How ``reduce`` goes."""
+"""Algorithms of ``reduce``."""
 
 RootedAlgorithm: TypeAlias = Literal["tree", "linear", "arena", "nccl", "staged"] | Name
-"""How ``gather`` and ``scatter`` go."""
+"""Algorithms of ``gather`` and ``scatter``."""
 
 AllToAllAlgorithm: TypeAlias = Literal["pairwise", "bruck", "arena", "nccl", "staged"] | Name
-"""How ``all_to_all`` goes."""
+"""Algorithms of ``all_to_all``."""
 
 BarrierAlgorithm: TypeAlias = Literal["dissemination", "tree", "arena"] | Name
-"""How ``barrier`` goes."""
+"""Algorithms of ``barrier``."""
 
 AnyAlgorithm: TypeAlias = (
     AllReduceAlgorithm
@@ -72,7 +72,7 @@ AnyAlgorithm: TypeAlias = (
     | AllToAllAlgorithm
     | BarrierAlgorithm
 )
-"""How some operation goes."""
+"""Algorithms of any operation."""
 
 CodecName: TypeAlias = (
     Literal[
@@ -98,7 +98,7 @@ CodecName: TypeAlias = (
     ]
     | Name
 )
-"""How values are encoded for a link; other ratios and ranks, other chains and registered codecs are a ``Name``."""
+"""Encodings of values for a link; other ratios and ranks, other chains and registered codecs are a ``Name``."""
 
 CodecChoice: TypeAlias = CodecName | Literal["auto"]
-"""The same, where it can be chosen by measurement."""
+"""A codec, or the choice of one by measurement."""

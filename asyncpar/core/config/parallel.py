@@ -1,4 +1,4 @@
-"""Configuration of 3D-parallel training (data, tensor, pipeline), and who is who in it.  Pure."""
+"""Configuration of 3D-parallel training (data, tensor, pipeline), and the place of each rank in it.  Pure."""
 
 from __future__ import annotations
 

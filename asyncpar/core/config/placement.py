@@ -1,4 +1,4 @@
-"""The other ranks that hold a parameter, as gradient synchronization must know them.  Pure."""
+"""The other ranks that hold a parameter, as gradient synchronization needs to know them.  Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class Replication(StrEnum):
-    """Part of the gradient that each tensor-parallel rank computes for a parameter of which it holds a whole copy.
+    """The part of the gradient that each tensor-parallel rank computes for a parameter of which it holds a full copy.
 
-    WHOLE: all of it, so copies are averaged to keep them equal.  PARTIAL: a part of the sum, as where the sequence
-    is split, so parts are added.
+    WHOLE: all of it, so copies are averaged to keep them equal.  PARTIAL: a part of the sum, as with a split sequence,
+    so parts are added.
     """
 
     WHOLE = "whole"
@@ -19,10 +19,11 @@ class Replication(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """``replicated`` None: a slice of its own on every tensor-parallel rank, which must never be added to another's.
+    """The placement of a parameter.
 
-    ``tied`` names a tensor that the first and the last pipeline stage share, such as an embedding that is the head,
-    too; parts of its gradient come from both, and are added.
+    ``replicated`` None: each tensor-parallel rank holds a slice of its own, which must never be added to another's.
+    ``tied`` names a tensor shared by the first and the last pipeline stage, such as an embedding that is also the head;
+    parts of its gradient come from both, and are added.
     """
 
     replicated: Replication | None = None
@@ -34,9 +35,9 @@ class Placement:
 
 
 UNPLACED = Placement()
-"""Where there is neither tensor nor pipeline parallelism."""
+"""The placement without tensor and pipeline parallelism."""
 
 
 def is_frozen(parameter: object) -> bool:
-    """Decide whether ``parameter`` is a constant for now: whether it has a ``requires_grad`` that is false."""
+    """Return whether ``parameter`` is currently constant: whether it has a false ``requires_grad``."""
     return not getattr(parameter, "requires_grad", True)

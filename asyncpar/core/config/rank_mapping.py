@@ -13,7 +13,7 @@ from asyncpar.errors import UsageError
 
 
 class _From3DCoords:
-    """``from_3d_coords`` of a mapping, which knows its configuration, and of the class, which is given one."""
+    """The descriptor of ``from_3d_coords``: on a mapping it knows the configuration, on the class it is passed one."""
 
     def __get__(self, mapping: RankMapping | None, owner: type[RankMapping]) -> Callable[..., int]:
         return _rank_in if mapping is None else partial(_rank_at, mapping.config)
@@ -90,7 +90,7 @@ def _rank_at(config: ThreeDParallelismConfig, dp_rank: int, tp_rank: int, pp_ran
 
 
 def _rank_in(*arguments: Any, **named: Any) -> int:
-    """Return the rank at coordinates of a configuration, which comes first or last."""
+    """Return the rank at the given coordinates; the configuration is the first or the last argument."""
     if len(arguments) > 1 and isinstance(arguments[-1], ThreeDParallelismConfig):
         arguments = (arguments[-1], *arguments[:-1])
     config = arguments[0] if arguments else named.get("config")

@@ -1,4 +1,4 @@
-"""Layout of the ranks of a world along named axes."""
+"""The layout of a world's ranks along named axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """Axes of a world with their sizes, the one along which neighbours are adjacent first."""
+    """Axes of a world with their sizes; the first one has adjacent ranks as neighbours."""
 
     axes: tuple[tuple[str, int], ...]
 
@@ -95,7 +95,7 @@ class RankOrder:
         return tuple(map(tuple, blocks.values()))
 
     def _stride(self, axis: str) -> int:
-        """Return how far apart neighbours along ``axis`` are."""
+        """Return the distance between the ranks of neighbours along ``axis``."""
         names = [name for name, _ in self.axes]
         return math.prod(size for _, size in self.axes[: names.index(axis)])
 

@@ -1,11 +1,11 @@
-"""The place of a rank that another launcher than ours has started, from that launcher's environment variables.
+"""The place of a rank started by a foreign launcher, from that launcher's environment variables.
 
 ========== ============================================= ==============================================================
 launcher   rank, size; local rank, local size            the job's name
 ========== ============================================= ==============================================================
 Open MPI   ``OMPI_COMM_WORLD_RANK``, ``_SIZE``,          ``PMIX_NAMESPACE``
            ``_LOCAL_RANK``, ``_LOCAL_SIZE``
-MPICH      ``PMI_RANK``, ``PMI_SIZE``,                   none: who starts the ranks of a host tells (``meeting.py``)
+MPICH      ``PMI_RANK``, ``PMI_SIZE``,                   none: the starter of a host's ranks shares one (``meeting.py``)
            ``MPI_LOCALRANKID``, ``MPI_LOCALNRANKS``
 Intel MPI  as MPICH                                      ``I_MPI_HYDRA_UUID``
 Slurm      ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``,   ``SLURM_JOB_ID``, ``SLURM_STEP_ID``
@@ -13,8 +13,9 @@ Slurm      ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``,   ``SLURM_JOB_ID``, ``SLU
            ``SLURM_STEP_TASKS_PER_NODE``
 ========== ============================================= ==============================================================
 
-In this order: an ``mpiexec`` in a job of Slurm starts its proxies by ``srun``, and the ranks inherit the variables of
-these.  ``SLURM_PROCID`` without ``SLURM_STEP_ID`` is a batch script, which is no rank; it has ``SLURM_NTASKS``, too.
+They are tried in this order: an ``mpiexec`` in a Slurm job starts its proxies by ``srun``, and the ranks inherit their
+variables.  ``SLURM_PROCID`` without ``SLURM_STEP_ID`` means a batch script, which is not a rank; it has
+``SLURM_NTASKS``, too.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignPlace:
-    """A rank that ``launcher`` has started; named as in ``LaunchEnvironment``.
+    """A rank started by ``launcher``; fields are named as in ``LaunchEnvironment``.
 
-    ``job`` is equal on all ranks, and no other job has it at the same time; empty if the environment has no such name.
-    ``host`` is the launcher's name of this host, ``hosts`` those of all in order; empty where it does not tell.
+    ``job`` is equal on all ranks, and unique among jobs that run at the same time; empty if the environment has no such
+    name. ``host`` is the launcher's name of this host, ``hosts`` those of all in order; empty if it does not provide
+    them.
     """
 
     launcher: str
@@ -52,14 +54,14 @@ class ForeignPlace:
 
     @property
     def generation(self) -> int:
-        """A launcher of others makes one world."""
+        """The generation of the world: 0, since foreign launchers make only one."""
         return 0
 
 
 def find_rank_place(environment: Mapping[str, str]) -> ForeignPlace | None:
-    """Return the place of this process; None if no other launcher has started it as one of several ranks.
+    """Return the place of this process; None if no foreign launcher started it as one of several ranks.
 
-    Raises ``UsageError`` naming the variable that is missing, wrong, or not what another one says.
+    Raises ``UsageError`` naming the variable that is missing, wrong, or in conflict with another one.
     """
     place = _of_open_mpi(environment) or _of_hydra(environment) or _of_slurm(environment)
     if place is None:
@@ -70,7 +72,7 @@ def find_rank_place(environment: Mapping[str, str]) -> ForeignPlace | None:
 
 
 def explain_batch_script(environment: Mapping[str, str]) -> str | None:
-    """Return a warning if this process runs in the batch script of a job of several tasks: it is no rank."""
+    """Return a warning if this process runs in the batch script of a job of several tasks, and so is not a rank."""
     tasks = environment.get("SLURM_NTASKS", "")
     if not environment.get("SLURM_JOB_ID") or environment.get("SLURM_STEP_ID") or tasks in ("", "1"):
         return None
@@ -91,7 +93,10 @@ def _of_open_mpi(environment: Mapping[str, str]) -> ForeignPlace | None:
 
 
 def _of_hydra(environment: Mapping[str, str]) -> ForeignPlace | None:
-    """Hydra is the launcher of MPICH and of Intel MPI; ``PMI_RANK`` alone may be ``srun --mpi=pmi2``."""
+    """Return the place given by Hydra, the launcher of MPICH and Intel MPI.
+
+    ``PMI_RANK`` alone may come from ``srun --mpi=pmi2``.
+    """
     if "PMI_RANK" not in environment or "MPI_LOCALRANKID" not in environment:
         return None
     rank = _number(environment, "PMI_RANK")
@@ -104,7 +109,7 @@ def _of_hydra(environment: Mapping[str, str]) -> ForeignPlace | None:
 
 
 def _unplaced(launcher: str, rank: int, size: int, local_rank: int, local_size: int, job: str) -> ForeignPlace:
-    """Return the place if the launcher does not number hosts: they are counted as if all had as many ranks."""
+    """Return the place for a launcher that does not number hosts: assume the same number of ranks on each."""
     if local_size > size:
         raise UsageError(f"{launcher}: expected at most {size} ranks on a host, all of the job, got {local_size}")
     hosts = -(-size // local_size)

@@ -1,4 +1,4 @@
-"""Named kinds of things that code outside the package may add to: codecs, lanes, algorithms, schedules.  Pure."""
+"""Named kinds of things to which code outside the package may add: codecs, lanes, algorithms, schedules.  Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ K = TypeVar("K", bound=Named)
 class Registry(Generic[K]):
     """The kinds of one thing by name, in the order of registration.
 
-    ``what`` is how errors call the thing.  ``reserved`` names mean something else to users and cannot be taken.
-    Registrations are of this process: ranks that use a name must all register it.
+    ``what`` is the name of the thing in errors.  ``reserved`` names have another meaning for users and cannot be taken.
+    Registrations apply to this process only: all ranks that use a name must register it.
     """
 
     def __init__(self, what: str, kinds: Iterable[K] = (), *, reserved: Iterable[str] = ()) -> None:
@@ -35,7 +35,7 @@ class Registry(Generic[K]):
         self._reserved = frozenset(reserved)
         self._kinds: dict[str, K] = {}
         self.kinds: Mapping[str, K] = MappingProxyType(self._kinds)
-        """A live view, for paths on which each call counts."""
+        """A live view, for hot paths."""
         for kind in kinds:
             self.register(kind)
 
@@ -66,7 +66,7 @@ class Registry(Generic[K]):
 
     @contextmanager
     def registered(self, *kinds: K) -> Iterator[None]:
-        """Know ``kinds`` inside of a ``with`` block only."""
+        """Register ``kinds`` for the duration of a ``with`` block."""
         added: list[K] = []
         try:
             for kind in kinds:

@@ -1,4 +1,4 @@
-"""Pipeline schedules by name, and which rank holds which part of the model in each.  Pure.
+"""Pipeline schedules by name, and the placement of the model's parts on ranks in each.  Pure.
 
 A configuration holds the name of a schedule.  ``SCHEDULES`` has a record for each name; ``pipeline/registry.py`` adds
 records from outside the package, and makes schedules by name.
@@ -14,7 +14,7 @@ from asyncpar.core.config.registry import Registry
 from asyncpar.errors import UsageError
 
 V_CHUNKS = 2
-"""Pieces of the model per rank where it goes down the ranks and back up."""
+"""Pieces of the model per rank in a schedule that runs down the ranks and back up."""
 
 
 class PipelineScheduleType(StrEnum):
@@ -46,7 +46,7 @@ class ScheduleRecord(ABC):
 
     @abstractmethod
     def chunks(self, num_model_chunks: int) -> int:
-        """Return how many pieces of the model each rank holds when ``num_model_chunks`` are asked for.
+        """Return the number of pieces of the model on each rank when ``num_model_chunks`` are requested.
 
         Raises ``UsageError`` for a number that the schedule cannot have.
         """
@@ -61,7 +61,7 @@ class ShippedSchedule(ScheduleRecord):
     """The record of a schedule of the package; ``pipeline/orders`` has the order of its operations.
 
     Stages go round the ranks once per chunk, from first to last; or, if it ``is_v_shaped``, from the first rank to the
-    last and back, so that the first rank holds both ends.  ``takes_chunks``: each rank may hold several pieces.
+    last and back, so the first rank holds both ends.  ``takes_chunks``: each rank may hold several pieces.
     """
 
     name: str
@@ -109,7 +109,7 @@ def schedule_record(name: str) -> ScheduleRecord:
 
 
 def check_schedule_name(setting: str, name: object) -> PipelineScheduleType | str:
-    """Return ``name``, as a ``PipelineScheduleType`` if it is one, where a schedule is called so.
+    """Return ``name`` if a schedule has that name, as a ``PipelineScheduleType`` if it is one.
 
     Raises ``UsageError`` that names the ``setting`` and lists the names.
     """
@@ -119,7 +119,7 @@ def check_schedule_name(setting: str, name: object) -> PipelineScheduleType | st
 
 
 def parse_schedule_name(text: str) -> PipelineScheduleType | str:
-    """Return the name of the schedule that ``text`` spells: name or short name, with ``-`` or ``_``, in any case.
+    """Return the name of the schedule that ``text`` spells: its name or short name, with ``-`` or ``_``, in any case.
 
     Raises ``UsageError`` that lists the short names.
     """

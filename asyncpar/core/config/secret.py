@@ -1,4 +1,4 @@
-"""A job's secret: a type that does not show it, how long it is, and who may read the file that holds it."""
+"""The secret of a job: a type that hides it, its length, and the checks of the file that holds it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SECRET_BYTES = 32
 
 
 class Secret(bytes):
-    """Bytes that no traceback, log line or formatted text shows; otherwise ``bytes`` like any other.
+    """Bytes that no traceback, log line or formatted text shows; otherwise like any ``bytes``.
 
-    What is derived from them (a slice, a copy by ``bytes(...)``) is plain again.
+    Values derived from them (a slice, a copy by ``bytes(...)``) are plain bytes again.
     """
 
     def __repr__(self) -> str:
@@ -25,7 +25,7 @@ class Secret(bytes):
 
 
 class SecretText(str):
-    """Text that no traceback or log line shows, as ``Secret``; only ``str.encode`` and the like see it."""
+    """Text that no traceback or log line shows, like ``Secret``; only ``str.encode`` and the like reveal it."""
 
     __slots__ = ()
 

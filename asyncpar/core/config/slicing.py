@@ -1,4 +1,4 @@
-"""The part of a whole tensor that a rank holds.  Pure."""
+"""The part of a tensor that a rank holds.  Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ceil_chunks(count: int, parts: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSlice:
-    """The range ``start`` to ``stop`` along dimension ``dim`` of a tensor that is looked at as ``view_shape``.
+    """The range ``start`` to ``stop`` along dimension ``dim`` of a tensor viewed as ``view_shape``.
 
     ``view_shape`` is the whole tensor reshaped in C order such that the part is one range; normally it is
     ``global_shape``.  The columns of queries, keys and values side by side, of shape (inputs, 3 outputs), are cut by
@@ -64,19 +64,19 @@ class TensorSlice:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> TensorSlice:
-        """Return the slice that is everything."""
+        """Return the slice that covers the whole tensor."""
         stop = shape[0] if shape else 1
         return cls(global_shape=shape, view_shape=shape, dim=0, start=0, stop=stop, local_shape=shape)
 
     @classmethod
     def along(cls, shape: tuple[int, ...], dim: int, start: int, stop: int) -> TensorSlice:
-        """Return a range along one dimension of a tensor of ``shape``."""
+        """Return the slice of a range along one dimension of a tensor of ``shape``."""
         local = tuple(stop - start if at == dim else length for at, length in enumerate(shape))
         return cls(global_shape=shape, view_shape=shape, dim=dim, start=start, stop=stop, local_shape=local)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it covers the whole."""
+        """Whether the slice covers the whole tensor."""
         return not self.view_shape or (self.start, self.stop) == (0, self.view_shape[self.dim])
 
     def cut(self, whole: NDArray[Any]) -> NDArray[Any]:
@@ -109,7 +109,7 @@ def split_layers(num_layers: int, ranks: Sequence[int], given: Sequence[int] | N
 
     ``ranks[v]`` is the pipeline rank that holds virtual stage ``v``.  ``given`` None: equal numbers.  Otherwise it has
     one number per rank, which the virtual stages there share in parts that differ by one at most, or one per virtual
-    stage.  Raises ``UsageError`` unless that comes out at ``num_layers`` with at least one in each.
+    stage.  Raises ``UsageError`` unless they add up to ``num_layers`` with at least one in each.
     """
     virtual, stages = len(ranks), len(set(ranks))
     chunks = virtual // stages
@@ -132,9 +132,9 @@ def split_layers(num_layers: int, ranks: Sequence[int], given: Sequence[int] | N
 
 
 def spread_layers(num_layers: int, virtual_stages: int) -> tuple[int, ...]:
-    """Return numbers of layers that differ by one at most, larger ones first: what to give where none divides.
+    """Return numbers of layers that differ by one at most, larger ones first: a split of layers that do not divide.
 
-    Raises ``UsageError`` when there are fewer layers than virtual stages.
+    Raises ``UsageError`` if there are fewer layers than virtual stages.
     """
     each, rest = divmod(num_layers, virtual_stages)
     if not each:

@@ -11,7 +11,7 @@ _MEGABYTES_PER_LAYER = 1024.0
 
 
 class MemoryOptimizationStrategy(StrEnum):
-    """Activations kept between forward and backward."""
+    """Strategies for the activations kept between forward and backward."""
 
     BASIC = "basic"
     STANDARD = "standard"
@@ -20,7 +20,7 @@ class MemoryOptimizationStrategy(StrEnum):
 
 
 class CommunicationStrategy(StrEnum):
-    """Method of reducing gradients."""
+    """Methods of reducing gradients."""
 
     ALL_REDUCE = "all_reduce"
     HIERARCHICAL_ALL_REDUCE = "hierarchical_all_reduce"
@@ -50,13 +50,13 @@ class MemoryRequirements:
 
     @property
     def total_memory_mb(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         kept = self.model_memory_mb + self.optimizer_memory_mb
         return kept + self.activation_memory_mb + self.communication_memory_mb
 
 
 def rough_requirements(layers: int, tp_size: int, strategy: MemoryOptimizationStrategy) -> MemoryRequirements:
-    """Return a rule of thumb for a stage of ``layers``.
+    """Return the memory of a stage of ``layers`` by a rule of thumb.
 
     1,024 MiB per layer over ``tp_size``; activations 2.0, 1.5, 1.2 or 1.0 times that by strategy; optimizer twice.
     """

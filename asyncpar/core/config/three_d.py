@@ -32,10 +32,10 @@ _CHOICES: Mapping[str, type[StrEnum]] = MappingProxyType(
 
 
 class LayersPerStage(tuple[int, ...]):
-    """The number of layers of each stage, as it was given, or as layers divide; empty where they do not.
+    """The number of layers of each stage, as given or as layers divide; empty if they do not divide.
 
-    Called, it returns that of ``ThreeDParallelismConfig.stage_layers``, or raises.  ``is_given`` is False where the
-    configuration was not given any.
+    Calling it returns ``ThreeDParallelismConfig.stage_layers()``, or raises.  ``is_given`` is False if the
+    configuration was given no numbers.
     """
 
     is_given: bool
@@ -48,7 +48,7 @@ class LayersPerStage(tuple[int, ...]):
         is_given: bool = True,
         count: Callable[[], tuple[int, ...]] | None = None,
     ) -> Self:
-        """Return ``layers``, which ``count`` finds when it is called."""
+        """Return ``layers``, for which ``count`` is what a call returns."""
         made = super().__new__(cls, layers)
         made.is_given, made._count = is_given, count
         return made
@@ -84,22 +84,23 @@ class _LayersField:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreeDParallelismConfig:
-    """Distribution of a model and its batch over ranks.
+    """The distribution of a model and its batch over ranks.
 
     ``dp_size``, ``tp_size`` and ``pp_size`` are the numbers of replicas, of slices of each layer, and of stages.
     ``order`` names the axes, fastest first (``"tp-dp-pp"`` makes tensor-parallel peers adjacent).  ``layers_per_stage``
-    gives the number of layers of each stage where they are not all the same, and is that of all stages when it is read
-    or called; ``num_model_chunks`` is the number of
-    pieces that each stage holds in an interleaved schedule.  ``micro_batch_size`` is the number of sequences in each
-    micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
+    sets the number of layers of each stage if they differ; read or called, it gives those of all stages.
+    ``num_model_chunks`` is the number of pieces that each stage holds in an interleaved schedule.  ``micro_batch_size``
+    is the number of sequences in each micro-batch, which training then enforces; with 1, the default, it accepts any
+    number.
+
     ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
-    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is not given, and the
-    ``timeout`` of the world that the coordinator is made in was set, the world's is used.  A ``GradientSynchronizer``
-    of its own takes it where it is given, and else the timeout of its communicator.
+    rank makes no progress for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If the timeout is not given, but
+    the ``timeout`` of the coordinator's world was set, the world's is used.  A ``GradientSynchronizer`` of its own uses
+    it if it is given, and else the timeout of its communicator.
 
     ``num_layers`` is that of the whole model, ``pipeline_schedule`` the order of micro-batches.  ``memory_strategy``
-    and ``enable_gradient_checkpointing`` trade memory for time, ``comm_strategy`` says how gradients are exchanged, and
-    ``enable_mixed_precision`` computes in 16 bits.
+    and ``enable_gradient_checkpointing`` trade memory for time, ``comm_strategy`` selects how gradients are exchanged,
+    and ``enable_mixed_precision`` computes in 16 bits.
     """
 
     dp_size: int = 1
@@ -135,7 +136,7 @@ class ThreeDParallelismConfig:
 
     @property
     def given_layers(self) -> tuple[int, ...] | None:
-        """The numbers of layers that were given, None where layers divide evenly among stages."""
+        """The numbers of layers that were given, None if layers divide evenly among stages."""
         given: tuple[int, ...] | None = vars(self)["_given_layers"]
         return given
 
@@ -172,11 +173,11 @@ class ThreeDParallelismConfig:
         vocabulary: int | None = None,
         batch: int | None = None,
     ) -> None:
-        """Raise ``UsageError`` unless the configuration fits ``world_size`` ranks and, where given, model and batch.
+        """Raise ``UsageError`` unless the configuration fits ``world_size`` ranks and, if given, model and batch.
 
-        ``hidden`` and ``heads`` are those of the model, which ranks of a tensor group divide among them.
-        ``vocabulary`` is checked for models that need equal slices of it; the layers of this package take any.
-        ``batch`` counts the sequences that all replicas together see in one step.
+        ``hidden`` and ``heads`` are those of the model, which ranks of a tensor group divide among them. ``vocabulary``
+        is checked for models that need equal slices of it; the layers of this package take any. ``batch`` counts the
+        sequences that all replicas together see in one step.
         """
         if self.world_size != world_size:
             product = f"{self.dp_size}*{self.tp_size}*{self.pp_size}"
@@ -194,9 +195,9 @@ class ThreeDParallelismConfig:
             self.micro_batches(batch)
 
     def micro_batches(self, batch: int) -> int:
-        """Return how many micro-batches each replica runs of a step over ``batch`` sequences in all.
+        """Return the number of micro-batches per replica in a step over ``batch`` sequences in all.
 
-        Raises ``UsageError`` unless they come out even.
+        Raises ``UsageError`` unless they divide evenly.
         """
         check_count("batch", batch)
         count, rest = divmod(batch, self.dp_size * self.micro_batch_size)
@@ -208,9 +209,9 @@ class ThreeDParallelismConfig:
         return count
 
     def stage_layers(self) -> tuple[int, ...]:
-        """Return the number of layers of each stage, that is of each pipeline rank.
+        """Return the number of layers of each stage, that is, of each pipeline rank.
 
-        Raises ``UsageError`` when the layers do not divide evenly and ``layers_per_stage`` does not say how to.
+        Raises ``UsageError`` if the layers do not divide evenly and ``layers_per_stage`` is not given.
         """
         layers = [0] * self.pp_size
         for rank, count in zip(self.stage_ranks(), self.virtual_stage_layers(), strict=True):
@@ -218,15 +219,16 @@ class ThreeDParallelismConfig:
         return tuple(layers)
 
     def virtual_stage_layers(self) -> tuple[int, ...]:
-        """Return the number of layers of each virtual stage, in the order of the model; as many as ``stage_layers``
-        where each rank holds one piece of it.
+        """Return the number of layers of each virtual stage, in the order of the model.
+
+        They are as many as in ``stage_layers`` if each rank holds one piece of the model.
         """
         return split_layers(self.num_layers, self.stage_ranks(), self.given_layers)
 
     def memory_requirements(self, *, rough: bool = True) -> MemoryRequirements:
-        """Return what the fullest stage needs by a rule of thumb; see ``rough_requirements``.
+        """Return the memory that the fullest stage needs by a rule of thumb; see ``rough_requirements``.
 
-        ``rough=False`` is an error here: what a model really needs takes its shape, and
+        ``rough=False`` is an error here: a real estimate needs the model's shape, and
         ``asyncpar.estimate.memory_requirements``.
         """
         if not rough:

@@ -1,4 +1,4 @@
-"""Settings of lanes, as users write them, and what lanes cost."""
+"""Settings of lanes, as users write them, and the costs of lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
 
 
 def split_lane_reference(text: str) -> tuple[str, str] | None:
-    """Return the module and the name in it of ``package.module:NAME``; None for a text of another form."""
+    """Return the module and the name of ``package.module:NAME``; None for a text of another form."""
     module, colon, name = text.partition(":")
     is_one = colon and all(part.isidentifier() for part in (*module.split("."), name))
     return (module, name) if is_one else None
@@ -23,12 +23,13 @@ def split_lane_reference(text: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCosts:
-    """Cost of a lane: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
+    """The costs of a lane: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
 
-    ``together`` is how many bytes/s all ranks of a host send to one another at the same time; None: not known.  It is
+    ``together`` is the bytes/s that all ranks of a host send to one another at the same time; None: not known.  It is
     less than their number times ``bandwidth`` where they share too few cores.
-    ``is_measured`` tells figures of this machine from built-in ones, which were measured on two cores with Python 3.11
-    and which ``Communicator.calibrate`` replaces with what is there.
+
+    ``is_measured`` distinguishes figures of this machine from built-in ones, which were measured on two cores with
+    Python 3.11 and which ``Communicator.calibrate`` replaces by measurements.
     """
 
     latency: float
@@ -56,7 +57,7 @@ MOST_CONNECTIONS = 16
 
 
 def parse_connections(text: str | None) -> int:
-    """Return how many connections a TCP or gRPC lane takes: what the setting says, one without it.
+    """Return the number of connections of a TCP or gRPC lane: the setting, or one without it.
 
     Raises ``UsageError`` for anything but a whole number from 1 to 16.
     """
@@ -72,7 +73,7 @@ LINK_SECONDS = 5.0
 
 
 def parse_link_timeout(text: str | None) -> float:
-    """Return for how many seconds nothing may come from a peer's host: what the setting says, 5 without it.
+    """Return the seconds of silence after which a peer's host is lost: the setting, or 5 without it.
 
     Raises ``UsageError`` for anything but a whole number from 2 to 120.
     """
@@ -84,7 +85,7 @@ def parse_link_timeout(text: str | None) -> float:
 
 
 def parse_checksums(text: str | None) -> bool:
-    """Return whether payloads that leave the host have checksums: unless the setting says ``off``.
+    """Return whether payloads that leave the host carry checksums: yes, unless the setting is ``off``.
 
     Raises ``UsageError`` for anything but ``on`` and ``off``.
     """
@@ -92,7 +93,7 @@ def parse_checksums(text: str | None) -> bool:
 
 
 def parse_calibrate(text: str | None) -> bool:
-    """Return whether lanes are measured as ranks meet: if the setting says ``on``.
+    """Return whether lanes are measured when ranks meet: only if the setting is ``on``.
 
     Raises ``UsageError`` for anything but ``on`` and ``off``.
     """

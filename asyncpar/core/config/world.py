@@ -12,8 +12,8 @@ from asyncpar.errors import UsageError
 class Member:
     """One rank of a world.
 
-    ``host`` is the name shown in texts, ``host_id`` is equal exactly for ranks of one host (chosen by the
-    launcher), and ``address`` is the ``host:port`` of the rank's gRPC server (empty for ranks of this process only).
+    ``host`` is the name shown in texts, ``host_id`` is equal exactly for ranks of one host (chosen by the launcher),
+    and ``address`` is the ``host:port`` of the rank's gRPC server (empty for ranks within a single process).
     """
 
     rank: int
@@ -25,7 +25,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Ranks to members, for one generation.  ``members[r].rank == r``."""
+    """The members by rank, for one generation.  ``members[r].rank == r``."""
 
     members: tuple[Member, ...]
     generation: int = 0

@@ -1,1 +1,1 @@
-"""Reports of a process about itself: progress, failures, blocked loops."""
+"""Self-reports of a process: progress, failures, blocked loops."""

@@ -2,9 +2,9 @@
 
 Theory of operation.  The agent of a host sees what ranks cannot see of each other: that a process has ended, is
 stopped, or runs no Python code.  It writes losses into a pipe (``ASYNCPAR_NOTICE_FD``), one JSON object per line,
-before it asks ranks to end, so that a rank knows the reason first.  The rank tells through its ``Reporter`` in which
-phase it is, and a thread of its own gives a beat every second: the beat stops when something holds the interpreter
-lock, and goes on while the event loop is busy, or a library that has released the lock.
+before it asks ranks to end, so a rank receives the reason first.  The rank reports its phase through its ``Reporter``,
+and a dedicated thread sends a heartbeat every second: it stops when something holds the interpreter lock, and continues
+while the event loop is busy, or a library that has released the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Loss(NamedTuple):
-    """The agent says that ``rank`` is lost; ``how`` it ended, ``host`` where it ran."""
+    """The agent's report that ``rank`` is lost; ``how`` it ended, ``host`` where it ran."""
 
     rank: int
     host: str
@@ -34,20 +34,20 @@ class Loss(NamedTuple):
 
 
 class AgentLine:
-    """This rank's end.  ``open`` and ``close`` it on the event loop that uses it; without an agent it does nothing.
+    """The rank's end.  ``open`` and ``close`` it on the event loop that uses it; without an agent it does nothing.
 
-    A process may be in one world after the other, and the pipe outlives them: losses of other generations than this
-    rank's are dropped, and counted in ``stale``.  They name ranks that are others now.
+    A process may be in several worlds one after another, and the pipe outlives them: losses of other generations than
+    this rank's are dropped, and counted in ``stale``, because their ranks mean other members now.
     """
 
     def __init__(self, reporter: Reporter, descriptor: int | None, *, generation: int) -> None:
-        """``descriptor`` is the pipe that losses come through; it stays the caller's."""
+        """``descriptor`` is the pipe that carries losses; it stays the caller's."""
         self.reporter = reporter
         self._descriptor = descriptor
         self._generation = generation
         self.stale = 0
         self.on_condition: Callable[[int, str], None] = lambda _rank, _how: None
-        """Hears what agents see of ranks that cannot answer: the rank, and ``is stopped``; "": it runs."""
+        """Receives the agents' view of ranks that cannot answer: the rank, and ``is stopped``; "": it runs."""
         self._losses: list[Loss] = []
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[int, str], object] | None = None
@@ -55,7 +55,7 @@ class AgentLine:
         self._is_over = threading.Event()
 
     def open(self) -> None:
-        """Begin to listen, and to give signs of life."""
+        """Start to listen, and to send heartbeats."""
         self.reporter.phase(Phase.FORMING)
         if self.reporter.is_connected:
             threading.Thread(target=self._beat, name="asyncpar beat", daemon=True).start()
@@ -70,16 +70,16 @@ class AgentLine:
         return self._is_over.is_set()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._is_over.set()
         self.reporter.phase(Phase.LEFT)
         self._stop_reading()
 
     async def unless_lost(self, work: Coroutine[Any, Any, T], operation: str) -> T:
-        """Return what ``work`` returns.  Raises ``PeerLost`` as soon as the agent says that a rank is lost.
+        """Return the result of ``work``.  Raises ``PeerLost`` as soon as the agent reports that a rank is lost.
 
-        Agents report a loss before they ask ranks to end.  So a cancellation that comes of that ends with the loss,
-        too, however busy this process was when both came.
+        Agents report a loss before they ask ranks to end.  So a cancellation that results from it raises the loss, too,
+        however busy this process was when both arrived.
         """
         running = asyncio.ensure_future(work)
         is_cancelled = await self._wait_for(running)
@@ -96,9 +96,9 @@ class AgentLine:
         return running.result()
 
     async def _wait_for(self, running: asyncio.Future[Any]) -> bool:
-        """Wait until ``running`` is done, which a loss cancels.
+        """Wait until ``running`` is done; a loss cancels it.
 
-        Returns whether this was cancelled because of a loss; a cancellation that no loss explains is raised.
+        Returns whether this call was cancelled because of a loss; a cancellation that no loss explains is raised.
         """
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         both: set[asyncio.Future[Any]] = {running, waiter}
@@ -121,7 +121,7 @@ class AgentLine:
         return False
 
     def deliver(self, take: Callable[[int, str], object]) -> None:
-        """Give ``take`` each loss (rank, how) from now on, and those until now: this rank is part of its world."""
+        """Pass each loss (rank, how) to ``take``, those so far and all from now on: this rank is part of its world."""
         self._take = take
         self.reporter.phase(Phase.MEMBER)
         losses, self._losses = self._losses, []
@@ -129,7 +129,7 @@ class AgentLine:
             take(loss.rank, loss.how)
 
     def _read_now(self) -> None:
-        """Take what has come, and the loop has not found yet."""
+        """Read data that has arrived but that the loop has not noticed yet."""
         if self._descriptor is not None:
             self._read()
 
@@ -173,10 +173,10 @@ class AgentLine:
 
 
 def encode_loss(loss: Loss, *, generation: int) -> bytes:
-    """Return ``loss``, of a rank of that generation, as the agent writes it."""
+    """Encode ``loss``, of a rank of that generation, as the agent writes it."""
     return json.dumps({"generation": generation, **loss._asdict()}).encode() + b"\n"
 
 
 def encode_condition(rank: int, how: str, *, generation: int) -> bytes:
-    """Return what agents know of ``rank``, of that generation, as the agent writes it; "": it runs."""
+    """Encode the condition of ``rank``, of that generation, as the agent writes it; "": it runs."""
     return json.dumps({"generation": generation, "rank": rank, "condition": how}).encode() + b"\n"

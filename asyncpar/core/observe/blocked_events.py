@@ -1,4 +1,4 @@
-"""Record in the event ring what blocks the event loop, for as long as it does."""
+"""Records of the code that blocks the event loop, and for how long, in the event ring."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class BlockedEvents:
-    """Takes the reports of a loop watch (``tell``) into ``recorder``."""
+    """Writes the reports of a loop watch (``tell``) to ``recorder``."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._ticket = NO_TICKET
 
     def tell(self, blocked: Blocked) -> None:
-        """Begin an event when the loop is blocked, and end it when that goes on.  In the watching thread.
+        """Begin an event when the loop is blocked, and end it when the loop resumes.  Called in the watching thread.
 
-        Its ``sequence`` is for how many microseconds the loop was blocked when that was seen.
+        Its ``sequence`` is the time in microseconds for which the loop had been blocked when that was detected.
         """
         if blocked.is_over:
             self._recorder.end(self._ticket)

@@ -1,14 +1,15 @@
-"""Detect code that blocks an event loop, and report its stack while it does.
+"""Detection of code that blocks an event loop, with a report of its stack while it does.
 
-Theory of operation.  A daemon thread examines the loop's thread every ``LOOK_SECONDS``, or less often where stalls are
-only told to others that wait for this rank (see ``LoopWatch.start_quietly``).  A loop that sleeps in its
-selector, or runs only its own code, is not disturbed: examining it costs microseconds and wakes no thread.  If other
-code runs, the thread schedules a callback on the loop, which runs after everything that is ready now.  Until then the
-thread compares task and outermost frame, to see whether the same step still runs: an overloaded loop is late, but not
-blocked.  A step that lasts longer than allowed is reported with the stack of the loop's thread.  So a stall is reported
-at most ``LOOK_SECONDS`` after it has become too long, and shorter ones are never reported.
+Theory of operation.  A daemon thread examines the loop's thread every ``LOOK_SECONDS``, or less often if stalls are
+only reported to others that wait for this rank (see ``LoopWatch.start_quietly``).  A loop that sleeps in its selector,
+or runs only its own code, is not disturbed: examining it costs microseconds and wakes no thread.  If other code runs,
+the thread schedules a callback on the loop, which runs after everything that is ready now.  Until then the thread
+compares task and outermost frame, to see whether the same step still runs: an overloaded loop is late, but not blocked.
+A step that lasts longer than allowed is reported with the stack of the loop's thread.  So a stall is reported at most
+``LOOK_SECONDS`` after it has become too long, and shorter ones are never reported.
 
-A callback that is compiled code itself (``loop.call_soon(time.sleep, 1)`` on uvloop) cannot be told from sleeping.
+A callback that is itself compiled code (``loop.call_soon(time.sleep, 1)`` on uvloop) cannot be distinguished from
+sleeping.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BLOCKED_AFTER: Final = 0.1
 LOOK_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.01
 LONG_SECONDS: Final = 1.0
-"""Seconds after which a stall is told to those that wait for this rank."""
+"""Seconds after which a stall is reported to ranks that wait for this one."""
 
 _QUIET_LOOK_SECONDS: Final = 0.25
 _LONGEST: Final = 3600.0
@@ -47,10 +48,10 @@ _LOG: Final = logging.getLogger("asyncpar.runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """A report that the event loop is blocked (``is_over`` False), or goes on after that.
+    """A report that the event loop is blocked (``is_over`` False), or has resumed after that.
 
-    ``seconds`` is the least time so far, or in all; ``what`` describes whose code it is, as far as known, and
-    ``stack`` is the formatted stack of the loop's thread, seen when ``blocked_after`` had passed.
+    ``seconds`` is the least time so far, or in all; ``what`` describes whose code it is, as far as known, and ``stack``
+    is the formatted stack of the loop's thread, taken when ``blocked_after`` had passed.
     """
 
     rank: int
@@ -67,14 +68,14 @@ class Blocked:
 
 
 OnBlocked = Callable[[Blocked], None]
-"""Told of stalls in the watching thread, since the loop cannot.  It must be quick."""
+"""Receives stalls in the watching thread, since the loop cannot call it.  It must be quick."""
 
 Describe = Callable[[FrameType], str | None]
-"""Describes, in the watching thread, whose code runs at a frame; None if that is not known."""
+"""Describes, in the watching thread, whose code runs at a frame; returns None if that is not known."""
 
 
 def check_blocked_after(seconds: object) -> float | None:
-    """Return ``seconds``; None for None and 0: no watch.  Raises ``UsageError`` for what is no such number."""
+    """Return ``seconds``; None for None and 0: no watch.  Raises ``UsageError`` for anything but a valid number."""
     if seconds is None or seconds == 0:
         return None
     if not isinstance(seconds, int | float) or not 0.0 < seconds <= _LONGEST:
@@ -85,8 +86,8 @@ def check_blocked_after(seconds: object) -> float | None:
 class LoopWatch:
     """Watches the running loop from ``start`` to ``stop``, both called on it.  ``blocked_after`` None: it never starts.
 
-    Stalls are logged as warnings of the logger ``asyncpar.runtime`` and passed to subscribers.  A loop that keeps a
-    time of its own (``clock_domain``) is not watched: what a simulation does must not depend on how fast it runs.
+    Stalls are logged as warnings of the logger ``asyncpar.runtime`` and passed to subscribers.  A loop that keeps its
+    own time (``clock_domain``) is not watched: the behaviour of a simulation must not depend on how fast it runs.
     """
 
     def __init__(self, *, rank: int, blocked_after: float | None = BLOCKED_AFTER, describe: Describe) -> None:
@@ -107,7 +108,7 @@ class LoopWatch:
         return self._thread is not None
 
     def subscribe(self, callback: OnBlocked) -> Callable[[], None]:
-        """Tell ``callback`` of every stall from now on; the function returned ends that."""
+        """Report every stall from now on to ``callback``; the returned function unsubscribes it."""
         self._subscribers.append(callback)
 
         def unsubscribe() -> None:
@@ -117,10 +118,10 @@ class LoopWatch:
         return unsubscribe
 
     def start_quietly(self, on_long: Callable[[str], None] | None) -> None:
-        """Begin to watch for long stalls alone: ``on_long`` gets the place of the code, and "" at the end.
+        """Start to watch for long stalls alone: ``on_long`` receives the place of the code, and "" at the end.
 
-        It is called in the watching thread.  Nothing is logged until ``start``.  Without it, this begins only if
-        ``blocked_after`` is set.
+        It is called in the watching thread.  Nothing is logged until ``start``.  Without ``on_long``, the watch starts
+        only if ``blocked_after`` is set.
         """
         if on_long is not None:
             self._on_long = on_long
@@ -130,14 +131,14 @@ class LoopWatch:
         self._begin()
 
     def start(self) -> None:
-        """Begin to watch and to log stalls, if it has not begun."""
+        """Start to watch and to log stalls, unless already started."""
         self._is_logged = True
         self.sharpen()
         if self._blocked_after:
             self._begin()
 
     def sharpen(self) -> None:
-        """Tell subscribers of stalls of ``blocked_after``, and not of long ones alone; logging stays as it is."""
+        """Report stalls of ``blocked_after`` to subscribers, not only long ones; logging stays as it is."""
         if self._blocked_after:
             self._limit = self._blocked_after
 
@@ -152,7 +153,7 @@ class LoopWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the watching.  Idempotent."""
+        """Stop watching.  Idempotent."""
         if self._thread is not None:
             self._is_stopping = True
             self._news.set()
@@ -167,7 +168,7 @@ class LoopWatch:
                 return
 
     def _ask(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> bool:
-        """Wait until the loop goes on, and report a stall; False if there is nothing more to watch."""
+        """Wait until the loop resumes, and report a stall; return False if there is nothing more to watch."""
         self._is_answered = False
         try:
             loop.call_soon_threadsafe(self._answer, sleeper)
@@ -188,7 +189,7 @@ class LoopWatch:
         return not self._is_stopping
 
     def _answer(self, sleeper: Sleeper) -> None:
-        """Runs on the loop: it goes on, perhaps in another ``run`` (for cleaning up, say)."""
+        """Note, on the loop, that it resumes, perhaps in another ``run`` (for cleaning up, say)."""
         sleeper.learn()
         self._is_answered = True
         self._news.set()
@@ -199,7 +200,7 @@ class LoopWatch:
         what, stack = self._look_at(sleeper)
         seconds = sleeper.time() - since
         if self._news.is_set():
-            return  # the loop went on meanwhile: the stack is not of what blocked it
+            return  # the loop resumed meanwhile: the stack is not that of the stall
         self._tell(
             Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=False), is_logged=is_logged
         )
@@ -213,7 +214,7 @@ class LoopWatch:
     def _look_at(self, sleeper: Sleeper) -> tuple[str, str]:
         try:
             return sleeper.show(self._describe)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a stack in motion may show: tell of the stall
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a moving stack may raise: report the stall
             return "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
 
     def _tell(self, blocked: Blocked, *, is_logged: bool) -> None:
@@ -230,7 +231,7 @@ Activity = tuple["asyncio.Task[Any] | None", FrameType]
 
 
 class Sleeper:
-    """The thread of a loop, seen from another thread: whether it sleeps, and its stack otherwise."""
+    """The thread of a loop, seen from another thread: whether it sleeps, and its stack if not."""
 
     def __init__(self, thread: int, loop: asyncio.AbstractEventLoop) -> None:
         self._thread = thread
@@ -248,10 +249,10 @@ class Sleeper:
         self._own = frozenset(own)
 
     def time(self) -> float:
-        """Return the seconds since some moment, without those in which the thread only waited for a processor.
+        """Return the seconds since some moment, less those in which the thread only waited for a processor.
 
-        On an overloaded machine code is slow without blocking the loop.  Where the system does not report how long
-        threads wait, all time counts.
+        On an overloaded machine code is slow without blocking the loop.  If the system does not report how long threads
+        wait, all time counts.
         """
         try:
             with open(self._waits, "rb") as file:
@@ -261,12 +262,12 @@ class Sleeper:
         return time.monotonic() - waited * 1e-9
 
     def is_awake(self) -> bool:
-        """Whether code other than the loop's own runs."""
+        """Return whether code other than the loop's own runs."""
         frame = sys._current_frames().get(self._thread)
         return frame is not None and self._is_foreign(frame)
 
     def activity(self) -> Activity | None:
-        """Return task and outermost frame of the step that runs; None if the loop sleeps."""
+        """Return the task and the outermost frame of the running step; None if the loop sleeps."""
         frame = sys._current_frames().get(self._thread)
         if frame is None or not self._is_foreign(frame):
             return None
@@ -275,7 +276,7 @@ class Sleeper:
         return asyncio.current_task(self._loop), frame
 
     def place(self) -> str:
-        """Return where the program's code is, as in ``train.py:57``; "" if it is not on the stack."""
+        """Return the place of the program's code, such as ``train.py:57``; "" if it is not on the stack."""
         frame = sys._current_frames().get(self._thread)
         return user_place(frame)
 
@@ -286,7 +287,7 @@ class Sleeper:
     def show(self, describe: Describe) -> tuple[str, str]:
         """Return whose code runs, and the formatted stack of the thread without the loop's part of it.
 
-        Where asyncpar's own code runs, that is said, and for whom.
+        If asyncpar's own code runs, that is stated, and on whose behalf.
         """
         frame = sys._current_frames().get(self._thread)
         if frame is None:
@@ -302,6 +303,6 @@ class Sleeper:
 
 
 def format_frames(frames: list[FrameType]) -> str:
-    """Return the formatted stack that ``frames`` are, innermost first.  Frames of other threads may have no line."""
+    """Format the stack ``frames``, innermost first.  Frames of other threads may have no line."""
     lines = [(frame, frame.f_lineno or frame.f_code.co_firstlineno) for frame in reversed(frames)]
     return "".join(traceback.StackSummary.extract(lines).format()).rstrip()

@@ -1,9 +1,9 @@
-"""Record what takes time from a rank without being its program: garbage collections, and others on its processor.
+"""Recording of a rank's pauses outside its program: garbage collections, and competition for its processor.
 
 Collections of the oldest generation are spans; younger ones take less than a millisecond.  The time for which the
 busiest thread (that of the event loop, or one that computes) could have run and did not is sampled: an event at the end
-of the time that was looked at, with so many microseconds in its ``nbytes``, those in which the thread did run in its
-``group``, and the length of that time, in microseconds, in its ``sequence``.
+of the sampled period, with the lost microseconds in its ``nbytes``, those for which the thread did run in its
+``group``, and the length of the period, in microseconds, in its ``sequence``.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class PauseRecorder:
         self._taken = recorder.name(TAKEN)
         self._ticket: int | None = None
         self._threads: dict[str, tuple[int, int]] = {}
-        """For how many nanoseconds each thread had run, and waited, at the last look."""
+        """Nanoseconds for which each thread had run, and waited, at the last sample."""
         self._sampled_at = 0.0
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._threads = _read_threads()
         self._sampled_at = self._recorder.clock()
         gc.callbacks.append(self._collecting)
 
     def stop(self) -> None:
-        """Record no more.  Idempotent."""
+        """Stop recording.  Idempotent."""
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
 
     def sample(self) -> float:
-        """Record for how long the busiest thread has waited for a processor since the last call; return the seconds.
+        """Record how long the busiest thread has waited for a processor since the last call; return the seconds.
 
-        From any thread, a few times a second.  Costs about 10 us per thread.
+        Call it from any thread, a few times a second.  Costs about 10 us per thread.
         """
         before, self._threads = self._threads, _read_threads()
         ran, waited = _find_busiest(before, self._threads)
@@ -76,7 +76,7 @@ class PauseRecorder:
 
 
 def _read_threads() -> dict[str, tuple[int, int]]:
-    """Return for how many nanoseconds each thread has run, and waited for a processor; none where that is not known."""
+    """Return the nanoseconds for which each thread has run, and waited for a processor; none where not known."""
     found = {}
     with suppress(OSError):
         for thread in os.listdir(_THREADS):
@@ -87,7 +87,7 @@ def _read_threads() -> dict[str, tuple[int, int]]:
 
 
 def _find_busiest(before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return for how long the thread has run, and waited, that did so most since ``before``."""
+    """Return the times for which the busiest thread since ``before`` has run, and waited."""
     spent = []
     for thread, (ran, waited) in now.items():
         ran_before, waited_before = before.get(thread, (0, 0))

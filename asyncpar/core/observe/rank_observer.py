@@ -1,4 +1,4 @@
-"""Warnings of a rank's operations that wait for long, and what agents tell of the ranks that they wait for."""
+"""Warnings about long waits of a rank's operations, and agents' reports on the ranks waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.errors import UsageError
 
 WAIT_WARNING: Final = "ASYNCPAR_WAIT_WARNING"
-"""The variable with the seconds after which an operation that waits is told."""
+"""The variable with the seconds after which a waiting operation is reported."""
 
 WAIT_SECONDS: Final = 10.0
 _LONGEST: Final = 24 * 3600.0
@@ -22,7 +22,7 @@ _LOG: Final = logging.getLogger("asyncpar.runtime")
 
 
 def parse_wait_warning(text: str | None) -> float | None:
-    """Return after how many seconds waiting is told: what the setting says, 10 without it, None for ``off``.
+    """Return the seconds after which waiting is reported: the setting, 10 without it, None for ``off``.
 
     Raises ``UsageError`` for anything but ``off`` and seconds from 0.1 to a day.
     """
@@ -40,44 +40,44 @@ def parse_wait_warning(text: str | None) -> float | None:
 
 
 MOST_TOLD: Final = 8
-"""Operations that are told at the same time; thousands may wait for the same rank."""
+"""Most operations that are reported at the same time; thousands may wait for the same rank."""
 
 
 class RankObserver:
-    """One per rank.  Waiting is told after ``warn_after`` seconds (None: never): to the agent, else in the log.
+    """One per rank.  Waits are reported after ``warn_after`` seconds (None: never): to the agent, else in the log.
 
-    ``find_program`` says where the rank's program is (``is in user code at train.py:57``), "" if that is not known.
+    ``find_program`` returns where the rank's program is (``is in user code at train.py:57``), "" if that is not known.
     """
 
     def __init__(self, rank: int) -> None:
         self.warn_after: float | None = WAIT_SECONDS
         self.find_program: Callable[[], str] = str
         self.conditions: dict[int, str] = {}
-        """By rank: what agents say of ranks that cannot answer themselves: ``is stopped``."""
+        """Agents' reports, by rank, on ranks that cannot answer themselves: ``is stopped``."""
         self.reporter = Reporter(None)
         self._rank = rank
         self._waiting: dict[object, WaitNotice] = {}
 
     @property
     def is_crowded(self) -> bool:
-        """Have so many operations been told that more would say nothing new?"""
+        """Whether so many operations have been reported that more would add nothing."""
         return len(self._waiting) >= MOST_TOLD
 
     def told(self, operation: object) -> WaitNotice | None:
-        """Return what was told of an ``operation`` that is not over; None if it was not.  From any thread."""
+        """Return the report on an ``operation`` that is not over; None if there was none.  From any thread."""
         return self._waiting.get(operation)
 
     def tell_waiting(self, operation: object, notice: WaitNotice) -> None:
-        """Tell, once, that ``operation`` has waited for long.
+        """Report, once, that ``operation`` has waited for long.
 
-        The agent's launcher tells what all ranks wait for; without one it is a warning.
+        The agent's launcher reports what all ranks wait for; without an agent it is a warning.
         """
         self._waiting[operation] = notice
         self._log(f"{notice}")
         self._report()
 
     def tell_over(self, operation: object, *, has_failed: bool) -> None:
-        """Tell that ``operation``, which has waited for long, is over; if it ``has_failed``, its error tells more."""
+        """Report that ``operation``, which has waited for long, is over; if it ``has_failed``, its error says more."""
         notice = self._waiting.pop(operation, None)
         if notice is not None:
             if not has_failed:
@@ -86,7 +86,7 @@ class RankObserver:
 
     @contextmanager
     def telling(self, look: Callable[[float], WaitNotice]) -> Iterator[None]:
-        """Tell if what is done inside takes long; ``look`` gets the seconds, and returns what is told then."""
+        """Report if the block takes long; ``look`` is called with the seconds, and returns the report."""
         if self.warn_after is None:
             yield
             return
@@ -106,9 +106,9 @@ class RankObserver:
         _LOG.log(level, "rank %d: %s", self._rank, text)
 
     def _report(self, *, has_failed: bool = False) -> None:
-        """Report the wait that began first; the others may come of it.
+        """Report the wait that began first; the others may result from it.
 
-        Those for a certain rank come before those for any.  Asks come last: what they wait for does so.
+        Waits for a certain rank come before those for any.  Asks come last: what they wait for may itself be waiting.
         """
         first = min(
             self._waiting.values(), key=lambda notice: (bool(notice.actor), notice.culprit is None), default=None
@@ -116,7 +116,7 @@ class RankObserver:
         self.reporter.waiting(first, has_failed=has_failed)
 
     def hear_condition(self, rank: int, how: str) -> None:
-        """Take what an agent says of ``rank``; "": it runs."""
+        """Record an agent's report on ``rank``; "": it runs."""
         if how:
             self.conditions[rank] = how
         else:

@@ -1,4 +1,4 @@
-"""Reports of a rank to the agent that started it: JSON objects, one per line, on an inherited pipe.  Pure."""
+"""Reports from a rank to the agent that started it: JSON objects, one per line, on an inherited pipe.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncpar.core.observe.waits import WaitNotice
 
 
 class Phase(StrEnum):
-    """Steps of a rank on its way into its world."""
+    """Phases of a rank on its way into its world."""
 
     FORMING = "forming"
     MEMBER = "member"
@@ -18,7 +18,7 @@ class Phase(StrEnum):
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
-    """The progress that a rank reports."""
+    """A rank's report of its progress."""
 
     description: str
     completed: float
@@ -29,8 +29,8 @@ class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kin
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", tag_field="kind"):
     """The exception that ended a rank, as it reported it.
 
-    ``time`` is on the monotonic clock of its host; ``blames`` is the rank that a ``PeerError`` names, and ``call`` what
-    the rank called where others called something else (``OperationMismatch``; "": that is not what went wrong).
+    ``time`` is on the monotonic clock of its host; ``blames`` is the rank that a ``PeerError`` names, and ``call`` the
+    rank's call where others called something else (``OperationMismatch``; "": the failure was another one).
     """
 
     type_name: str = msgspec.field(name="type")
@@ -43,7 +43,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", ta
 
 
 class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):
-    """The phase of a rank in joining its world."""
+    """The phase of a rank that joins its world."""
 
     phase: Phase
 
@@ -53,14 +53,14 @@ class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
 
 
 class WaitRecord(msgspec.Struct, frozen=True, tag="waiting", tag_field="kind"):
-    """The rank has waited for long; ``notice`` None: it goes on, or what it waited for ``has_failed``."""
+    """A long wait of the rank; ``notice`` None: it goes on, or what it waited for ``has_failed``."""
 
     notice: WaitNotice | None = None
     has_failed: bool = False
 
 
 class BlockedRecord(msgspec.Struct, frozen=True, tag="blocked", tag_field="kind"):
-    """Code blocks the rank's event loop; ``where`` "": it goes on."""
+    """A blocked event loop of the rank; ``where`` is the code, "": the loop resumes."""
 
     where: str = ""
 
@@ -70,7 +70,7 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encode_record(record: Record) -> bytes:
-    """Encode ``record`` as a line; "" if its text has no UTF-8."""
+    """Encode ``record`` as a line; b"" if its text cannot be encoded as UTF-8."""
     try:
         return msgspec.json.encode(record) + b"\n"
     except UnicodeEncodeError:
@@ -78,7 +78,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def parse_record(line: bytes) -> Record | None:
-    """Return the record in ``line``; None if it is none."""
+    """Decode the record in ``line``; None if it is invalid."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,11 +1,11 @@
-"""Record what a rank does in its event ring (see ``records``), in a fraction of a microsecond per event.
+"""Recording of a rank's events in its event ring (see ``records``), in a fraction of a microsecond per event.
 
 A launched rank gets the memory of its ring from its agent (``ASYNCPAR_RING_FD``, a file without a name), which can read
-it at any time, also after the rank was killed.  Other ranks have anonymous memory.  The ring belongs to a node; where a
-process has several nodes, the first one has the agent's memory, and one that comes after its end goes on in it.
+it at any time, even after the rank was killed.  Other ranks have anonymous memory.  The ring belongs to a node; in a
+process with several nodes, the first one has the agent's memory, and one that starts after its end continues in it.
 
-Operations of collectives write their records themselves (``Engine``, ``Operation``, ``QuickCall``): a call of a
-function would cost as much as the record.  ``Recorder.begin`` and ``Recorder.end`` do the same for everything else.
+Operations of collectives write their records themselves (``Engine``, ``Operation``, ``QuickCall``): a function call
+would cost as much as the record.  ``Recorder.begin`` and ``Recorder.end`` do the same for everything else.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NO_TICKET: Final = -3
 
 _TRIES: Final = 64
 _CALLS_APART: Final = 8192
-"""Actors are told apart until so many names are known."""
+"""Names of actors are distinguished until this many names are known."""
 
 _NAMES_MOST: Final = 65_536
 _LONGEST_NAME: Final = 1000
@@ -86,8 +86,8 @@ Clock = Callable[[], float]
 class Recorder:
     """The events of one node.  ``begin`` and ``end`` may be called in any thread.
 
-    To write a record directly: ``ticket = next(tickets)``; its place is ``ticket & mask``, and if ``owners`` has
-    something there, ``elsewhere(ticket)`` finds another ticket; ``owners[place] = ticket + 1`` until the event ends.
+    To write a record directly: ``ticket = next(tickets)``; its place is ``ticket & mask``, and if ``owners`` has an
+    entry there, ``elsewhere(ticket)`` finds another ticket; ``owners[place] = ticket + 1`` until the event ends.
     """
 
     def __init__(self, memory: mmap.mmap, identity: RankIdentity, *, capacity: int = CAPACITY, clock: Clock) -> None:
@@ -96,11 +96,11 @@ class Recorder:
         self._entries_start = RECORDS_OFFSET + capacity * RECORD_BYTES
         self._lock = threading.Lock()
         self._codes: list[CodeType] = []
-        """Codes whose identities are in ``sites``: they must live, so that no other code gets the same identity."""
+        """Codes whose identities are in ``sites``: kept alive, so that no other code gets the same identity."""
         self.clock = clock
         self.mask = capacity - 1
         self.first: int
-        """The ticket of this node's first event: the ring may have those of nodes before it."""
+        """The ticket of this node's first event: the ring may hold events of earlier nodes."""
         self.lap_bits = self.mask.bit_length()
         self.write = partial(BEGINNING.pack_into, memory)
         self.write_end = partial(ENDING.pack_into, memory)
@@ -108,17 +108,17 @@ class Recorder:
         self.owners = [0] * capacity
         """By place: 1 + the ticket of the event there while that is not over, else 0; -1 once the node has ended."""
         self.words: dict[Hashable, int] = {}
-        """What records have for names: see ``word_of``."""
+        """The words by which records refer to names: see ``word_of``."""
         self.sites: dict[int, int] = {}
         """Numbers of call sites by ``id(code) + f_lasti``, which is an address within the code object."""
         self._places: dict[int, str] = {}
         self._unnamed = self._evicted = 0
         self.passed_over = 0
-        """Tickets that no event has, because their places were taken: see ``elsewhere``."""
+        """Tickets without an event, because their places were taken: see ``elsewhere``."""
         self.is_closed = False
-        """Has the node ended?  Then nothing may be written any more."""
+        """Whether the node has ended; nothing may be written after that."""
         self.step: weakref.ref[object] | None = None
-        """Who records the training step that is under way."""
+        """A reference to the meter that records the training step under way."""
         self.stepped_at: float | None = None
         """The time of the end of the last training step."""
         self._used, self._entries, self.first = self._take_over()
@@ -126,8 +126,8 @@ class Recorder:
         write_header(memory, capacity, identity)
 
     def _take_over(self) -> tuple[int, int, int]:
-        """Return the bytes of entries, their number, and how many events have begun, of the node before this one."""
-        if not is_image(self._memory):  # fresh memory, of which a copy would take all pages
+        """Return the bytes and number of entries, and the number of events begun, of the previous node."""
+        if not is_image(self._memory):  # fresh memory; copying it would allocate all its pages
             return 0, 0, 0
         try:
             before = parse_image(bytes(self._memory), latest=1)
@@ -153,7 +153,7 @@ class Recorder:
         nbytes: int = 0,
         site: int = 0,
     ) -> int:
-        """Record that an event begins, and return its ticket, for ``end``.  ``word`` is what ``name`` returned."""
+        """Record the beginning of an event, and return its ticket, for ``end``.  ``word`` is a result of ``name``."""
         ticket = next(self.tickets)
         if self.owners[ticket & self.mask]:
             ticket = self.elsewhere(ticket)
@@ -177,14 +177,14 @@ class Recorder:
         return ticket
 
     def end(self, ticket: int, state: EventState = EventState.COMPLETED) -> None:
-        """Record that the event of ``ticket`` is over; does nothing if it was overwritten."""
+        """Record the end of the event of ``ticket``; do nothing if it was overwritten."""
         place = ticket & self.mask
         if self.owners[place] == ticket + 1:
             self.owners[place] = 0
             self.write_end(RECORDS_OFFSET + STATE_OFFSET + place * RECORD_BYTES, state, self.clock())
 
     def meet(self, ticket: int, *, peer: int, group: int, sequence: int, nbytes: int) -> None:
-        """Record which message it is that the receive of ``ticket`` gets."""
+        """Record the message received by the receive of ``ticket``."""
         place = ticket & self.mask
         if self.owners[place] == ticket + 1:
             record = RECORDS_OFFSET + place * RECORD_BYTES
@@ -198,7 +198,7 @@ class Recorder:
             SIZE.pack_into(self._memory, RECORDS_OFFSET + place * RECORD_BYTES + SIZE_OFFSET, nbytes)
 
     def backdate(self, ticket: int, created: float) -> None:
-        """Record when the event of ``ticket`` began, where that is known later."""
+        """Record the beginning of the event of ``ticket``, if it becomes known later."""
         place = ticket & self.mask
         if self.owners[place] == ticket + 1:
             CREATED.pack_into(self._memory, RECORDS_OFFSET + place * RECORD_BYTES + CREATED_OFFSET, created)
@@ -224,9 +224,9 @@ class Recorder:
             PEER.pack_into(self._memory, RECORDS_OFFSET + place * RECORD_BYTES + PEER_OFFSET, peer)
 
     def elsewhere(self, ticket: int) -> int:
-        """Return a ticket whose place is free: that of ``ticket`` has an event that is not over.
+        """Return a ticket whose place is free, because that of ``ticket`` has an event that is not over.
 
-        ``NO_TICKET`` when the node has ended: then nothing may be recorded any more.
+        Returns ``NO_TICKET`` if the node has ended: nothing may be recorded after that.
         """
         if self.is_closed:
             return NO_TICKET
@@ -240,7 +240,7 @@ class Recorder:
         return ticket
 
     def begin_call(self, kind: EventKind, actor: str, endpoint: str, *, caller: int, call: int, peer: int) -> int:
-        """Record that a call of an actor begins, at its caller or where its endpoint runs, as ``begin`` does."""
+        """Record the beginning of an actor call, at its caller or where its endpoint runs, as ``begin`` does."""
         key = (actor, endpoint) if len(self.words) < _CALLS_APART else endpoint
         word = self.words.get(key)
         if word is None:
@@ -257,7 +257,7 @@ class Recorder:
         return self.words.get(name) or self._add_word(name, name)
 
     def operation(self, text: str, algorithm: str, fingerprint: int) -> int:
-        """Return the word of an operation as it was called; kept under its ``fingerprint``."""
+        """Return the word of an operation as it was called, cached by its ``fingerprint``."""
         return self.words.get(fingerprint) or self._add_word(fingerprint, f"{text}@{algorithm}", fingerprint)
 
     def _add_word(self, key: Hashable, name: str, fingerprint: int = 0) -> int:
@@ -268,12 +268,12 @@ class Recorder:
         return word
 
     def add_group(self, group: GroupIdentity) -> None:
-        """Say who is in a group."""
+        """Record the members of a group."""
         with self._lock:
             self._add(EntryKind.GROUP, msgspec.json.encode(group))
 
     def site(self, frame: FrameType | None) -> int:
-        """Return the number of the place of ``frame``, or of the next frame above it that is not of the package."""
+        """Return the number of the call site of ``frame``, or of the next frame above it outside the package."""
         while frame is not None:
             code = frame.f_code
             number = self.sites.get(id(code) + frame.f_lasti)
@@ -285,7 +285,7 @@ class Recorder:
         return 0
 
     def place(self, file: str, line: int, function: str) -> int:
-        """Return the number of a place that is known by its name alone."""
+        """Return the number of a call site that is known by its name alone."""
         with self._lock:
             return self._add(EntryKind.SITE, f"{file}:{line} {function}"[-_LONGEST_NAME:].encode("utf-8", "replace"))
 
@@ -302,7 +302,7 @@ class Recorder:
         return number
 
     def site_of(self, ticket: int) -> str:
-        """Return where the event of ``ticket`` was begun (``train.py:57``); "" if that is not known."""
+        """Return the place where the event of ``ticket`` was begun (``train.py:57``); "" if it is not known."""
         if ticket < 0 or self.owners[ticket & self.mask] != ticket + 1:
             return ""
         record = RECORD.unpack_from(self._memory, RECORDS_OFFSET + (ticket & self.mask) * RECORD_BYTES)
@@ -321,7 +321,7 @@ class Recorder:
     # -- the whole ---------------------------------------------------------------------------------------------------
 
     def note(self, note: bytes) -> None:
-        """Leave ``note`` in the image in place of the last one: what this rank says of itself, in 4,088 bytes."""
+        """Replace the note in the image: the rank's description of itself, in 4,088 bytes."""
         with self._lock:
             write_note(self._memory, note)
 
@@ -330,7 +330,7 @@ class Recorder:
         return self._memory[: self._entries_start + self._used]
 
     def close(self) -> None:
-        """End, with the node: another one of this process may go on in the agent's memory.  Idempotent."""
+        """End recording, with the node; another node of this process may continue in its memory.  Idempotent."""
         if not self.is_closed:
             for owner in self.owners:
                 if owner:
@@ -340,7 +340,7 @@ class Recorder:
 
 
 def is_internal(code: CodeType) -> bool:
-    """Is it code of this package or of asyncio, which no user looks for?"""
+    """Return whether it is code of this package or of asyncio, which no user looks for."""
     return code.co_filename.startswith((_PACKAGE, _LIBRARY))
 
 
@@ -354,7 +354,7 @@ class _ProcessRings:
         self.recorders: list[weakref.ref[Recorder]] = []
 
     def take(self, environment: Mapping[str, str]) -> mmap.mmap | None:
-        """Return the agent's memory, if there is any and no other node has it."""
+        """Return the agent's memory, if there is any and no other node uses it."""
         owner = None if self._owner is None else self._owner()
         if owner is not None and not owner.is_closed:
             return None
@@ -364,14 +364,14 @@ class _ProcessRings:
         return self._memory
 
     def add(self, recorder: Recorder, *, owns: bool) -> None:
-        """Take in a ``recorder``; ``owns`` says that it has the agent's memory."""
+        """Add a ``recorder``; ``owns`` means that it has the agent's memory."""
         self.recorders = [known for known in self.recorders if (old := known()) is not None and not old.is_closed]
         self.recorders.append(weakref.ref(recorder))
         if owns:
             self._owner = weakref.ref(recorder)
 
     def forked(self) -> None:
-        """Forget the rings in a child of a rank, which must not write into that of its parent."""
+        """Forget the rings in a child of a rank, which must not write to its parent's ring."""
         self.__init__()  # type: ignore[misc]
         self._is_inherited = False
 
@@ -391,9 +391,9 @@ def current_recorder() -> Recorder | None:
 
 
 def open_recorder(identity: RankIdentity, loop: asyncio.AbstractEventLoop | None = None) -> Recorder:
-    """Return the recorder of a new node, which says the time by the machine's monotonic clock.
+    """Return the recorder of a new node, which takes the time from the machine's monotonic clock.
 
-    A ``loop`` that keeps a time of its own has ``clock_domain``, the name of its clock.
+    A ``loop`` that keeps its own time has ``clock_domain``, the name of its clock; then the time is the loop's.
     """
     domain = getattr(loop, "clock_domain", None)
     clock, wall = (time.perf_counter, time.time) if loop is None or domain is None else (loop.time, loop.time)
@@ -426,19 +426,19 @@ def _inherited(environment: Mapping[str, str]) -> mmap.mmap | None:
 
 
 def make_ring(name: str) -> int:
-    """Return a descriptor of memory for a ring, to be handed down to a rank: the agent's part."""
+    """Return a descriptor of memory for a ring, to be passed to a rank: the agent's part."""
     descriptor = open_unnamed(name)
     os.ftruncate(descriptor, image_bytes())
     return descriptor
 
 
 def read_ring(descriptor: int) -> bytes:
-    """Return the image in the memory that ``make_ring`` made, whatever has become of its rank."""
+    """Return the image in the memory that ``make_ring`` made, whatever happened to its rank."""
     return os.pread(descriptor, image_bytes(), 0)
 
 
 def clock_domain() -> str:
-    """Return what all processes with the same monotonic clock have in common, and no others."""
+    """Return a name shared by all processes with the same monotonic clock, and by no others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         offsets = Path("/proc/self/timens_offsets").read_text("ascii").split()

@@ -1,12 +1,12 @@
-"""The layout of an event ring: what a rank did lately, in memory that another process can read at any time.  Pure.
+"""The layout of an event ring: a rank's recent events, in memory that another process can read at any time.  Pure.
 
 Theory of operation.  One event, of an operation or of a span, is one record of 64 bytes.  It is written when the event
-begins and completed in place when that ends, so that what is under way is always there; a writer goes around records
-of events that are not over.  Nothing locks: a record has the number of its lap in its first and in its last bytes, and
-a reader drops one where they differ.  Names, call sites and groups are entries of a table that only grows; records have
-their numbers.  When the table is full, new names are no longer told apart, and that is counted.
+begins and completed in place when that ends, so that events under way are always present; a writer skips records of
+events that are not over.  There are no locks: a record has the number of its lap in its first and in its last bytes,
+and a reader drops one in which they differ.  Names, call sites and groups are entries of a table that only grows;
+records refer to them by number.  When the table is full, new names are no longer distinguished, and that is counted.
 
-The image begins with a page of the rank's identity and a page for a note (what it did at the last look), then come
+The image begins with a page for the rank's identity and a page for a note (its state at the last update), followed by
 records, then entries.
 """
 
@@ -62,7 +62,7 @@ HEADER: Final = struct.Struct("<8sIII")
 
 COUNTS_OFFSET: Final = 32
 COUNTS: Final = struct.Struct("<III")
-"""Bytes of entries, names that found no room, and records that overwrote events that were not over."""
+"""Bytes of entries, names for which there was no room, and records that overwrote events that were not over."""
 
 IDENTITY_OFFSET: Final = 64
 NOTE_OFFSET: Final = 4096
@@ -78,31 +78,31 @@ ENTRY_BYTES_MOST: Final = 0xFFFF
 
 
 class EventKind(IntEnum):
-    """What an event is."""
+    """The kind of an event."""
 
     COLLECTIVE = 1
     SEND = 2
     RECEIVE = 3
     ASK = 4
-    """A call of an actor, seen by the caller, until its reply."""
+    """An actor call as seen by its caller, until the reply."""
     HANDLE = 5
-    """An endpoint that runs for a caller."""
+    """An endpoint running for a caller."""
     BUCKET = 6
     """A bucket of gradients, from its first to its last byte."""
     PIPELINE = 7
     CHECKPOINT = 8
     WORLD = 9
-    """A change of the world, or of this rank's part in it."""
+    """A change of the world, or of this rank's role in it."""
     SPAN = 10
     """A span of the user: ``ap.span``."""
     BLOCKED = 11
     """Code that keeps the event loop from going on."""
     STEP = 12
-    """A training step.  Its bytes are the microseconds of it, and since the one before, that were the rank's own."""
+    """A training step.  Its bytes are the rank's own microseconds in it and since the previous one."""
 
 
 class EventState(IntEnum):
-    """How far an event is.  From ``COMPLETED`` on it is over."""
+    """The progress of an event.  From ``COMPLETED`` on it is over."""
 
     CALLED = 1
     """It has its place in the order of its group, but nobody awaits it yet."""
@@ -114,11 +114,11 @@ class EventState(IntEnum):
 
 _STEPS: Final = re.compile(bytes([EventKind.STEP]))
 _PAUSES: Final = re.compile(b"[%c%c]" % (EventKind.SPAN, EventKind.BLOCKED))
-_OVER: Final = int(EventState.COMPLETED)  # a look at a member of an enumeration takes longer than a comparison
+_OVER: Final = int(EventState.COMPLETED)  # accessing a member of an enumeration takes longer than a comparison
 
 
 class EntryKind(IntEnum):
-    """What an entry of the table names."""
+    """The kind of name in an entry of the table."""
 
     NAME = 1
     """``name``, ``text@algorithm`` of an operation, ``name@codec`` of a bucket, or ``name\\nfields`` of a span."""
@@ -129,9 +129,9 @@ class EntryKind(IntEnum):
 
 
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose ring it is.  ``clock`` and ``wall`` are one moment, by the clock of the records and by that of the day.
+    """The owner of a ring.  ``clock`` and ``wall`` are one moment, on the records' clock and on the wall clock.
 
-    Records of ranks with one ``clock_domain`` have their times by the same clock.
+    Records of ranks with the same ``clock_domain`` have times by the same clock.
     """
 
     rank: int
@@ -147,7 +147,7 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of ranks (of the world) under its ``number``.  ``parent`` is the group whose messages it numbers."""
+    """A group of ranks of the world under its ``number``.  ``parent`` is the group whose messages it numbers."""
 
     number: int
     name: str
@@ -156,7 +156,7 @@ class GroupIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawRecord(NamedTuple):
-    """One record as it is stored; ``ticket`` is how many events have begun before it."""
+    """One record as it is stored; ``ticket`` is the number of events that began before it."""
 
     ticket: int
     peer: int
@@ -173,7 +173,7 @@ class RawRecord(NamedTuple):
 
 
 class RawImage(NamedTuple):
-    """The parts of an image: records in the order of their begins, entries by number (from 1)."""
+    """The parts of an image: records in the order in which they began, entries by number (from 1)."""
 
     identity: RankIdentity
     records: list[RawRecord]
@@ -184,37 +184,37 @@ class RawImage(NamedTuple):
     begun: int
     """Events that have begun in all."""
     unnamed: int
-    """Names that found no room."""
+    """Names for which there was no room."""
     evicted: int
     """Events that were overwritten although they were not over."""
 
 
 def head_of(peer: int, kind: int, state: int) -> int:
-    """Return peer, kind and state of a record in one number."""
+    """Pack peer, kind and state of a record into one number."""
     return peer | kind << 16 | state << 24
 
 
 def word_of(name: int, fingerprint: int = 0) -> int:
-    """Return fingerprint and name of a record in one number."""
+    """Pack fingerprint and name of a record into one number."""
     return fingerprint | name << 32
 
 
 def bucket_name(index: int, codec: str) -> str:
-    """Return what the events of bucket ``index`` have for a name, which is encoded by ``codec`` (``"none"``: not)."""
+    """Return the name of the events of bucket ``index``, which ``codec`` encodes (``"none"``: not encoded)."""
     return f"bucket {index}@{codec}"
 
 
 CALLS: Final = 0xCA11 << 48
-"""With a rank: the group under which the calls of actors that it makes are numbered, on both ends."""
+"""Combined with a rank: the group under which its actor calls are numbered, on both ends."""
 
 
 def image_bytes(capacity: int = CAPACITY) -> int:
-    """Return the bytes of an image with so many records."""
+    """Return the size in bytes of an image with ``capacity`` records."""
     return RECORDS_OFFSET + capacity * RECORD_BYTES + ENTRIES_BYTES
 
 
 def write_header(image: Any, capacity: int, identity: RankIdentity) -> None:
-    """Make ``image``, a writable buffer, that of a rank; what it has of another one stays."""
+    """Write a rank's header to ``image``, a writable buffer; the rest of its content stays."""
     encoded = msgspec.json.encode(identity)
     if len(encoded) > NOTE_OFFSET - IDENTITY_OFFSET - 4:
         raise ProtocolError(f"the identity of a rank is too long: {len(encoded)} bytes")
@@ -225,7 +225,7 @@ def write_header(image: Any, capacity: int, identity: RankIdentity) -> None:
 
 
 def write_note(image: Any, note: bytes) -> None:
-    """Put ``note`` in place of the note that was there; one that is too long is cut."""
+    """Replace the note in ``image``; a ``note`` that is too long is cut."""
     note = note[:NOTE_BYTES]
     version, _ = _NOTE.unpack_from(image, NOTE_OFFSET)
     begun = (version | 1) & 0xFFFF_FFFF
@@ -235,7 +235,7 @@ def write_note(image: Any, note: bytes) -> None:
 
 
 def write_entry(image: Any, start: int, used: int, kind: EntryKind, content: bytes) -> int:
-    """Append an entry; return how many bytes are used then, or 0 if there is no room."""
+    """Append an entry; return the bytes used after that, or 0 if there is no room."""
     size = _ENTRY.size + len(content)
     place = start + used
     if used + size > ENTRIES_BYTES or len(content) > ENTRY_BYTES_MOST:
@@ -247,15 +247,15 @@ def write_entry(image: Any, start: int, used: int, kind: EntryKind, content: byt
 
 
 def is_image(image: Any) -> bool:
-    """Does ``image``, a buffer, begin as one?  Memory that nobody has written to does not."""
+    """Return whether ``image``, a buffer, begins like an image; memory that was never written to does not."""
     return bytes(image[: len(_MAGIC)]) == _MAGIC
 
 
 def parse_image(image: bytes, *, latest: int | None = None) -> RawImage:
-    """Return the parts of ``image``; what is cut off or torn is missing.  Raises ``ProtocolError`` if it is none.
+    """Parse ``image`` into its parts; truncated or torn ones are missing.  Raises ``ProtocolError`` if it is none.
 
-    With ``latest`` only records of events that are not over, of the last so many, and of the last so many steps and
-    pauses, however long ago: a tenth of the time.
+    With ``latest``, parse only records of unfinished events, of that many last events, and of that many last steps and
+    pauses, however long ago: this takes a tenth of the time.
     """
     if len(image) < NOTE_OFFSET or not is_image(image):
         raise ProtocolError("this is no image of an event ring (its first bytes are others)")
@@ -298,16 +298,16 @@ def _parse_note(image: bytes) -> bytes:
 
 
 def _parse_records(part: bytes, capacity: int, latest: int | None) -> tuple[list[RawRecord], int]:
-    """Return the records that are whole, in the order of their begins, and how many are torn.
+    """Return the intact records, in the order in which they began, and the number of torn ones.
 
-    What decides which are wanted is read by columns: rows are made of those alone.
+    The fields that decide which records are wanted are read by columns; rows are made of the wanted ones alone.
     """
     whole = memoryview(part)[: len(part) - len(part) % RECORD_BYTES]
     words = whole.cast("I")
     first, last = words[:: RECORD_BYTES // 4].tolist(), words[RECORD_BYTES // 4 - 1 :: RECORD_BYTES // 4].tolist()
     slots: Iterable[int] = range(len(first))
     kept: set[int] = set()
-    if latest is not None and any(first) and first == last:  # where some are torn, the newest is not that easily told
+    if latest is not None and any(first) and first == last:  # if some are torn, the newest is harder to find
         newest = max(first)
         slot = len(first) - 1 - first[::-1].index(newest)
         states = bytes(whole[STATE_OFFSET::RECORD_BYTES])
@@ -336,7 +336,7 @@ def _parse_records(part: bytes, capacity: int, latest: int | None) -> tuple[list
 def _find_kept(kinds: bytes, start: int, latest: int) -> set[int]:
     """Return the places of the last steps and pauses, ``latest`` of each; ``start`` is the place of the oldest event.
 
-    ``kinds`` are those of all places.
+    ``kinds`` has the kinds of all places.
     """
     in_order = kinds[start:] + kinds[:start]
     kept: set[int] = set()

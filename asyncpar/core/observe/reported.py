@@ -1,4 +1,4 @@
-"""Figures that a program reports of itself, such as its loss, and how far it is: the latest ones of this process."""
+"""Figures that a program reports about itself, such as its loss, and its progress: the latest of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_NAME: Final = 60
 
 
 class ReportedValues:
-    """The latest of each value, and the progress.  Usable from any thread."""
+    """The latest of each value, and the progress.  May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,10 +22,10 @@ class ReportedValues:
         self._figures: dict[str, str] = {}
         self._calls = 0
         self.gradients: tuple[float, float] | None = None
-        """How gradients were synchronized so far: the hidden part of the time, and the ratio of bytes saved."""
+        """Synchronization of gradients so far: the hidden part of the time, and the ratio of bytes saved."""
 
     def take(self, values: Mapping[str, SupportsFloat]) -> None:
-        """Replace the values that are named.  Raises ``UsageError`` for what is no number, and for too many names."""
+        """Replace the given values.  Raises ``UsageError`` for values that are not numbers, and for too many names."""
         numbers = {_check_name(name): _number(name, value) for name, value in values.items()}
         with self._lock:
             together = self._values | numbers
@@ -37,24 +37,24 @@ class ReportedValues:
     def note_progress(
         self, description: str, completed: float, total: float | None, figures: Mapping[str, str] | None = None
     ) -> None:
-        """Take the progress of the program, and the ``figures`` beside it."""
+        """Record the progress of the program, and the ``figures`` beside it."""
         with self._lock:
             self._progress = description, completed, total
             self._figures = dict(figures or {})
 
     @property
     def values(self) -> dict[str, float]:
-        """The latest values; not to be changed."""
+        """The latest values; do not change them."""
         return self._values
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures beside the progress; not to be changed."""
+        """The figures beside the progress; do not change them."""
         return self._figures
 
     @property
     def progress(self) -> tuple[str, float, float | None] | None:
-        """Description, steps done and their total.  Without other progress, each report counts as a step."""
+        """Description, completed steps and their total.  Without other progress, each report counts as a step."""
         if self._progress is not None:
             return self._progress
         return ("reports", float(self._calls), None) if self._calls else None
@@ -74,4 +74,4 @@ def _number(name: str, value: Any) -> float:
 
 
 reported: Final = ReportedValues()
-"""Those of this process: programs report without a node in their hands, as they print."""
+"""The values of this process: programs report without access to a node, just as they print."""

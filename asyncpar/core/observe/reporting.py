@@ -1,7 +1,7 @@
-"""Tell the agent that started this rank how it is going: progress, signs of life, and the exception that ends it.
+"""Reports from this rank to the agent that started it: progress, signs of life, and the exception that ends it.
 
 The channel is an inherited pipe (``ASYNCPAR_REPORT_FD``) that carries JSON objects, one per line.  Progress is written
-only when the pipe has room, so that a slow agent never slows a rank; a failure is waited for, for a second at most.
+only when the pipe has room, so that a slow agent never slows a rank; writing a failure blocks, for a second at most.
 Without an agent every call is free and does nothing.
 """
 
@@ -37,11 +37,11 @@ from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import OperationMismatch, PeerError, UsageError
 
 _UNPRINTABLE = (Exception, SystemExit)
-"""What the text of a value may raise; RecursionError is one of these."""
+"""Exceptions that making the text of a value may raise; RecursionError is one of these."""
 
 
 def text_of(value: object) -> str:
-    """Return ``str(value)``, or what kind of error keeps it from being made."""
+    """Return ``str(value)``, or the kind of error that prevents it."""
     try:
         return _encodable(str(value))
     except _UNPRINTABLE as failure:
@@ -49,7 +49,7 @@ def text_of(value: object) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return ``error`` as Python would show it, or its text and why there is no more."""
+    """Return ``error`` as Python would show it, or its text and the reason why there is no more."""
     try:
         return _encodable("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     except _UNPRINTABLE as failure:
@@ -67,8 +67,8 @@ def _encodable(text: str) -> str:
 def open_closed_streams() -> None:
     """Open the null device on each of the descriptors 0, 1 and 2 that is closed.
 
-    Else the next file or socket gets that number: libuv aborts the process over it (``uv__close``), and what a child
-    prints ends up in it.
+    Otherwise the next file or socket gets that number: libuv aborts the process over it (``uv__close``), and the output
+    of a child ends up in it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -76,7 +76,7 @@ def open_closed_streams() -> None:
 
 
 _VARIABLE = "ASYNCPAR_REPORT_FD"
-_ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: a write up to here is taken whole or not at all
+_ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: a write of up to this size is atomic
 _LONGEST_TRACEBACK = 32_000
 _LONGEST_VALUE = 60
 _LONGEST_NAME = 1000
@@ -88,7 +88,7 @@ Clock = Callable[[], float]
 
 
 class Reporter:
-    """One rank's end of the channel.  Usable from any thread; never raises because of the agent."""
+    """One rank's end of the channel.  May be used from any thread; never raises because of the agent."""
 
     def __init__(self, descriptor: int | None, *, clock: Clock = time.monotonic) -> None:
         self._descriptor = descriptor
@@ -98,9 +98,9 @@ class Reporter:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Reporter:
-        """Return the reporter of this process; one that goes nowhere when no agent started it.
+        """Return the reporter of this process, which discards everything if no agent started it.
 
-        Raises ``UsageError`` when the variable is there but names no open descriptor.
+        Raises ``UsageError`` if the variable is set but names no open descriptor.
         """
         text = environment.get(_VARIABLE, "")
         if not text:
@@ -130,13 +130,13 @@ class Reporter:
         total: SupportsFloat | None = None,
         fields: Mapping[str, object] | None = None,
     ) -> None:
-        """Show how far this rank is; ``fields`` are short figures beside it.  Dropped when the agent is behind."""
+        """Report the progress of this rank, with short figures in ``fields``.  Dropped when the agent is behind."""
         figures = {_cut(name): _cut(value) for name, value in list((fields or {}).items())[:_MOST_FIELDS]}
         reported.note_progress(_cut(description), float(completed), None if total is None else float(total), figures)
         self._show(description, completed, total, fields or {})
 
     def show_values(self, *, description: str, completed: SupportsFloat, total: SupportsFloat | None) -> None:
-        """Show the values that the program has reported, beside progress that is known already."""
+        """Report the program's values, beside progress that is already known."""
         self._show(description, completed, total, {})
 
     def _show(
@@ -160,23 +160,23 @@ class Reporter:
             self._write(line, patience=0.0)
 
     def phase(self, phase: Phase) -> None:
-        """Tell in which phase this rank is from now on."""
+        """Report the phase that this rank enters."""
         self._write(encode_record(PhaseRecord(phase)), patience=0.0)
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         self._write(_BEAT, patience=0.0)
 
     def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
-        """Tell that this rank has waited for long; None: it goes on, or what it waited for ``has_failed``."""
+        """Report that this rank has waited for long; None: it goes on, or what it waited for ``has_failed``."""
         self._write(encode_record(WaitRecord(notice, has_failed)))
 
     def blocked(self, where: str) -> None:
-        """Tell that the code at ``where`` blocks the event loop; "": it goes on."""
+        """Report that the code at ``where`` blocks the event loop; "": the loop resumes."""
         self._write(encode_record(BlockedRecord(_encodable(where)[:_LONGEST_NAME])))
 
     def failure(self, error: BaseException) -> None:
-        """Record the exception that ends this rank.  Only the first one counts."""
+        """Report the exception that ends this rank.  Only the first one counts."""
         if self._descriptor is None or self._failed:
             return
         self._failed = True
@@ -212,7 +212,7 @@ class Reporter:
                     room = select.poll()
                     room.register(descriptor, select.POLLOUT)
                     room.poll(left * 1000)
-                except OSError:  # the agent is gone, and with it everyone who would read this
+                except OSError:  # the agent is gone, and with it every reader
                     self._descriptor = None
                     return
 
@@ -222,12 +222,12 @@ _SEEN = "__asyncpar_seen__"
 
 @cache
 def process_reporter() -> Reporter:
-    """Return the reporter of this process, for what is used without a node in hand."""
+    """Return the reporter of this process, for code without access to a node."""
     return Reporter.from_environment(os.environ)
 
 
 def mark_seen(error: BaseException | None) -> None:
-    """Note that ``error`` is on its way now: a world is left because of it, which takes its time."""
+    """Record the time at which ``error`` was first seen: leaving a world because of it takes time."""
     if error is not None and not hasattr(error, _SEEN):
         with suppress(Exception):  # a class of the user, which may refuse it
             setattr(error, _SEEN, time.monotonic())
@@ -239,14 +239,14 @@ def _first_seen(error: BaseException) -> float:
 
 
 def _blamed(error: BaseException, peer: PeerError | None) -> int | None:
-    """Return the rank that ``peer`` blames, or another error that was being handled when ``error`` was raised."""
+    """Return the rank blamed by ``peer``, or by another error that was being handled when ``error`` was raised."""
     if peer is None:
         peer = next((each for each in _chain(error) if isinstance(each, PeerError)), None)
     return None if peer is None else peer.rank
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return ``error``, those that it was raised from or in the handling of, and the members of groups."""
+    """Return ``error``, the errors that it was raised from or while handling, and the members of groups."""
     chain: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting and len(chain) < _LONGEST_CHAIN:
@@ -260,7 +260,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """Return what a person calls the error: groups of one, as task groups raise them, are not it."""
+    """Return the error without the groups of one around it, as task groups raise them."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -269,8 +269,8 @@ def _unwrapped(error: BaseException) -> BaseException:
 def find_peer_error(error: BaseException) -> PeerError | None:
     """Return the ``PeerError`` that explains ``error``, None if something else does.
 
-    That is ``error`` itself, what it was explicitly raised from, or, in a group, a member, provided that all members
-    are explained so.
+    That is ``error`` itself, the error that it was explicitly raised from, or, in a group, a member, provided that all
+    members are explained this way.
     """
     return _find_peer_error(error, ())
 
@@ -278,7 +278,7 @@ def find_peer_error(error: BaseException) -> PeerError | None:
 def _find_peer_error(error: BaseException, seen: tuple[BaseException, ...]) -> PeerError | None:
     if isinstance(error, PeerError):
         return error
-    if len(seen) >= _LONGEST_CHAIN or any(error is earlier for earlier in seen):  # causes may go in a circle
+    if len(seen) >= _LONGEST_CHAIN or any(error is earlier for earlier in seen):  # causes may form a cycle
         return None
     seen = (*seen, error)
     if isinstance(error, BaseExceptionGroup):
@@ -288,9 +288,9 @@ def _find_peer_error(error: BaseException, seen: tuple[BaseException, ...]) -> P
 
 
 def record_failures(reporter: Reporter) -> None:
-    """Make the exception that ends the main thread known to ``reporter``, then let the hook that was there show it.
+    """Report the exception that ends the main thread to ``reporter``, then let the previous hook show it.
 
-    A hook of ours that is there already goes on.
+    A hook of ours that is already installed stays.
     """
     if not isinstance(sys.excepthook, _FailureHook):
         sys.excepthook = _FailureHook(reporter, sys.excepthook)
@@ -317,7 +317,7 @@ _BEAT = encode_record(BeatRecord())
 
 
 def _cut(value: object) -> str:
-    """Return ``value`` as short text without line breaks; floats with four digits."""
+    """Return ``value`` as short text without line breaks; floats have four digits."""
     if isinstance(value, Real) and not isinstance(value, Integral):
         with suppress(Exception):  # user code: a number that is none
             return f"{float(value):.4g}"

@@ -1,4 +1,4 @@
-"""Spans: named stretches of a rank's time, of users and of the package, in the rank's event ring."""
+"""Spans: named periods of a rank's time, of users and of the package, in the rank's event ring."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from asyncpar.core.observe.records import NO_PEER, EventKind, EventState
 
 
 class EventSpan:
-    """A stretch of time under a name: use as ``with``, or as ``async with``; once.
+    """A named period of time: use as ``with`` or ``async with``, once.
 
-    It is cancelled or failed when its block is left with an exception.  Without a node it does nothing.
+    It counts as cancelled or failed if its block is left with an exception.  Without a node it does nothing.
     """
 
     __slots__ = ("_name", "_recorder", "_ticket", "fields", "group", "kind", "nbytes", "peer", "sequence", "site")
@@ -82,6 +82,6 @@ def span(name: str, **fields: object) -> EventSpan:
     """Return a span of the user's program: ``with ap.span("load", batch=7):``.
 
     It is shown in traces, and names what a rank does while others wait for it.  ``fields`` are short values beside the
-    name.  In a process with several nodes it belongs to the one that was started last.
+    name.  In a process with several nodes it belongs to the one started last.
     """
     return EventSpan(name, fields)

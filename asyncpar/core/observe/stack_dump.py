@@ -1,9 +1,9 @@
-"""The file of a rank for its agent: how its stacks are read from outside, and where it was as it crashed.
+"""A rank's file for its agent: the layout for reading its stacks from outside, and the stack of a crash.
 
-The agent hands down the file (``ASYNCPAR_STACKS_FD``).  The rank writes in its first line where its interpreter keeps
-its stacks (``stack_layout.py``), so that the agent can read them when it does not come to answer: no signal is sent, as
-one would end system calls that wait.  A crash (SIGSEGV, SIGABRT and the like) leaves its stack behind that line, by
-``faulthandler``.
+The agent passes the file to the rank (``ASYNCPAR_STACKS_FD``).  The rank writes in its first line where its interpreter
+keeps its stacks (``stack_layout.py``), so the agent can read them when the rank cannot answer: no signal is sent,
+because one would interrupt waiting system calls.  A crash (SIGSEGV, SIGABRT and the like) leaves its stack after that
+line, by ``faulthandler``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MOST_BYTES: Final = 256 << 10
 
 
 def open_stack_dump(environment: Mapping[str, str]) -> None:
-    """Let the agent that has started this process have its stacks, if it has given a file for that."""
+    """Make the stacks of this process readable to the agent that started it, if it has passed a file for them."""
     text = environment.get(STACKS_FD, "")
     if not (text.isascii() and text.isdecimal()):
         return
     descriptor = int(text)
     try:
         os.set_inheritable(descriptor, False)
-        if os.fstat(descriptor).st_size:  # a program that a rank has started has its variables
+        if os.fstat(descriptor).st_size:  # a program started by a rank inherits its variables
             return
         os.write(descriptor, _READY + msgspec.json.encode((os.getpid(), _own_layout())) + b"\n")
     except OSError:
@@ -54,7 +54,7 @@ def _own_layout() -> StackLayout | None:
 
 
 def read_stack_dump(descriptor: int) -> str:
-    """Return what was written as the process crashed, "" if it has not."""
+    """Return the stack written when the process crashed, "" if it has not."""
     content = os.pread(descriptor, _MOST_BYTES, 0)
     if content.startswith(_READY):
         content = content.partition(b"\n")[2]
@@ -62,7 +62,7 @@ def read_stack_dump(descriptor: int) -> str:
 
 
 def read_stack_layout(descriptor: int) -> tuple[int, StackLayout] | None:
-    """Return the process that has written into the file, and its layout; None if there is none."""
+    """Return the process that wrote the file, and its layout; None if there is none."""
     line, _, _ = os.pread(descriptor, _LONGEST_LINE, 0).partition(b"\n")
     if not line.startswith(_READY):
         return None

@@ -1,16 +1,15 @@
-"""The places of the stacks of an interpreter in memory, so that another process can read them.
+"""The locations of an interpreter's stacks in memory, so that another process can read them.
 
-Theory of operation.  A rank that is stopped, or in a C call that holds its interpreter lock, cannot say where it is.  A
-signal that asks it would end system calls that wait (``sleep``, ``poll``), whatever the flags of its handler: a look
-must not change what it looks at.  So the agent reads the stacks from outside, as debuggers do.  Where the parts of a
-frame are differs between versions of Python; no table of versions is kept: while it is well, the process finds them in
-its own memory, by a thread whose stack is known (``find_layout``), and hands the offsets to its agent
-(``StackLayout``).  Where that fails (an interpreter that keeps its frames elsewhere) there is no layout, and nobody
-reads.
+Theory of operation.  A rank that is stopped, or in a C call that holds its interpreter lock, cannot report where it is.
+A signal that asks for it would interrupt waiting system calls (``sleep``, ``poll``), whatever the flags of its handler:
+an inspection must not change what it inspects.  So the agent reads the stacks from outside, as debuggers do.  The
+offsets of the parts of a frame differ between versions of Python, but no table of versions is kept: while it is
+healthy, the process finds them in its own memory, by a thread whose stack is known (``find_layout``), and passes the
+offsets to its agent (``StackLayout``).  If that fails (an interpreter that keeps its frames elsewhere), there is no
+layout, and nothing is read.
 
-All reads go through a function that fails for addresses that are not mapped, here and in the agent, and whatever is
-read is checked.  ``read_stacks`` reads twice, and returns nothing if both differ: then the process runs, and can answer
-itself.
+All reads go through a function that fails for unmapped addresses, here and in the agent, and all data read is checked.
+``read_stacks`` reads twice, and returns nothing if the two differ: then the process runs, and can answer itself.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 Read = Callable[[int, int], bytes]
-"""Returns so many bytes at an address.  Raises ``OSError`` where there are none."""
+"""Returns the given number of bytes at an address.  Raises ``OSError`` if there are none."""
 
 _WORD: Final = struct.Struct("@Q")
 _TYPE: Final = 8
@@ -49,8 +48,8 @@ _ENCODINGS: Final = ((4, "utf-32-le", 0x10000), (2, "utf-16-le", 0x100))
 class StackLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets in bytes.  ``thread`` is the address of the main thread's state, and ``code_type`` that of code's type.
 
-    ``frame`` leads from the state of a thread to its innermost frame: each of them is the offset of a pointer.
-    ``plain`` is where strings have their characters if all are ASCII, ``wide`` where others have them.
+    ``frame`` leads from the state of a thread to its innermost frame: each item is the offset of a pointer.  ``plain``
+    is where strings store their characters if all are ASCII, ``wide`` where others store them.
     """
 
     thread: int
@@ -81,14 +80,14 @@ class ReadFrame(NamedTuple):
 
 
 class _NotFoundError(Exception):
-    """Something is not where it is looked for, or is no such thing."""
+    """Something is not at the expected location, or is not of the expected kind."""
 
 
 # -- finding it, in the process itself --------------------------------------------------------------------------------
 
 
 def find_layout(read: Read) -> StackLayout | None:
-    """Return where this interpreter keeps its stacks; None if that cannot be found.  ``read`` reads this process."""
+    """Find the layout of this interpreter's stacks; None if it cannot be found.  ``read`` reads this process."""
     known = _KnownThread()
     known.start()
     known.is_there.wait()
@@ -107,7 +106,7 @@ def find_layout(read: Read) -> StackLayout | None:
 
 
 class _KnownThread(threading.Thread):
-    """Waits in C at the end of a stack that is known."""
+    """A thread that waits in C at the end of a known stack."""
 
     def __init__(self) -> None:
         super().__init__(name="asyncpar stack layout", daemon=True)
@@ -116,7 +115,7 @@ class _KnownThread(threading.Thread):
         self.may_go.acquire()
         self.state = 0
         self.frames: list[FrameType] = []
-        """From the innermost one outwards."""
+        """Innermost first."""
 
     def run(self) -> None:
         self._go_down(2)
@@ -179,7 +178,7 @@ def _find(read: Read, known: _KnownThread) -> StackLayout:
 
 
 def _find_frame(read: Read, state: int, code: CodeType) -> tuple[tuple[int, ...], int]:
-    """Return how the innermost frame of a thread is reached, and where in it the pointer to its ``code`` is."""
+    """Return the path to the innermost frame of a thread, and the offset in it of the pointer to its ``code``."""
     for first, address in _pointers(read, state, _THREAD_BYTES):
         for offset, found in _pointers(read, address, _FRAME_BYTES):
             if found & ~_TAG == id(code):
@@ -208,7 +207,7 @@ def _find_instruction(read: Read, frame: int, code: CodeType, basic: int) -> int
 
 
 def _find_neighbours(read: Read, states: list[int]) -> tuple[int, int]:
-    """Return where the state of a thread points at the following one, and at the preceding one."""
+    """Return the offsets in a thread's state of the pointers to the following and the preceding one."""
     if len(states) < 2:
         raise _NotFoundError("threads")
     following = [offset for offset, found in _pointers(read, states[0], 64) if found == states[1]]
@@ -219,7 +218,7 @@ def _find_neighbours(read: Read, states: list[int]) -> tuple[int, int]:
 
 
 def _find_first_line(read: Read) -> int:
-    """Return where in a code object its first line is: the number that all of these have there."""
+    """Return the offset of the first line in a code object: the number that all of these have there."""
     codes = (find_layout, _find, _find_frame, _walk_threads, _read_string, line_at)
     for offset in range(_TYPE, CodeType.__basicsize__ - 3, 4):
         found = [struct.unpack("@i", read(id(each.__code__) + offset, 4))[0] for each in codes]
@@ -236,7 +235,7 @@ def _find_word(read: Read, address: int, wanted: int, count: int) -> int:
 
 
 def _pointers(read: Read, address: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield offsets and words at ``address``, as far as there is memory."""
+    """Yield offsets and words at ``address``, as far as memory is mapped."""
     for offset in range(0, count, _WORD.size):
         word = _try_word(read, address + offset)
         if word >= 0:
@@ -254,9 +253,9 @@ def _try_word(read: Read, address: int) -> int:
 
 
 def read_stacks(read: Read, layout: StackLayout) -> list[tuple[int, list[ReadFrame]]]:
-    """Return the frames of each thread, the outermost first, by its number in the system; the main thread comes first.
+    """Return the frames of each thread, outermost first, with its number in the system; the main thread comes first.
 
-    Nothing if they cannot be read, or change meanwhile.
+    Returns nothing if they cannot be read, or change meanwhile.
     """
     try:
         before = list(_walk_threads(read, layout))
@@ -329,7 +328,7 @@ def _read_bytes(read: Read, layout: StackLayout, address: int) -> bytes:
 
 
 def _read_string(read: Read, layout: StackLayout, address: int) -> str:
-    """Return a string; of how many bytes its characters are is seen from them: none is 0, but the one behind them."""
+    """Return a string; the width of its characters is detected: none of them is 0, but the one after them is."""
     length = _word(read, address + _SIZE)
     if not 0 < length < _LONGEST:
         raise _NotFoundError("string")

@@ -1,12 +1,13 @@
-"""Record training steps in the event ring: one event a step, with the time in it that was the rank's own.
+"""Records of training steps in the event ring: one event per step, with the rank's own time in it.
 
-Theory of operation.  Collectives of a step run while the rank computes, and are matched by name; so what a rank does
-between them says nothing of who holds up the others.  Who trains knows: time is the rank's own until its last gradient
-is final, and then it waits for the others.  The time between two steps is its own, too, but for the collectives in it,
-which are read from the ring once a step.  An event is of a whole step of the synchronizer or trainer; its ``nbytes``
-are the microseconds of own time since the end of the step before, its ``sequence`` is the number of the step.
+Theory of operation.  Collectives of a step run while the rank computes, and are matched by name; so the time between
+them does not reveal which rank holds up the others.  The trainer knows: time is the rank's own until its last gradient
+is final, and then it waits for the others.  The time between two steps is its own, too, except for the collectives in
+it, which are read from the ring once a step.  An event covers a whole step of the synchronizer or trainer; its
+``nbytes`` are the microseconds of own time since the end of the step before, its ``sequence`` is the number of the
+step.
 
-Steps nest: a trainer's step has that of its synchronizer in it.  The outer one is recorded.
+Steps nest: a trainer's step contains that of its synchronizer.  The outer one is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from asyncpar.core.observe.recorder import NO_TICKET, Recorder
 from asyncpar.core.observe.records import EventKind, EventState
 
 _MOST_BETWEEN: Final = 256
-"""Events between two steps that are looked at."""
+"""Most events between two steps that are examined."""
 
 _WAITS: Final = frozenset((EventKind.COLLECTIVE, EventKind.RECEIVE))
 
@@ -28,8 +29,8 @@ _WAITS: Final = frozenset((EventKind.COLLECTIVE, EventKind.RECEIVE))
 class StepMeter:
     """Records the steps of one synchronizer or trainer, called ``name``, of the ranks of ``group``.
 
-    ``group`` is the number of the world's group where all ranks take the steps, else 0: such steps are not compared.
-    A step is ``begin``, ``works`` and ``waits`` in turn, and ``end``; ``waits`` may be called in any thread.
+    ``group`` is the number of the world's group if all ranks take the steps, else 0: such steps are not compared.  A
+    step is ``begin``, ``works`` and ``waits`` in turn, and ``end``; ``waits`` may be called in any thread.
     """
 
     def __init__(self, recorder: Recorder, name: str, *, group: int) -> None:
@@ -53,18 +54,18 @@ class StepMeter:
         self._works_since = None
 
     def works(self) -> None:
-        """From now on time is the rank's own."""
+        """Count the time from now on as the rank's own."""
         self._works_since = self._recorder.clock()
 
     def waits(self) -> None:
-        """From now on the rank waits for others.  Idempotent."""
+        """Count the time from now on as waiting for others.  Idempotent."""
         since, self._works_since = self._works_since, None
         if since is not None:
             self.add(self._recorder.clock() - since)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for others in a block; after it time is the rank's own."""
+        """Count the block as waiting for others, and the time after it as the rank's own."""
         self.waits()
         try:
             yield
@@ -89,7 +90,7 @@ class StepMeter:
             recorder.end(ticket, state)
 
     def record(self, number: int, *, own: float, since: float) -> None:
-        """Record step ``number``, which is over now, began at ``since`` and had ``own`` seconds of the rank's own."""
+        """Record step ``number``, which is over, began at ``since`` and had ``own`` seconds of the rank's own."""
         recorder = self._recorder
         if recorder.is_closed or (recorder.step is not None and recorder.step() is not None):
             return
@@ -101,13 +102,13 @@ class StepMeter:
         recorder.stepped_at = recorder.clock()
 
     def _between(self, start: float | None, stop: float) -> float:
-        """Return the own time between two steps: all but the collectives, and receives, that began in it."""
+        """Return the own time between two steps: all but the collectives and receives that began in it."""
         if start is None:
             return 0.0
         before = self._recorder.before(self._ticket, most=_MOST_BETWEEN, since=start)
         waits = sorted((created, ended) for kind, created, ended in before if kind in _WAITS and ended)
         own, until = stop - start, start
-        for created, ended in waits:  # what is before ``until`` is counted
+        for created, ended in waits:  # the time before ``until`` is already counted
             own -= max(0.0, min(ended, stop) - max(created, until))
             until = max(until, ended)
         return max(0.0, own)

@@ -1,7 +1,7 @@
-"""Waits between ranks in sentences: culprits, cycles, and waits of many ranks in one line.  Pure.
+"""Descriptions of waits between ranks: culprits, cycles, and waits of many ranks in one line.  Pure.
 
-Everything that says who waits for whom says it by ``sum_up``: launchers with what ranks have told them, commands and
-the dashboard with the summaries of a job (``observe/holdups.py``).
+Every description of who waits for whom is made by ``sum_up``: launchers pass it the reports of their ranks, commands
+and the dashboard the summaries of a job (``observe/holdups.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 JOINING: Final = "joining the world"
-"""How the operation of a rank is called that waits for its world to be complete."""
+"""The operation of a rank that waits for its world to be complete."""
 
 CONDITION_WORDS: Final = {
     "well": "",
@@ -21,13 +21,13 @@ CONDITION_WORDS: Final = {
     "busy": "runs no Python code (a C call holds its interpreter lock, and computes)",
     "uninterruptible": "waits in the kernel (uninterruptible: its disk or network file system does not answer)",
 }
-"""The words about a rank in a condition that its agent sees (``launch/vitals.py``), everywhere."""
+"""Descriptions of the conditions of a rank that its agent sees (``launch/vitals.py``), used everywhere."""
 
 
 def describe_place(place: str, *, is_inside: bool) -> str:
-    """Return what a program does at ``place``: ``is in user code at train.py:57``, or it waits inside of asyncpar.
+    """Describe a program at ``place``: ``is in user code at train.py:57``, or it waits inside asyncpar.
 
-    "" if the place is not known.
+    Returns "" if the place is not known.
     """
     return f"{'waits' if is_inside else 'is in user code'} at {place}" if place else ""
 
@@ -37,9 +37,9 @@ _LONGEST_WAY: Final = 6
 
 
 class WaitEdge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rank ``rank`` waits for rank ``awaited`` in ``operation``, which was called at ``site`` ("": not known).
+    """A wait of ``rank`` for rank ``awaited`` in ``operation``, which was called at ``site`` ("": not known).
 
-    Waits with the same ``key`` are in the same operation.  Of asks, ``actor`` is the one that waits ("": none, but the
+    Waits with the same ``key`` are in the same operation.  For asks, ``actor`` is the one that waits ("": none, but the
     program of the rank), and ``awaited_actor`` the one that is waited for.
     """
 
@@ -58,11 +58,11 @@ class WaitEdge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank has waited for ``seconds`` in ``operation``, which was called at ``site``.
+    """A wait of a rank for ``seconds`` in ``operation``, which was called at ``site``.
 
-    ``culprit`` is the rank that holds it up, ``host`` where that runs, and ``where`` says what it does: ``is in user
-    code at train.py:57``; without a culprit it is what is waited for.  ``cycle`` describes a deadlock, "" if there is
-    none.  Of asks, ``actor`` is the one that holds it up.
+    ``culprit`` is the rank that holds it up, ``host`` where that runs, and ``where`` describes what it does: ``is in
+    user code at train.py:57``; without a culprit it is what is waited for.  ``cycle`` describes a deadlock, "" if there
+    is none.  For asks, ``actor`` is the one that holds it up.
     """
 
     operation: str
@@ -93,9 +93,9 @@ def name_actor(actor: str, rank: int) -> str:
 
 
 def follow_waits(waits: Mapping[int, WaitEdge], start: int) -> list[WaitEdge]:
-    """Return the waits, which are given by waiting rank, that lead from ``start`` to a rank that does not wait.
+    """Return the waits that lead from ``start`` to a rank that does not wait; ``waits`` are by waiting rank.
 
-    None if it does not wait itself; of ranks that wait for each other, each is met once.
+    Returns none if ``start`` does not wait itself; of ranks that wait for each other, each occurs once.
     """
     path: list[WaitEdge] = []
     seen, rank = set[int](), start
@@ -107,7 +107,7 @@ def follow_waits(waits: Mapping[int, WaitEdge], start: int) -> list[WaitEdge]:
 
 
 def describe_way(way: Sequence[WaitEdge]) -> str:
-    """Return ``rank 1 waits for rank 2, which waits for rank 3``; of a long way its ends."""
+    """Return ``rank 1 waits for rank 2, which waits for rank 3``; only the two ends of a long way."""
     first, *others = way
     text = f"rank {first.rank} waits for rank {first.awaited}"
     if len(others) > _LONGEST_WAY:
@@ -117,7 +117,7 @@ def describe_way(way: Sequence[WaitEdge]) -> str:
 
 
 def find_cycle(waits: Iterable[WaitEdge], start: int) -> list[WaitEdge]:
-    """Return the waits that begin and end with rank ``start``, in at least two operations; none if there are none."""
+    """Return the waits that begin and end with rank ``start``, in at least two operations; none without a cycle."""
     by_rank = {wait.rank: wait for wait in waits}
     path: list[WaitEdge] = []
     rank = start
@@ -130,7 +130,7 @@ def find_cycle(waits: Iterable[WaitEdge], start: int) -> list[WaitEdge]:
 
 
 def describe_cycle(cycle: Sequence[WaitEdge]) -> str:
-    """Return a cycle of waits as text, the same on all its ranks; long ones do not say all that their ranks do."""
+    """Return a cycle of waits as text, the same on all its ranks; for a long one not every wait is described."""
     first = min(range(len(cycle)), key=lambda place: (cycle[place].rank, cycle[place].actor, cycle[place].key))
     cycle = [*cycle[first:], *cycle[:first]]
     if len(cycle) <= 4:
@@ -143,9 +143,9 @@ def describe_cycle(cycle: Sequence[WaitEdge]) -> str:
 def sum_up(notices: Mapping[int, WaitNotice], *, only: Iterable[int] | None = None) -> list[str]:
     """Return a sentence for each rank that others wait for, and for each deadlock; ``notices`` are by waiting rank.
 
-    A rank that is waited for, and waits itself, is no culprit: the one behind it is.  An actor is one, whatever the
-    program of its rank waits for.  The sentence about most ranks comes first.  ``only`` are the waiting ranks that are
-    told of (None: all).
+    A rank that is waited for, but waits itself, is not the culprit: the one at the end is.  An actor is one, whatever
+    the program of its rank waits for.  The sentence about most ranks comes first.  ``only`` are the waiting ranks to be
+    reported (None: all).
     """
     by_end: dict[tuple[int | None, str], list[int]] = {}
     for rank in sorted(notices if only is None else only):
@@ -155,7 +155,7 @@ def sum_up(notices: Mapping[int, WaitNotice], *, only: Iterable[int] | None = No
 
 
 def _sum_up(root: int | None, actor: str, ranks: Sequence[int], notices: Mapping[int, WaitNotice]) -> str:
-    """Return the sentence about ``ranks``, which all wait for ``root``, or for an ``actor`` there, in the end."""
+    """Return the sentence about ``ranks``, which all ultimately wait for ``root``, or for an ``actor`` there."""
     if cycle := next((notices[rank].cycle for rank in ranks if notices[rank].cycle), ""):
         return cycle
     told = (notices[rank] for rank in ranks)
@@ -173,22 +173,22 @@ def _sum_up(root: int | None, actor: str, ranks: Sequence[int], notices: Mapping
 
 
 def _name_dead_link(circle: Sequence[int], notices: Mapping[int, WaitNotice]) -> str:
-    """Return the cause of a circle of ranks that all wait in one operation: each is in it, and none hears of that."""
+    """Return the cause if a circle of ranks all wait in one operation: a link between them is dead; else ""."""
     if len({notices[rank].operation for rank in circle}) > 1:
         return ""
     return f" in one operation: {'the link' if len(circle) == 2 else 'a link'} between them carries nothing"
 
 
 def find_root(rank: int, notices: Mapping[int, WaitNotice]) -> int | None:
-    """Return the rank at the end of the waits that begin with that of ``rank``.
+    """Return the rank at the end of the chain of waits that starts with ``rank``.
 
-    Of ranks that wait for each other it is the lowest; None: what ``rank`` waits for is no rank.
+    Of ranks that wait for each other it is the lowest; None: ``rank`` does not wait for a rank.
     """
     return _find_end(rank, notices)[0]
 
 
 def _find_end(rank: int, notices: Mapping[int, WaitNotice]) -> tuple[int | None, str]:
-    """Return what ``find_root`` does, and the actor there that is waited for ("": the program of the rank is)."""
+    """Return the result of ``find_root``, and the actor there that is waited for ("": the program of the rank)."""
     path = [rank]
     while (notice := notices.get(path[-1])) is not None and notice.culprit is not None:
         if notice.actor:
@@ -200,7 +200,7 @@ def _find_end(rank: int, notices: Mapping[int, WaitNotice]) -> tuple[int | None,
 
 
 def _find_circle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
-    """Return the ranks that wait for each other, ``start`` among them; none if it does not wait, or for itself."""
+    """Return the ranks that wait for each other, ``start`` among them; none if ``start`` is not in a circle."""
     path, rank = [start], start
     while (notice := notices.get(rank)) is not None and notice.culprit is not None and not notice.actor:
         rank = notice.culprit

@@ -1,4 +1,4 @@
-"""Find where the program of this process is now: the place in the user's code, from its stack or its tasks."""
+"""Search for the current place of this process's program: a line of user code, from its stack or its tasks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _DEEPEST: Final = 200
 
 
 def is_user_code(code: CodeType) -> bool:
-    """Is it code of the program, not of a library or of the interpreter?"""
+    """Return whether it is code of the program, not of a library or of the interpreter."""
     return not is_internal(code) and _is_of_program(code.co_filename)
 
 
 @lru_cache(maxsize=4096)
 def _is_of_program(file: str) -> bool:
-    """Is ``file`` of the program?  Of what is installed, only the package that was started is."""
+    """Return whether ``file`` is of the program; of installed packages, only the one that was started is."""
     if _PACKAGES in file:
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)
         package = "" if spec is None else spec.name.partition(".")[0]
@@ -39,10 +39,10 @@ def _is_of_program(file: str) -> bool:
 
 
 def describe_program(loop: asyncio.AbstractEventLoop) -> str:
-    """Return what the program does, as in ``is in user code at train.py:57``; "" if that is not known.
+    """Describe what the program does, as in ``is in user code at train.py:57``; "" if it is not known.
 
-    Called by any thread: the code that the main thread runs counts, and if it only runs an event loop, or asks this
-    itself, the first task of ``loop`` that has code of the user.
+    May be called by any thread: the code that the main thread runs counts; if it only runs an event loop, or calls this
+    itself, the first task of ``loop`` with user code counts.
     """
     main = threading.main_thread()
     if main.ident is None or main.ident == threading.get_ident():
@@ -52,7 +52,7 @@ def describe_program(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _describe_running(frame: FrameType | None) -> str:
-    """Return what ``describe_frame`` does, "" for the program that only waits for its event loop."""
+    """Return the result of ``describe_frame``, "" if the program only waits for its event loop."""
     inner = frame
     while frame is not None and not is_user_code(frame.f_code):
         if frame.f_code.co_filename.startswith(_LOOP):
@@ -62,12 +62,12 @@ def _describe_running(frame: FrameType | None) -> str:
 
 
 def describe_frame(frame: FrameType | None) -> str:
-    """Return what the code of ``frame`` does for the user's code that has called it."""
+    """Describe what the code of ``frame`` does for the user's code that called it."""
     return describe_place(user_place(frame), is_inside=frame is not None and is_internal(frame.f_code))
 
 
 def user_place(frame: FrameType | None) -> str:
-    """Return the place of the user's code that has called that of ``frame``; "" if there is none."""
+    """Return the place of the user's code that called the code of ``frame``; "" if there is none."""
     while frame is not None:
         if is_user_code(frame.f_code):
             return place_of(frame)
@@ -86,20 +86,20 @@ def _describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def describe_thread(name: str) -> str:
-    """Return what the first thread whose name begins with ``name`` does in code of the user; "" if none does."""
+    """Describe the user code in the first thread whose name begins with ``name``; "" if there is none."""
     threads = [thread.ident for thread in threading.enumerate() if thread.name.startswith(name)]
     frames = sys._current_frames()
     return next((text for ident in threads if ident and (text := describe_frame(frames.get(ident)))), "")
 
 
 def _age(task: asyncio.Task[Any]) -> tuple[bool, int]:
-    """Return what orders tasks by their age as far as their names tell it."""
+    """Return a key that orders tasks by age as far as their names reveal it."""
     number = task.get_name().removeprefix("Task-")
     return (False, int(number)) if number.isdecimal() else (True, 0)
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits, as in ``sleeps at train.py:57``; "" if it is not in code of the user."""
+    """Describe where a task waits, as in ``sleeps at train.py:57``; "" if it is not in user code."""
     waiting: Any = task.get_coro()
     place, sleeps = "", False
     for _ in range(_DEEPEST):
