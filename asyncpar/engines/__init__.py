@@ -1,4 +1,4 @@
-"""Engines place our ranks where people already are; what is between the ranks is the same everywhere.
+"""Engines place ranks on the infrastructure that users already have; everything between the ranks is the same.
 
 An engine (``interface.py``) finds places and starts an agent at each (``place_agent.py``); a machine (``machine.py``)
 decides, ``job.py`` acts, and the result is the same for all: values by rank, or an ``ExceptionGroup``.

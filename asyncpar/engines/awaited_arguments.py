@@ -1,6 +1,6 @@
 """Arguments that have no value yet: a future of Dask, an object reference of Ray, a task.
 
-Engines take them as their users know it, in lists, tuples and dicts as well: the function gets the value.
+Engines accept them as their users expect, also in lists, tuples and dicts: the function gets the value.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 async def with_values(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
-    """Return the function and the arguments with the values of those that are awaitable; also those of a ``partial``.
+    """Replace awaitables in ``function``, if it is a ``partial``, and in ``arguments`` by their values; return both.
 
-    All are awaited together, each once.  Raises the error of the first that fails, with a note where it stands;
+    All are awaited together, each once.  Raises the error of the first that fails, with a note naming its position;
     ``UsageError`` for one that was cancelled, and for one of a loop that waits for this call.
     """
     if isinstance(function, functools.partial):
@@ -31,7 +31,10 @@ async def with_values(function: Callable[..., Any], arguments: tuple[Any, ...]) 
 
 
 async def values_of(given: T, name: str) -> T:
-    """Return ``given`` with the values of all that is awaitable in it; itself if nothing is.  See ``with_values``."""
+    """Return ``given`` with all awaitables in it replaced by their values; see ``with_values``.
+
+    Returns ``given`` itself if there are none.
+    """
     waiting = dict[int, tuple[str, Any]]()
     for place, found in _find(given, name):
         waiting.setdefault(id(found), (place, found))
@@ -46,13 +49,13 @@ async def values_of(given: T, name: str) -> T:
         await asyncio.wait(tasks)
         for _, found in waiting.values():
             if inspect.iscoroutine(found):
-                found.close()  # one that has not begun
+                found.close()  # a coroutine that has not begun
     replaced: T = _replace(given, values)
     return replaced
 
 
 def _find(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield all that is awaitable in ``value``, with its place."""
+    """Yield all awaitables in ``value``, with their positions."""
     if _is_awaited(value):
         yield place, value
     elif type(value) is dict:
@@ -68,7 +71,7 @@ def _is_awaited(value: Any) -> bool:
 
 
 def _replace(value: Any, values: dict[int, Any]) -> Any:
-    """Return ``value`` with ``values`` in the place of what they are the values of."""
+    """Return ``value`` with its awaitables replaced by their ``values``."""
     if id(value) in values and _is_awaited(value):
         return values[id(value)]
     if type(value) is dict:
@@ -79,7 +82,7 @@ def _replace(value: Any, values: dict[int, Any]) -> Any:
 
 
 async def _value(found: Any, place: str) -> Any:
-    """Return the value of one."""
+    """Return the value of the awaitable ``found``."""
     try:
         return await _as_awaitable(found, place)
     except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
@@ -95,7 +98,7 @@ async def _value(found: Any, place: str) -> Any:
 
 
 def _as_awaitable(found: Any, place: str) -> Awaitable[Any]:
-    """Return what this loop can await for the value of ``found``, which may belong to another loop."""
+    """Return an awaitable of this loop for the value of ``found``, which may belong to another loop."""
     if isinstance(found, concurrent.futures.Future):
         return asyncio.wrap_future(found)
     if isinstance(found, asyncio.Future) and found.get_loop() is not asyncio.get_running_loop():

@@ -15,22 +15,22 @@ from asyncpar.launch.run import new_loop
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOOK_SECONDS = 0.2
-"""Seconds that the main thread sleeps at a stretch: signals that come as it goes to sleep are seen after that."""
+"""The longest sleep of the main thread, in seconds: a signal that arrives as it falls asleep is handled after that."""
 
 
 def make_run(
     launch: Callable[P, Coroutine[Any, Any, T]], *, check: Callable[P, object] | None = None
 ) -> Callable[P, T]:
-    """Return the ``run`` of an engine, which has the parameters of its ``launch``, and their documentation, and waits.
+    """Return the ``run`` of an engine: it waits, and has the parameters and the documentation of ``launch``.
 
-    ``check`` gets the arguments before, in the caller's thread.
+    ``check`` is called with the arguments first, in the caller's thread.
     """
 
     @functools.wraps(launch, assigned=("__module__",))
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        """Do as ``launch`` does, with the same parameters, and wait; Ctrl-C ends all ranks.
+        """Do the same as ``launch``, with the same parameters, and wait; Ctrl-C ends all ranks.
 
-        It works also where an event loop runs, as in a notebook.
+        It also works where an event loop runs, as in a notebook.
         """
         if check is not None:
             check(*args, **kwargs)
@@ -42,9 +42,9 @@ def make_run(
 
 
 def run_in_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run what ``make`` returns on an event loop in a thread of its own, and return its result.
+    """Run the coroutine that ``make`` returns on an event loop in a thread of its own, and return its result.
 
-    ``KeyboardInterrupt``, once and again, cancels it; it is raised when the coroutine has ended.
+    Each ``KeyboardInterrupt`` cancels it; the exception is raised when the coroutine has ended.
     """
     work = _JobThread(make)
     interrupt: KeyboardInterrupt | None = None
@@ -73,7 +73,7 @@ class _JobThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
-        context = contextvars.copy_context()  # by which kernels of notebooks know which cell prints
+        context = contextvars.copy_context()  # it tells kernels of notebooks which cell prints
         self.thread = threading.Thread(target=context.run, args=(self._run,), name="asyncpar job", daemon=True)
         self.thread.start()
 

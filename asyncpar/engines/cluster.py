@@ -24,7 +24,7 @@ class Cluster:
     """Ranks on this machine: ``async with ap.cluster(4) as mesh``, or ``ap.cluster.run(function, ranks=4)``.
 
     As a block, ``mesh`` has nodes in ``ranks`` new processes, on which actors can be started; the caller is one more
-    node of their world, the last.  Functions and classes go by name, or, with ``pickle=True``, as code.
+    node of their world, the last.  Functions and classes travel by name, or, with ``pickle=True``, as code.
 
     ``console`` gets output and progress of the ranks (None: this process's streams).
     """
@@ -78,14 +78,15 @@ class Cluster:
         """Run ``function(*arguments)`` in ``ranks`` new processes of this machine; return their results by rank.
 
         In it, ``asyncpar.init()`` joins the world of these ranks; a coroutine function is run with ``asyncpar.run``.
-        It goes by its name, and arguments and results as plain data and arrays; with ``pickle=True`` it goes as code,
-        by cloudpickle, as functions of notebooks must.  ``console`` takes output and progress (None: printed).
+        It travels by its name, and arguments and results as plain data and arrays; with ``pickle=True`` it travels as
+        code, by cloudpickle, as functions of notebooks must.  ``console`` takes output and progress (None: printed).
 
         ``ranks=(2, 4)`` is an elastic job, of a program with ``asyncpar.elastic``: it goes on when ranks die, as long
         as 2 are left, and ``max_restarts`` of each start again.  Then the results are those of the ranks at the end.
 
-        Raises ``UsageError`` for what cannot travel, and an ``ExceptionGroup``, the first failure first, if ranks fail.
-        Cancelled, it ends the ranks in order; cancelled again, it kills them.
+        Raises ``UsageError`` for functions, arguments and results that cannot travel, and an ``ExceptionGroup``, the
+        first failure first, if ranks fail.  When cancelled, it ends the ranks in order; when cancelled again, it kills
+        them.
         """
         function, arguments = await with_values(function, arguments)
         spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)

@@ -1,4 +1,4 @@
-"""``ap.connect``: a client that is no rank calls the actors of a running job, and subscribes to their streams.
+"""``ap.connect``: a client that is not a rank calls the actors of a running job, and subscribes to their streams.
 
 It speaks the published protocol (``proto/asyncpar/v1/actors.proto``), as clients in other languages do.
 """
@@ -83,14 +83,14 @@ class JobConnection:
 
     @property
     def stub(self) -> Any:
-        """The stub of the service.  Raises ``UsageError`` outside of the block."""
+        """The stub of the service.  Raises ``UsageError`` outside the block."""
         if self._stub is None:
             raise UsageError("connect: the connection is not open; use async with ap.connect(...) as job")
         return self._stub
 
 
 class ClientRef:
-    """An actor of a job that this process has no part in.  Its endpoints are attributes, as those of ``ActorRef``."""
+    """An actor of a job in which this process takes no part.  Its endpoints are attributes, as in ``ActorRef``."""
 
     def __init__(self, connection: JobConnection, name: str, rank: int | None) -> None:
         self._connection = connection
@@ -108,10 +108,10 @@ class ClientRef:
 
 
 class ClientEndpoint:
-    """One endpoint: call it to ask, ``tell`` it, or read its ``stream``.
+    """One endpoint: call it for its result, ``tell`` it, or read its ``stream``.
 
-    Errors are those of ``ActorRef``, with the rank that is the cause where that is known; ``AuthenticationError`` for a
-    wrong secret, and ``PeerLost`` if the node is not reached.
+    Errors are those of ``ActorRef``, with the rank that is the cause where it is known; ``AuthenticationError`` for a
+    wrong secret, and ``PeerLost`` if the node cannot be reached.
     """
 
     def __init__(self, connection: JobConnection, ref: ClientRef, name: str) -> None:
@@ -120,20 +120,20 @@ class ClientEndpoint:
         self._name = name
 
     async def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Ask, and return the result."""
+        """Call the endpoint, and return its result."""
         call = self._call(arguments, keywords)
         with self._translating():
             answer = await self._connection.stub.Ask(call)
             return read_value(answer.value, what=f"the result of {self._name}")
 
     async def tell(self, *arguments: Any, **keywords: Any) -> None:
-        """Send a call that nobody answers; return when it has left and the mailbox has room."""
+        """Send a call without a reply; return when it has been sent and the mailbox has room."""
         call = self._call(arguments, keywords)
         with self._translating():
             await self._connection.stub.Tell(call)
 
     async def stream(self, *arguments: Any, **keywords: Any) -> AsyncIterator[Any]:
-        """Yield the items of a stream, which goes on only as fast as they are read."""
+        """Yield the items of a stream, which advances only as fast as they are read."""
         call = self._call(arguments, keywords)
         with self._translating():
             items = self._connection.stub.Stream(call)
@@ -164,9 +164,9 @@ class ClientEndpoint:
 
 
 def _raise(error: grpc.aio.AioRpcError, what: str) -> NoReturn:
-    """Raise the typed error that the node has described, or that stands for the status."""
+    """Raise the typed error that the node has described, or the one for the status."""
     described = actors_pb2.ActorError()
-    metadata: Any = error.trailing_metadata()  # pairs, which its stub does not say
+    metadata: Any = error.trailing_metadata()  # pairs, contrary to its stub
     for key, value in metadata or ():
         if key == ERROR_KEY and isinstance(value, bytes):
             described.ParseFromString(value)

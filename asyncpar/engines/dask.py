@@ -1,8 +1,8 @@
 """``ap.dask``: ranks on the workers of a Dask cluster: ``launch``, ``run`` and ``world``.
 
 Everything goes over Dask's own connections, secret and pickles included; only ranks talk to each other directly.  An
-agent on a worker is no task of Dask, so a job starts whatever its workers' threads do; a task that holds each of its
-workers shows Dask that it is busy.  Jobs that share workers take turns: see ``gangs.py``.
+agent on a worker is not a task of Dask, so a job starts however busy its workers' threads are; a task on each of its
+workers shows Dask that the worker is busy.  Jobs that share workers take turns: see ``gangs.py``.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ASK_SECONDS: Final = 0.1
-"""Seconds between two questions for workers."""
+"""Seconds between two requests for workers."""
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks at which workers there are."""
+"""Seconds between two inspections of the workers."""
 _MOST_MISSES: Final = 3
-"""Workers that may be gone when they are asked, before the job is given up."""
+"""Workers that may be gone when they are asked before the job is given up."""
 _LOOK_AT_ALL: Final = "`asyncpar doctor --dask ADDRESS` looks at all"
 _END_SECONDS: Final = 10.0
 _BUSY_SECONDS: Final = 10.0
@@ -107,7 +107,7 @@ class DaskEngine(GrowingEngine):
         return _own_address(self._client)
 
     async def grow(self, spec: JobSpec, count: int) -> Sequence[Place]:
-        """Return places on free workers; one that died and is there again, at its own address, counts as another."""
+        """Return places on free workers; one that died and is back at its own address counts as a new one."""
         known = self._living() | self._refused
         wanted = [worker for worker in await self._list_workers(may_miss=True) if worker not in known]
         if not wanted:
@@ -130,7 +130,7 @@ class DaskEngine(GrowingEngine):
         return places
 
     def _living(self) -> set[str]:
-        """Return the workers with a place that is not lost."""
+        """Return the workers whose places are not lost."""
         return {address for number, address in enumerate(self._addresses) if number not in self._gone}
 
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
@@ -191,7 +191,7 @@ class DaskEngine(GrowingEngine):
         self._holds.clear()
 
     async def tell(self, address: str, number: int, command: PlaceCommand) -> None:
-        """Have the agent on a worker obey."""
+        """Send a command to the agent on a worker."""
         await self._on_worker(address, dask_worker.tell_place, self._job, number, encode(command))
 
     async def _list_workers(self, *, may_miss: bool = False) -> list[str]:
@@ -296,7 +296,7 @@ async def _on_scheduler(client: Client, function: Callable[..., T], *arguments: 
 
 
 def _check_worker(address: str, worker: Any) -> None:
-    """Raise ``UsageError`` unless the worker has what the caller has."""
+    """Raise ``UsageError`` unless the worker can run this asyncpar, in the caller's versions."""
     if isinstance(worker, Exception) and is_import_error(worker):
         raise UsageError(
             f"Dask's worker {address} lacks this asyncpar ({worker}); install asyncpar {__version__} there; "
@@ -322,10 +322,10 @@ async def launch(
     ``per_worker`` of them share a worker, one of ``workers`` (None: any).  In ``function``, ``asyncpar.init()`` joins
     the world of these ranks, by default as many as there are places.  ``ranks=(2, 4)`` is an elastic job, of a program
     with ``asyncpar.elastic``: it begins with 2 at least, goes on when workers die, and gets a rank on each worker that
-    comes, up to 4.  Its workers must reach the caller, and the results are those of the ranks at the end.
-    Jobs whose workers others hold wait for them.  The client may be blocking or asynchronous, of this loop or another.
-    Raises as ``ap.cluster.launch`` does; a worker that dies is a ``PeerLost`` for each of its ranks.
-    ``console`` takes output and progress (None: printed).
+    joins, up to 4.  Its workers must reach the caller, and the results are those of the ranks at the end.  A job whose
+    workers are held by other jobs waits for them.  The client may be blocking or asynchronous, of this loop or another.
+    Raises as ``ap.cluster.launch`` does; a worker that dies is a ``PeerLost`` for each of its ranks.  ``console`` takes
+    output and progress (None: printed).
     """
     spec = await _spec(client, function, arguments, ranks, per_worker, workers, options)
     return await on_loop_of(client, lambda: run_job(DaskEngine(client, workers=workers), spec, console))
@@ -355,7 +355,7 @@ class DaskWorld(AbstractAsyncContextManager["ClusterMesh"]):
 
     They start within milliseconds, and actors on them reach what the worker holds.  The caller is the last node.
     There are ``ranks`` of them (None: one on each worker), on ``workers`` or any.  ``console`` takes their output
-    (None: it is printed).
+    (None: printed).
     """
 
     def __init__(

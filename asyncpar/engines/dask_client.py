@@ -1,4 +1,4 @@
-"""Run coroutines on the event loop of a client of Dask, for callers on another loop."""
+"""Run coroutines on the event loop of a Dask client, for callers on another loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def on_loop_of(client: Client, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run what ``make`` returns on the client's event loop; cancelled, cancel it and wait for its end."""
+    """Run the coroutine that ``make`` returns on the client's event loop; when cancelled, cancel and await it."""
     here, there = asyncio.get_running_loop(), client.loop.asyncio_loop
     if here is there:
         return await make()
@@ -45,7 +45,7 @@ async def on_loop_of(client: Client, make: Callable[[], Coroutine[Any, Any, T]])
 
 
 async def value_of_future(found: Any) -> Any:
-    """Return the value of ``found``; a future of Dask is waited for on the event loop of its client."""
+    """Return the value of ``found``; a Dask future is awaited on the event loop of its client."""
     from distributed import Future
 
     if isinstance(found, Future):

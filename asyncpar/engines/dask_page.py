@@ -1,4 +1,4 @@
-"""A page of Dask's dashboard: which jobs hold which workers, and who waits."""
+"""A page of Dask's dashboard: the jobs, the workers that they hold, and the jobs that wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GangPage(RequestHandler):
     """Shows the jobs of asyncpar on this cluster."""
 
     def initialize(self, ledger: GangLedger) -> None:
-        """Take the ledger that is shown."""
+        """Set the ledger to show."""
         self._ledger = ledger
 
     def get(self) -> None:
@@ -25,7 +25,7 @@ class GangPage(RequestHandler):
 
 
 def make_page(gangs: Sequence[Gang], *, now: float) -> str:
-    """Return the page, which loads itself again every two seconds."""
+    """Return the page, which reloads itself every two seconds."""
     rows = "".join(
         f"<tr><td>{html.escape(gang.job)}</td><td>{'runs' if gang.workers else 'waits'}</td><td>{gang.size}</td>"
         f"<td>{now - gang.since:.0f} s</td><td>{html.escape(', '.join(gang.workers))}</td></tr>"

@@ -1,4 +1,4 @@
-"""On Dask's scheduler: clients that leave."""
+"""The watch on Dask's scheduler for clients that leave."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncpar.engines import dask_worker
 from asyncpar.engines.gangs import Gang, GangLedger
 
 CLIENT_SECONDS: Final = 3.0
-"""Seconds that a client whose connection has broken has to come back before its jobs are ended."""
+"""Seconds that a client whose connection has broken may take to come back before its jobs are ended."""
 
 
 class ClientWatch(SchedulerPlugin):
-    """Ends the jobs of clients that are gone: their workers would wait for them until the lease is over."""
+    """Ends the jobs of clients that are gone: their workers would wait for them until the lease expires."""
 
     def __init__(self, ledger: GangLedger) -> None:
         self._ledger = ledger
@@ -30,7 +30,7 @@ class ClientWatch(SchedulerPlugin):
 
 
 async def _end_jobs(scheduler: Any, client: str, gangs: Sequence[Gang]) -> None:
-    """End the jobs of ``client``, unless it is there again."""
+    """End the jobs of ``client``, unless it is back."""
     if client in scheduler.clients:
         return
     for gang in gangs:

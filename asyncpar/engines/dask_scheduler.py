@@ -1,6 +1,6 @@
-"""On Dask's scheduler: which job holds which workers, and the page that shows it.
+"""The ledger of workers on Dask's scheduler, with the jobs that hold them, and the page that shows it.
 
-Clients import this as well, to name its functions to the scheduler: without Dask, too.
+Clients import this module as well, to name its functions to the scheduler, so it works without Dask, too.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def give_back(job: str, worker: str, dask_scheduler: Any = None) -> None:
 
 
 def release_workers(job: str, dask_scheduler: Any = None) -> None:
-    """Give back what ``job`` holds."""
+    """Give back all workers of ``job``."""
     _find_ledger(dask_scheduler).release(job)
 
 
 def _find_ledger(scheduler: Any) -> GangLedger:
-    """Return the ledger of this cluster; the first to ask makes it, with its page."""
+    """Return the ledger of this cluster; the first call makes it, with its page."""
     ledger = scheduler.extensions.get(_LEDGER)
     if ledger is None:
         from asyncpar.engines.dask_plugin import ClientWatch

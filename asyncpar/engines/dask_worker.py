@@ -1,4 +1,4 @@
-"""On a worker of Dask: the agents of jobs that have a place here."""
+"""The places of jobs on a Dask worker, with their agents."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncpar.engines.polled_place import PolledPlace, describe_process
 _PLACES = "_asyncpar_places"
 _ENDED = "_asyncpar_ended"
 _MOST_ENDED = 256
-"""So many places are remembered that were ended before they had begun."""
+"""The number of places to remember that were ended before they had begun."""
 
 
 def _places(worker: Any) -> dict[tuple[str, int], PolledPlace]:
-    """Return the places on ``worker``, which lives as long as they do."""
+    """Return the places on ``worker``; they live as long as it does."""
     places: dict[tuple[str, int], PolledPlace] = worker.__dict__.setdefault(_PLACES, {})
     return places
 
@@ -28,14 +28,14 @@ def _ended(worker: Any) -> dict[tuple[str, int], None]:
 
 
 async def describe_worker(dask_worker: Any = None) -> dict[str, str]:
-    """Return what the caller has to know before it starts anything here."""
+    """Return the facts about this worker that the caller needs before it starts anything here."""
     place = urlsplit(dask_worker.address)
     is_on_network = place.scheme in ("tcp", "tls", "ucx") and place.hostname is not None
     return describe_process(str(place.hostname) if is_on_network else loopback())
 
 
 async def start_place(job: str, number: int, order: bytes, on_loop: bool, dask_worker: Any = None) -> None:
-    """Start the agent of an order, unless its place was ended: what a stopped worker is told may come in any order."""
+    """Start the agent of an order, unless its place was ended: a stopped worker may get its calls in any order."""
     if (job, number) in _ended(dask_worker):
         return
     _places(dask_worker)[job, number] = PolledPlace(order, on_loop=on_loop)
@@ -50,14 +50,14 @@ async def place_events(job: str, number: int, dask_worker: Any = None) -> list[b
 
 
 async def tell_place(job: str, number: int, command: bytes, dask_worker: Any = None) -> None:
-    """Have the agent of a place obey."""
+    """Send a command to the agent of a place."""
     place = _places(dask_worker).get((job, number))
     if place is not None:
         place.tell(command)
 
 
 async def end_place(job: str, number: int, dask_worker: Any = None) -> None:
-    """End a place, whatever runs there, and forget it."""
+    """End a place with everything that runs there, and forget it."""
     place = _places(dask_worker).pop((job, number), None)
     if place is not None:
         await place.end()
@@ -76,7 +76,7 @@ async def end_job(job: str, dask_worker: Any = None) -> None:
 
 
 async def hold_worker(job: str, number: int) -> None:
-    """Wait for the job's end here, as the task that shows Dask that its worker is busy."""
+    """Wait for the job's end, as the task that shows Dask that this worker is busy."""
     from distributed import get_worker
 
     place = _places(get_worker()).get((job, number))

@@ -1,8 +1,8 @@
-"""Run an elastic job on an engine: places that go and come, and the group of agents that decides about their ranks.
+"""Run an elastic job on an engine: places that come and go, and the group of agents that decides about their ranks.
 
 The caller's agent founds the group, as a witness: it votes and runs no ranks, so the places that are left have a
-quorum with it, and newcomers an address.  The agents decide about ranks (``launch/agents``); this starts an agent at
-each place, takes more places when the engine has them, and makes the one result.
+quorum with it, and newcomers an address.  The agents decide about ranks (``launch/agents``); this module starts an
+agent at each place, takes more places when the engine has them, and makes the one result.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from asyncpar.net.transport.rpc import Credentials
 
 _CALLER: Final = "caller"
 _LOOK_SECONDS: Final = 0.2
-"""Seconds between two looks at the group: whether the world has changed, or the job is over."""
+"""Seconds between two inspections of the group: whether the world has changed, or the job is over."""
 _GROW_SECONDS: Final = 1.0
-"""Seconds between two questions for more places."""
+"""Seconds between two requests for more places."""
 _LAST_CALL: Final = 1.0
-"""Seconds that the first world waits for places that are being started."""
+"""Seconds that the first world waits for places that are starting."""
 _MARGIN_SECONDS: Final = 10.0
-"""Seconds beyond the ranks' grace that places have to end in when the job is over, and that killed ones have."""
+"""Seconds beyond the ranks' grace that places may take to end when the job is over, and that killed places may take."""
 _WINDOW_SECONDS: Final = 3600.0
 _INTERRUPTED: Final = 130
 
@@ -98,7 +98,7 @@ class ElasticEngineJob:
         self._change.set()
 
     async def run(self) -> list[Any]:
-        """Return what the ranks of the last world have returned.  Raises as ``settle_elastic`` does."""
+        """Return the results of the ranks of the last world.  Raises the errors of ``settle_elastic``."""
         try:
             places = [*await self._engine.allocate(replace(self._spec, ranks=self._least))]
             async with AsyncExitStack() as stack:
@@ -188,7 +188,7 @@ class ElasticEngineJob:
         )
 
     async def _follow(self, part: GroupPart, number: int, tasks: set[asyncio.Task[Any]]) -> JobEnd:
-        """Return how the job ended, when its places have."""
+        """Return the end of the job, when its places have ended."""
         obeyed, end, deadline = 0, None, float("inf")
         loop = asyncio.get_running_loop()
         while True:
@@ -213,17 +213,17 @@ class ElasticEngineJob:
                     await self._change.wait()
 
     async def _obey_interrupt(self, part: GroupPart, number: int, times: int) -> float:
-        """End the job, or, the second time, kill what is left; return when that must be over."""
+        """End the job, or, the second time, kill the rest; return the deadline for that."""
         if times == 1:
             request = CancelRequest(number=number, exit_code=_INTERRUPTED, why="the caller was interrupted")
-            with suppress(LaunchError):  # without a quorum nobody decides; then places are told
+            with suppress(LaunchError):  # without a quorum nothing is decided; then places are interrupted directly
                 await part.control.cancel(request)
                 return asyncio.get_running_loop().time() + self._spec.grace + _MARGIN_SECONDS
         await self._tell_all(Interrupt() if times == 1 else Kill())
         return asyncio.get_running_loop().time() + _MARGIN_SECONDS
 
     async def _look(self, part: GroupPart) -> JobEnd | None:
-        """Tell the console of a world that is new; return how the job ended, None if it has not."""
+        """Report a new world to the console; return the end of the job, None if it goes on."""
         status = await part.group.status()
         if status.closed is not None:
             return decode_end(status.closed.record)
@@ -238,7 +238,7 @@ class ElasticEngineJob:
     # -- places --------------------------------------------------------------------------------------------------------
 
     async def _grow(self, part: GroupPart) -> None:
-        """Take more places, also for those that were lost, as long as the job may have them."""
+        """Take more places, also to replace lost ones, as long as the job may have them."""
         while True:
             lost = sum(bool(end.cause) for end in self._ends.values())
             missing = self._spec.ranks // self._per_place - len(self._places) + lost

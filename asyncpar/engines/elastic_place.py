@@ -1,4 +1,4 @@
-"""The agent of one place of an elastic job: it joins the group of the caller's agent, and runs what that decides."""
+"""The agent of one place of an elastic job: it joins the group of the caller's agent, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from asyncpar.launch.agents.job_record import JobEnd
 
 _AGAIN_SECONDS: Final = 1.0
-"""Seconds until an agent that was held for lost joins again."""
+"""Seconds until an agent that was declared lost joins again."""
 
 
 def host_of(number: int) -> str:
-    """Return what agents call place ``number``: places may share a machine."""
+    """Return the host name of place ``number`` among agents: places may share a machine."""
     return f"place-{number}"
 
 
@@ -65,7 +65,7 @@ class ElasticPlace:
                 self._running.cancel()
 
     async def run(self) -> None:
-        """Run ranks until the job is over; the last event is a ``PlaceReport``.  Cancelled, it kills them first."""
+        """Run ranks until the job is over; the last event is a ``PlaceReport``.  When cancelled, kill them first."""
         self._running = running = asyncio.create_task(self._run(), name=f"asyncpar elastic place {self._order.number}")
         try:
             await asyncio.wait({running})
@@ -102,7 +102,7 @@ class ElasticPlace:
 
     async def _live(self, directory: Path, reaper: ReaperClient) -> bool:
         """Take part once, and report; return whether the others have gone on without this place meanwhile."""
-        # They take half a second to import, which jobs that are not elastic need not wait for.
+        # These take half a second to import, which jobs that are not elastic need not spend.
         from asyncpar.engines.elastic_view import serve_elastic
         from asyncpar.launch.agents.group_part import take_part
         from asyncpar.launch.agents.slot_processes import HostPlace
@@ -128,7 +128,7 @@ class ElasticPlace:
                 reaper=reaper,
                 only_job=True,
                 is_for_one_job=True,
-                on_say=lambda _: None,  # the caller's agent says it once for all
+                on_say=lambda _: None,  # the caller's agent prints it once for all
             )
             self._agent = part.agent
             async with serve_elastic(order.job, part, credentials, reaper, place=host):

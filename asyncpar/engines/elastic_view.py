@@ -1,4 +1,4 @@
-"""Let commands (`asyncpar status`, `stacks`, ...) look at an elastic job of an engine, as at other jobs."""
+"""Let commands (`asyncpar status`, `stacks`, ...) inspect an elastic job of an engine, like other jobs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def serve_elastic(
     place: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> AbstractAsyncContextManager[None]:
-    """Serve what all hosts of ``job`` do inside the block, on the host of ``part``: a ``place``, or the caller's ("").
+    """Serve the state of all hosts of ``job`` inside the block, on the host of ``part``: a ``place``, or the caller's.
 
-    What cannot be served runs all the same: ``say`` tells why.
+    The caller's ``place`` is "".  A failure to serve does not stop the job: ``say`` reports it.
     """
     now = time.time()
 

@@ -1,7 +1,7 @@
-"""Encode a function for its ranks, and the value that it returns for the caller.
+"""Encode a function for its ranks, and its result for the caller.
 
-A function of a module goes by name, and its arguments as plain data and arrays: no code travels.  Anything else goes by
-cloudpickle, if the caller consents (``pickle=True``); then results may be pickled, too.
+A function of a module travels by name, and its arguments as plain data and arrays: no code travels.  Anything else is
+sent by cloudpickle, if the caller consents (``pickle=True``); then results may be pickled, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncpar.errors import UsageError
 from asyncpar.net.wire.payload import decode_payload, encode_payload
 
 _MAIN = "__asyncpar_main__"
-"""The name under which ranks import the caller's script, so that it does not run its ``__main__`` part."""
+"""The name under which ranks import the caller's script, so its ``__main__`` part does not run."""
 _PLAIN, _PICKLED = b"d", b"p"
 
 
@@ -39,7 +39,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_call(function: Callable[..., Any], arguments: tuple[Any, ...], *, pickle: bool) -> bytes:
-    """Return the call as bytes.  Raises ``UsageError`` for what cannot travel, naming it and what to change."""
+    """Encode the call.  Raises ``UsageError`` that names the part that cannot travel, and the remedy."""
     if not callable(function):
         raise UsageError(f"fn: expected a function, got {function!r}")
     if pickle:
@@ -59,14 +59,14 @@ def encode_call(function: Callable[..., Any], arguments: tuple[Any, ...], *, pic
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Return the name of a function that goes as code, for texts."""
+    """Return the name of a function that travels as code, for messages."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", "fn"))
 
 
 def describe_object(found: Any, what: str, *, pickle: bool) -> FunctionCall:
-    """Return how others find a class: by name if that is possible, else as code if ``pickle``.
+    """Describe a class to other processes: by name if that is possible, otherwise as code if ``pickle``.
 
     Raises ``UsageError``.
     """
@@ -80,7 +80,7 @@ def describe_object(found: Any, what: str, *, pickle: bool) -> FunctionCall:
 
 
 def find_object(call: FunctionCall) -> Any:
-    """Return what ``describe_object`` has described.  Raises ``UsageError`` if this process lacks its module."""
+    """Return the object that ``describe_object`` has described.  Raises ``UsageError`` if its module is missing."""
     with _explaining_imports("actor class"):
         return _unpickle(call.pickled) if call.pickled else _find_function(call)
 
@@ -148,7 +148,7 @@ def _find_function(call: FunctionCall) -> Callable[..., Any]:
 
 
 def encode_value(value: object, *, may_pickle: bool) -> bytes:
-    """Return the result of a rank as bytes.  Raises ``UsageError`` if it cannot travel."""
+    """Encode the result of a rank.  Raises ``UsageError`` if it cannot travel."""
     try:
         return _PLAIN + bytes(encode_payload(value, what="the result"))
     except UsageError as error:
@@ -158,14 +158,14 @@ def encode_value(value: object, *, may_pickle: bool) -> bytes:
 
 
 def decode_value(encoded: bytes) -> Any:
-    """Return the result that ``encode_value`` has encoded."""
+    """Decode a result of ``encode_value``."""
     if encoded[:1] == _PICKLED:
         return _unpickle(encoded[1:])
     return decode_payload(memoryview(encoded)[1:].tobytes())
 
 
 def encode_error(error: BaseException) -> bytes | None:
-    """Return ``error`` pickled, without its traceback; None if it cannot be."""
+    """Pickle ``error`` without its traceback; None if that is impossible."""
     try:
         pickled = _pickle(error, "error")
         _unpickle(pickled)
@@ -175,7 +175,7 @@ def encode_error(error: BaseException) -> bytes | None:
 
 
 def decode_error(pickled: bytes) -> BaseException | None:
-    """Return the exception that ``encode_error`` has encoded; None if its class is not known here."""
+    """Decode an exception of ``encode_error``; None if its class is not known here."""
     try:
         error = _unpickle(pickled)
     except Exception:  # noqa: BLE001  # as above
@@ -184,7 +184,7 @@ def decode_error(pickled: bytes) -> BaseException | None:
 
 
 def name_of(encoded: bytes) -> str:
-    """Return the name of the function of an encoded call, for texts."""
+    """Return the name of the function of an encoded call, for messages."""
     call = msgspec.msgpack.decode(encoded, type=FunctionCall)
     return call.name.rpartition(":")[2] or "fn"
 
@@ -204,4 +204,4 @@ def _pickle(value: object, what: str) -> bytes:
 def _unpickle(pickled: bytes) -> Any:
     import pickle
 
-    return pickle.loads(pickled)  # what the caller has sent, or what its own ranks have returned
+    return pickle.loads(pickled)  # sent by the caller, or returned by its own ranks

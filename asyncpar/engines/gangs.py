@@ -1,7 +1,7 @@
-"""Gangs on shared workers: who holds which workers, and whose turn it is.  Pure.
+"""Gangs on shared workers: the workers that each holds, and the order of their turns.  Pure.
 
-A gang gets all its workers at once or none, so two gangs never wait for each other.  Gangs get theirs in the order in
-which they asked; one whose owner is gone gives back what it had.
+A gang gets all its workers at once or none, so two gangs never wait for each other.  Gangs are served in the order in
+which they asked; one whose owner is gone gives back its workers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 TICKET_SECONDS = 30.0
-"""Seconds after which a gang that waits and does not ask again has lost its turn."""
+"""Seconds after which a waiting gang that has not asked again has lost its turn."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Gang:
-    """A gang of ``size`` workers: those that it holds, none as long as it waits."""
+    """A gang of ``size`` workers: those that it holds, none while it waits."""
 
     job: str
     owner: str
@@ -28,14 +28,14 @@ class Gang:
 
 @dataclass(slots=True)
 class GangLedger:
-    """All gangs of a cluster, in the order in which they asked first."""
+    """All gangs of a cluster, in the order of their first requests."""
 
     gangs: dict[str, Gang] = field(default_factory=dict)
 
     def ask(
         self, job: str, owner: str, wanted: Sequence[str], size: int, *, owners: Collection[str], now: float
     ) -> tuple[str, ...]:
-        """Return ``size`` free ones of the workers ``wanted``, which ``job`` holds from now on; () to ask again soon.
+        """Give ``job`` ``size`` free ones of the workers ``wanted``, and return them; () to ask again soon.
 
         ``owners`` are those that are alive.
         """
@@ -59,7 +59,7 @@ class GangLedger:
     def extend(
         self, job: str, wanted: Sequence[str], count: int, *, owners: Collection[str], now: float
     ) -> tuple[str, ...]:
-        """Return ``count`` at most of the workers ``wanted`` that are free and no gang waits for; ``job`` holds them.
+        """Give ``job`` up to ``count`` of the workers ``wanted`` that are free and that no gang awaits; return them.
 
         A worker that ``job`` holds already, and has lost, is given again.
         """
@@ -80,7 +80,7 @@ class GangLedger:
             gang.workers = tuple(held for held in gang.workers if held != worker)
 
     def release(self, job: str) -> None:
-        """Give back what ``job`` holds, or its turn."""
+        """Give back the workers of ``job``, or its turn."""
         self.gangs.pop(job, None)
 
     def _before(self, job: str) -> list[Gang]:

@@ -1,8 +1,8 @@
-"""The interface of engines: find places for ranks, start an agent at each, and tell which places are lost.
+"""The interface of engines: find places for ranks, start an agent at each, and report lost places.
 
-A place is where one agent runs: a host, a worker of Dask, an actor of Ray.  Orders and events are frozen values that
-have one encoding, so that an engine only has to carry bytes.  The secret travels in an order, over the engine's own
-channel: never on a command line and never in an environment.
+A place is where one agent runs: a host, a worker of Dask, an actor of Ray.  Orders and events are frozen values with
+one encoding, so an engine only has to carry bytes.  The secret travels in an order, over the engine's own channel:
+never on a command line and never in an environment.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from asyncpar.launch.options import check_transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What is to run: ``ranks`` times the encoded ``program`` (see ``function_call.py``), called ``name`` in messages.
+    """The work to run: ``ranks`` times the encoded ``program`` (see ``function_call.py``), called ``name`` in messages.
 
-    At most ``per_place`` ranks share a place (None: as many as the engine has slots there).  ``wait`` seconds are
-    waited until there are enough places; 0: too few are told at once.  ``timeout`` bounds the wait of ranks for each
-    other, ``grace`` what they have to end in, all in seconds.  After a failure the job starts again ``max_restarts``
+    At most ``per_place`` ranks share a place (None: as many as the engine has slots there).  ``wait`` is how long to
+    wait for enough places; 0: too few are an error at once.  ``timeout`` bounds the wait of ranks for each other,
+    ``grace`` is the time they have to end in, all in seconds.  After a failure the job starts again ``max_restarts``
     times.  ``environment`` is added to that of the places; ``transport`` pins the lane (None: negotiated).  All ranks
-    prove that they hold ``secret``, which is made up for each job.
+    prove that they hold ``secret``, which is generated for each job.
 
     With ``least`` the job is elastic: its program is one with ``ap.elastic``, it runs on ``least`` to ``ranks`` ranks,
     goes on when places are lost, and gets more when the engine has them.
@@ -69,9 +69,9 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an agent is to run ``slots`` ranks.
+    """The place where an agent is to run ``slots`` ranks.
 
-    ``name`` is the engine's word for it, ``host`` what people call the machine, and ``address`` the IP address there
+    ``name`` is the engine's name for it, ``host`` the host name of the machine, and ``address`` the IP address there
     that the other places reach.
     """
 
@@ -82,9 +82,9 @@ class Place:
 
 
 class PlaceOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an agent has to know: it is number ``number`` of ``places``, and the first serves the coordinator.
+    """The order to an agent: it is number ``number`` of ``places``, and the first serves the coordinator.
 
-    ``group`` is the address of the caller's agent of an elastic job, which this one joins; "" for other jobs.
+    ``group`` is the address of the caller's agent of an elastic job, whose group this one joins; "" for other jobs.
     """
 
     job: str
@@ -112,7 +112,7 @@ class BeginRanks(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
-    """End the ranks as Ctrl-C does, once more: kill them."""
+    """End the ranks as Ctrl-C does; sent again, kill them."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
@@ -129,9 +129,9 @@ class PlaceServes(msgspec.Struct, frozen=True, tag="serves"):
 
 
 class PlaceOutput(msgspec.Struct, frozen=True, tag="output"):
-    """What ranks or the agent have printed; ``is_error``: on stderr, in whole lines.
+    """Output of ranks or of the agent; ``is_error``: on stderr, in whole lines.
 
-    ``is_message``: the agent says it, of the job, and those of other places may say the same.
+    ``is_message``: it is a message of the agent about the job, which agents of other places may repeat.
     """
 
     text: bytes
@@ -147,9 +147,9 @@ class PlaceProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class PlaceReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """The end of a place: what its ranks returned, by rank, encoded; no process of it is left.
+    """The end of a place: the encoded results of its ranks, by rank; no process of it is left.
 
-    ``errors`` has exceptions that ranks could pickle.  ``failures`` comes from the first place, and is that of all.
+    ``errors`` has exceptions that ranks could pickle.  ``failures`` comes from the first place, and covers all places.
     """
 
     values: dict[int, bytes] = {}
@@ -160,7 +160,7 @@ class PlaceReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 
 
 class PlaceLost(msgspec.Struct, frozen=True, tag="lost"):
-    """A place is gone with all that ran there; ``cause`` completes the sentence "Dask's worker X ..."."""
+    """A place is gone with everything that ran there; ``cause`` completes the sentence "Dask's worker X ..."."""
 
     place: int
     cause: str
@@ -176,18 +176,18 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode_event(encoded: bytes) -> PlaceEvent:
-    """Return the event that ``encode`` has encoded."""
+    """Decode an event of ``encode``."""
     event: PlaceEvent = _EVENTS.decode(encoded)
     return event
 
 
 def decode_order(encoded: bytes) -> PlaceOrder:
-    """Return the order that ``encode`` has encoded."""
+    """Decode an order of ``encode``."""
     return _ORDERS.decode(encoded)
 
 
 def decode_command(encoded: bytes) -> PlaceCommand:
-    """Return the command that ``encode`` has encoded."""
+    """Decode a command of ``encode``."""
     command: PlaceCommand = _COMMANDS.decode(encoded)
     return command
 
@@ -197,7 +197,7 @@ class Handle(ABC):
 
     @abstractmethod
     async def tell(self, command: PlaceCommand) -> None:
-        """Have the agent obey ``command``; one that has ended obeys nothing.
+        """Send ``command`` to the agent; one that has ended ignores it.
 
         Raises ``OSError`` if it cannot be reached.
         """
@@ -222,11 +222,11 @@ class PlacementEngine(ABC):
 
     @abstractmethod
     def failures(self) -> AsyncIterator[PlaceLost]:
-        """Yield the places that are lost."""
+        """Yield the places as they are lost."""
 
     @abstractmethod
     async def release(self) -> None:
-        """Give the places back, whatever runs there.  Idempotent."""
+        """Give the places back, ending everything that runs there.  Idempotent."""
 
 
 class GrowingEngine(PlacementEngine):
@@ -239,14 +239,14 @@ class GrowingEngine(PlacementEngine):
 
     @abstractmethod
     async def grow(self, spec: JobSpec, count: int) -> Sequence[Place]:
-        """Return ``count`` more places at most, which are free now, in the order in which they will be started.
+        """Return up to ``count`` more places that are free now, in the order in which they will be started.
 
         Never waits for a place, and never takes one for which another job waits.
         """
 
 
 def spread(ranks: int, slots: Sequence[int]) -> list[int]:
-    """Return how many of ``ranks`` each place gets: filled in order, none beyond its ``slots``.
+    """Return the number of ``ranks`` for each place: filled in order, none beyond its ``slots``.
 
     Raises ``UsageError`` if there are too few.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class JobOptions(TypedDict, total=False):
-    """The options that all engines take; see ``JobSpec``."""
+    """The options of all engines; see ``JobSpec``."""
 
     per_place: int | None
     wait: float
@@ -54,7 +54,7 @@ def make_spec(
     pickle: bool,
     **options: Unpack[JobOptions],
 ) -> JobSpec:
-    """Return what runs ``function(*arguments)`` on ``ranks`` ranks, or, if it is elastic, on (least, most) of them.
+    """Return the job of ``function(*arguments)`` on ``ranks`` ranks, or, if it is elastic, on (least, most) of them.
 
     Raises ``UsageError`` before anything is started.
     """
@@ -69,11 +69,11 @@ def make_spec(
 
 
 async def run_job(engine: PlacementEngine, spec: JobSpec, console: Console | None = None) -> list[Any]:
-    """Run ``spec`` on ``engine`` and return what its ranks have returned, in their order.
+    """Run ``spec`` on ``engine`` and return the results of its ranks, in their order.
 
-    Raises what ``settle`` does.  Cancelled, it interrupts the ranks and waits for their end; cancelled again, it kills
-    them.  Nothing that it started is left when it returns.  For an elastic job see ``settle_elastic``.  ``console``
-    takes output and progress (None: printed).
+    Raises the errors of ``settle``.  When cancelled, it interrupts the ranks and waits for their end; when cancelled
+    again, it kills them.  Nothing that it started is left when it returns.  For an elastic job see ``settle_elastic``.
+    ``console`` takes output and progress (None: printed).
     """
     job = _make_job(engine, spec, console or StreamConsole())
     running = asyncio.create_task(job.run(), name=f"asyncpar job {spec.name}")
@@ -85,7 +85,7 @@ async def run_job(engine: PlacementEngine, spec: JobSpec, console: Console | Non
             was_cancelled = error
             job.interrupt(running)
     if was_cancelled is not None:
-        with suppress(asyncio.CancelledError, Exception):  # nobody wants to know any more
+        with suppress(asyncio.CancelledError, Exception):  # its outcome no longer matters
             running.result()
         raise was_cancelled
     return running.result()
@@ -99,7 +99,7 @@ def _make_job(engine: PlacementEngine, spec: JobSpec, console: Console) -> _Engi
             f"ranks: expected a number, as this engine's places are fixed, got ({spec.least}, {spec.ranks}); elastic "
             "jobs run with ap.cluster on this machine, with ap.dask, and with `asyncpar launch --elastic ranks`"
         )
-    from asyncpar.engines.elastic_job import ElasticEngineJob  # it imports what agents need: half as much again
+    from asyncpar.engines.elastic_job import ElasticEngineJob  # it imports the agents' modules: half as much again
 
     return ElasticEngineJob(engine, spec, console)
 
@@ -164,7 +164,7 @@ class _EngineJob:
             await asyncio.wait(tasks)
 
     def _raise_error_of(self, task: asyncio.Task[None]) -> None:
-        """End the job with the error of a task without which it would wait for ever."""
+        """End the job with the error of a task without which it would wait forever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._events.put_nowait(error)
@@ -213,7 +213,7 @@ class _EngineJob:
             self._events.put_nowait(lost)
 
     async def _tell(self, starting: asyncio.Task[None], command: TellPlace) -> None:
-        """Have a place obey, once it has started; one that cannot be reached is noticed by the engine."""
+        """Send a command to a place, once it has started; the engine notices one that cannot be reached."""
         await asyncio.wait({starting})
         handle = self._handles.get(command.place)
         if handle is not None:

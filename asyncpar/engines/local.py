@@ -23,9 +23,9 @@ from asyncpar.net.membership.host import host_name
 
 
 class LocalEngine(GrowingEngine):
-    """As many ranks as are asked for, on this machine; processes are spawned, never forked.
+    """Any number of ranks on this machine; processes are spawned, never forked.
 
-    They share a place, whose agent is the launcher; those of an elastic job have one each.
+    They share a place, whose agent is the launcher; those of an elastic job have a place each.
     """
 
     def __init__(self) -> None:

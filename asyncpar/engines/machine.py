@@ -1,7 +1,7 @@
 """The decisions of a job over places: when they begin, when the rest is stopped, and when it is over.  Pure.
 
-The coordinator, which the first place serves, decides about ranks; this machine is for what only the caller sees: a
-place that is lost, the caller's own wish to end, and places that do not come to an end.
+The coordinator, which the first place serves, decides about ranks; this machine is for what only the caller sees: lost
+places, the caller's own wish to end, and places that do not end.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from asyncpar.engines.interface import BeginRanks, Interrupt, Kill, PlaceCommand, PlaceLost, PlaceReport, PlaceServes
 
 LOST_SECONDS = 0.5
-"""Seconds that the other places have to end in by themselves after one was lost."""
+"""Seconds that the other places have to end by themselves after one was lost."""
 MARGIN_SECONDS = 5.0
-"""Seconds beyond the ranks' grace that a place has to report its end, and that killed ones have."""
+"""Seconds beyond the ranks' grace that a place may take to report its end, and that killed places may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallerInterrupted:
-    """The caller does not want the result any more; the second time it will not wait, either."""
+    """The caller no longer wants the result; the second time, it no longer waits, either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ JobEvent = PlaceServes | PlaceReported | PlaceLost | CallerInterrupted | PlaceTi
 
 @dataclass(frozen=True, slots=True)
 class TellPlace:
-    """Have ``place`` obey ``command``."""
+    """Send ``command`` to ``place``."""
 
     place: int
     command: PlaceCommand
 
 
 class PlacesMachine:
-    """Decides for ``places`` places; ``is_over`` when all have ended, or cannot be waited for any more."""
+    """Decides for ``places`` places; ``is_over`` when all have ended or been given up."""
 
     def __init__(self, places: int, *, grace: float) -> None:
         self._grace = grace
@@ -56,18 +56,18 @@ class PlacesMachine:
         self._deadline: float | None = None
         self.reports: dict[int, PlaceReport] = {}
         self.lost: list[PlaceLost] = []
-        """In the order in which the caller heard of them."""
+        """In the order in which they were reported to the caller."""
         self.unheard: tuple[int, ...] = ()
-        """Places that were told to die, and have not said that they did."""
+        """Places that were killed and have not reported their end."""
         self.is_over = places == 0
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``PlaceTick`` is due, None if never."""
+        """When a ``PlaceTick`` is due; None: never."""
         return None if self.is_over else self._deadline
 
     def handle(self, event: JobEvent, *, now: float) -> list[TellPlace]:
-        """Return what is to be done about ``event``."""
+        """Return the commands that follow from ``event``."""
         if self.is_over:
             return []
         match event:
@@ -103,7 +103,7 @@ class PlacesMachine:
         return [TellPlace(place, Interrupt()) for place in sorted(self._open)]
 
     def _expired(self, now: float) -> list[TellPlace]:
-        """Kill what is left; give up what was killed and does not end."""
+        """Kill the remaining places; give up those that were killed and do not end."""
         if self._has_killed and self._deadline is not None and now >= self._deadline:
             self.unheard = tuple(sorted(self._open))
             self._open.clear()

@@ -29,13 +29,13 @@ from asyncpar.node import Node
 A = TypeVar("A", bound=Actor)
 
 _END_SECONDS = 15.0
-"""Seconds that the ranks of a job that fails may take to end, and to say why."""
+"""Seconds that the ranks of a failing job may take to end, and to report the reason."""
 _CLASSES = "asyncpar-classes"
-"""The name of the actor that learns classes, on each rank."""
+"""The name of the actor on each rank that learns classes."""
 
 
 class ActorClasses(Actor):
-    """Makes classes of actors known to its rank; code only with ``may_pickle``."""
+    """Registers classes of actors on its rank; code only with ``may_pickle``."""
 
     def __init__(self, may_pickle: bool) -> None:
         self._may_pickle = may_pickle
@@ -43,18 +43,18 @@ class ActorClasses(Actor):
 
     @endpoint
     async def learn(self, path: str, call: FunctionCall) -> None:
-        """Import the class at ``path``, or take it from its pickle."""
+        """Import the class at ``path``, or load it from its pickle."""
         if call.pickled and not self._may_pickle:
             raise UsageError("actor class: it came as code, which this job does not take; pass pickle=True")
         found = find_object(call)
         if isinstance(found, type):
-            # A script's own classes are of __main__ at the caller; cloudpickle keeps no qualified names.
+            # A script's own classes are in __main__ at the caller; cloudpickle keeps no qualified names.
             found.__module__, _, found.__qualname__ = path.partition(":")
         self._known[path] = found
 
 
 async def serve_actors(rendezvous: str, size: int, may_pickle: bool) -> None:
-    """Serve a rank of a world of ``size`` whose last rank drives the others, until that one leaves."""
+    """Serve a rank of a world of ``size`` whose last rank drives the others, until the last rank leaves."""
     environment = LaunchEnvironment.from_mapping(os.environ)
     if environment is None:
         raise UsageError("serve_actors: expected a rank that an engine has placed")
@@ -76,7 +76,7 @@ async def serve_actors_at(environment: LaunchEnvironment, may_pickle: bool) -> N
 
 
 def refuse_bounds(ranks: object) -> None:
-    """Raise ``UsageError`` if ``ranks`` are those of an elastic job: the world of a mesh keeps its size."""
+    """Raise ``UsageError`` if ``ranks`` are the bounds of an elastic job: the world of a mesh keeps its size."""
     if isinstance(ranks, tuple):
         raise UsageError(f"ranks: expected a number, as the world of a mesh keeps its size, got {ranks}")
 
@@ -113,9 +113,9 @@ class ClusterMesh:
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> MeshRef[A]:
         """Start an actor on every rank, all or none.  See ``Nodes.spawn``; ranks need not know the class before.
 
-        Arguments that have no value yet, as a future of Dask, are waited for.
+        Arguments that have no value yet, such as futures of Dask, are awaited.
 
-        Raises ``UsageError`` for a class that cannot be imported by its name, as those of notebooks, unless the mesh
+        Raises ``UsageError`` for a class that cannot be imported by its name, like those of notebooks, unless the mesh
         was made with ``pickle=True``.
         """
         args, kwargs = await values_of(args, "arguments"), await values_of(kwargs, "arguments")
@@ -138,12 +138,12 @@ class ClusterMesh:
         return f"<cluster: {self.nodes!r}>"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks: where each node is."""
+        """Return the mesh as HTML for notebooks: the place of each node."""
         return mesh_table(self.nodes.shape, "nodes of a cluster")
 
 
 RunRanks = Callable[[str], Awaitable[object]]
-"""Runs ``serve_actors`` on all ranks, given the address of the rendezvous, to their end."""
+"""Runs ``serve_actors`` on all ranks to their end, given the address of the rendezvous."""
 
 
 @asynccontextmanager
@@ -152,7 +152,7 @@ async def open_mesh(
 ) -> AsyncIterator[ClusterMesh]:
     """Join, as the last node, the world of ``ranks`` ranks that ``run`` starts, and end them at the end of the block.
 
-    ``address`` is the one of this host that the ranks reach.  If they fail, what ``run`` raises ends the block.
+    ``address`` is this host's address that the ranks reach.  If they fail, the error of ``run`` ends the block.
     """
     async with AsyncExitStack() as stack:
         rendezvous = await serve_rendezvous(stack, job=job, size=ranks + 1, secret=secret, address=address)
@@ -198,7 +198,7 @@ async def _start(environment: LaunchEnvironment, running: asyncio.Future[object]
 
 
 async def _explain(error: Exception, running: asyncio.Future[object]) -> None:
-    """Add to ``error``, which may come of that, why the ranks have failed, if they have."""
+    """Add the reason why ranks have failed, if they have, to ``error``, of which it may be the cause."""
     if isinstance(error, PeerError | MeshError):
         await asyncio.wait({running}, timeout=_END_SECONDS)
     if running.done() and not running.cancelled() and (failure := running.exception()) is not None:
@@ -210,4 +210,4 @@ async def _end(running: asyncio.Future[object]) -> None:
         running.cancel()
         await asyncio.wait({running})
     if not running.cancelled():
-        running.exception()  # it was told, or explains what is raised
+        running.exception()  # it was reported, or explains the error raised

@@ -31,15 +31,15 @@ async def launch(
 ) -> list[Any]:
     """Run ``function(*arguments)`` in ``ranks`` processes where ``mpiexec`` starts them; return their results by rank.
 
-    ``hosts`` are filled in their order, with ``per_place`` ranks each (None: as few as are needed); () is the host that
-    ``mpiexec`` takes by itself.  ``mpiexec`` is the command, with options of its own in a list (``["mpiexec",
-    "-launcher", "ssh"]``).  ``python`` is Python on the hosts, which have this directory and asyncpar.  In
-    ``function``, ``asyncpar.init()`` joins the world of these ranks, which are no ranks of MPI.  It goes by its name,
-    and arguments and results as plain data and arrays; with ``pickle=True`` it goes as code.  ``console`` takes output
+    ``hosts`` are filled in their order, with ``per_place`` ranks each (None: as few as are needed); () is the default
+    host of ``mpiexec``.  ``mpiexec`` is the command, with options of its own in a list (``["mpiexec", "-launcher",
+    "ssh"]``).  ``python`` is Python on the hosts, which have this directory and asyncpar.  In ``function``,
+    ``asyncpar.init()`` joins the world of these ranks, which are not ranks of MPI.  It travels by its name, and
+    arguments and results as plain data and arrays; with ``pickle=True`` it travels as code.  ``console`` takes output
     and progress (None: printed).
 
-    Raises as ``ap.cluster.launch`` does; ``LaunchError`` with the words of ``mpiexec`` if it starts nothing on a host.
-    A host that is lost is a ``PeerLost`` for each of its ranks.
+    Raises as ``ap.cluster.launch`` does; ``LaunchError`` with the message of ``mpiexec`` if it starts nothing on a
+    host.  A host that is lost is a ``PeerLost`` for each of its ranks.
     """
     function, arguments = await with_values(function, arguments)
     spec = make_spec(function, arguments, ranks=ranks, pickle=pickle, **options)

@@ -1,7 +1,7 @@
 """Places on the hosts of an MPI: an ``mpiexec`` for each host runs the agent, and its streams carry orders and events.
 
-``mpiexec`` gives its input to one process only, so each starts one.  Nothing here calls an MPI library, and the options
-are those that MPICH, Open MPI and Intel MPI share.
+``mpiexec`` gives its input to one process only, so each starts one.  Nothing here calls an MPI library, and only
+options that MPICH, Open MPI and Intel MPI share are used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANY_CORE: Final = {"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwlo
 
 
 class MpiEngine(PlacementEngine):
-    """Hosts on which ``mpiexec`` starts processes; () is the one that it takes by itself, which is usually this one.
+    """Hosts on which ``mpiexec`` starts processes; () is its default host, usually this one.
 
     ``mpiexec`` is the command with its own options, ``python`` Python on the hosts.
     """
@@ -84,14 +84,14 @@ class MpiEngine(PlacementEngine):
         await self._places.release()
 
     async def _describe(self, number: int, host: str, spec: JobSpec, slots: int) -> Place:
-        """Return the place that a host is, when its Python has started."""
+        """Return the place on a host, when its Python has started."""
         name = f"mpiexec's host {host}".rstrip()
         seen = await self._places.describe(number, name, seconds=spec.timeout)
         return Place(name=name, host=seen["host"], address=seen["address"], slots=slots)
 
 
 def _own_address(hosts: Sequence[str]) -> str:
-    """Return the address by which ``hosts`` reach this one: loopback, if all of them are this one."""
+    """Return the address by which ``hosts`` reach this one: loopback, if all of them are this host."""
     for host in filter(None, hosts):
         try:
             address = resolve(host)

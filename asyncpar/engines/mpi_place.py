@@ -15,12 +15,12 @@ from asyncpar.engines.polled_place import describe_process
 from asyncpar.engines.stream_place import serve_caller
 
 MPI_VARIABLES: Final = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
-"""Beginnings of the names by which ``mpiexec`` tells a process which rank of an MPI world it is."""
+"""Prefixes of the variables in which ``mpiexec`` gives a process its rank in an MPI world."""
 _ASKED_TO_END: Final = "was asked to end by mpiexec, which got a signal or lost its host"
 
 
 def main(caller: str) -> None:
-    """Serve the caller.  The ranks are those of asyncpar's world, and none of the MPI world of this one process."""
+    """Serve the caller.  The ranks belong to asyncpar's world, not to the MPI world of this one process."""
     for name in [name for name in os.environ if name.startswith(MPI_VARIABLES)]:
         del os.environ[name]
     address = spell_host(os.environ.get("ASYNCPAR_BIND") or "") or route_to(caller)

@@ -1,4 +1,4 @@
-"""Output and progress of ranks at the caller: its own streams, which may be those of a notebook."""
+"""Output and progress of ranks at the caller: written to its own streams, which may be those of a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REMEMBERED_MESSAGES: Final = 256
 
 
 class Console(ABC):
-    """Takes what ranks print and how far they are."""
+    """Takes the output and the progress of ranks."""
 
     @abstractmethod
     def output(self, output: PlaceOutput) -> None:
@@ -28,18 +28,18 @@ class Console(ABC):
         """Take the latest progress."""
 
     def close(self) -> None:  # noqa: B027  # few have something to close
-        """Take nothing more."""
+        """Ignore further output."""
 
 
 class PlaceMessages:
-    """Decides which messages of the agents of a job are shown: what all of them say is said once."""
+    """Decides which messages of the agents of a job are shown: a message that all of them send is shown once."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, set[int]] = {}
-        """By text, the latest last: the places whose agents have said it since it was shown."""
+        """By text, the latest last: the places whose agents have sent it since it was shown."""
 
     def is_new(self, place: int, output: PlaceOutput) -> bool:
-        """Is it no message, or one that no other place has said, or that this one says again?"""
+        """Return whether to show ``output``: it is no message, no other place has sent it, or this place repeats it."""
         if not output.is_message:
             return True
         places = self._said.pop(output.text, set())
@@ -51,10 +51,10 @@ class PlaceMessages:
 
 
 class StreamConsole(Console):
-    """Writes to ``sys.stdout`` and ``sys.stderr`` as they are at each moment; one thread at a time.
+    """Writes to the current ``sys.stdout`` and ``sys.stderr``; one thread at a time.
 
     On a terminal and in a notebook progress is one line, which the next one replaces; elsewhere each is a line.
-    Neither obeys what ranks print, but for colours.
+    Control sequences that ranks print have no effect there, except colours.
     """
 
     def __init__(self) -> None:
@@ -89,18 +89,18 @@ class StreamConsole(Console):
             _write(sys.stdout, self._stdout.feed(b"").decode())
 
     def _end_line(self) -> None:
-        """Keep the progress that is shown, and go on below it."""
+        """Keep the progress that is shown, and continue below it."""
         if self._shown:
             self._shown = ""
             _write(sys.stderr, "\n")
 
 
 def _is_screen(stream: TextIO | None) -> bool:
-    """Does a person look at it?  A pipe or a file gets what ranks print as it is."""
+    """Return whether a user views ``stream``.  A pipe or a file gets the output of ranks unchanged."""
     return is_notebook() or (stream is not None and stream.isatty())
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    if stream is not None:  # as in programs without a console
+    if stream is not None:  # None in programs without a console
         stream.write(text)
         stream.flush()

@@ -1,6 +1,7 @@
-"""The agent of one place runs the ranks of a ``PlaceOrder`` on the event loop of the engine's process there.
+"""The agent of one place: it runs the ranks of a ``PlaceOrder`` on the event loop of the engine's process there.
 
-All that a rank must not leave behind is in one private directory, which the reaper removes if this process is killed.
+Everything that a rank must not leave behind is in one private directory, which the reaper removes if this process is
+killed.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class EventDisplay(Display):
 
 
 class PlaceAgent:
-    """Runs the ranks of one order; once.  ``obey`` may be called at any time, also before and after."""
+    """Runs the ranks of one order; once.  ``obey`` may be called at any time, even before and after."""
 
     def __init__(self, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> None:
         self._order = order
@@ -109,7 +110,7 @@ class PlaceAgent:
     async def run(self) -> None:
         """Run the ranks to their end; the last event is a ``PlaceReport``, whatever happens.
 
-        Cancelled, it kills them first.
+        When cancelled, it kills them first.
         """
         self._running = asyncio.create_task(self._run(), name=f"asyncpar place {self._order.number}")
         try:
@@ -118,7 +119,7 @@ class PlaceAgent:
             if not self._running.done():
                 self._running.cancel()
                 await asyncio.wait({self._running})
-        if self._running.cancelled():  # or its agent did not come to an end
+        if self._running.cancelled():  # or its agent did not end
             self._take(PlaceReport(exit_code=1, message="it was killed"))
         elif (error := self._running.exception()) is not None:
             _log.error("place %d broke", self._order.number, exc_info=error)
@@ -194,19 +195,19 @@ class PlaceAgent:
 
 
 def report_of(error: BaseException) -> PlaceReport:
-    """Return what a place says that ``error`` has ended."""
+    """Return the report of a place that ``error`` has ended."""
     return PlaceReport(exit_code=1, message=f"{type(error).__name__}: {error}")
 
 
 def write_order(order: PlaceOrder, directory: Path) -> None:
-    """Write what ranks read into the private ``directory`` of their place."""
+    """Write the files that ranks read into the private ``directory`` of their place."""
     write_secret(directory / SECRET_FILE, Secret(order.secret))
     (directory / CALL_FILE).write_bytes(order.program)
     (directory / PATHS_FILE).write_text(json.dumps([path or os.getcwd() for path in sys.path]))
 
 
 def read_all(directory: Path, name: Callable[[int], str]) -> dict[int, bytes]:
-    """Return what the ranks here have left, by rank."""
+    """Return the contents of the files that the ranks here have left, by rank."""
     beginning = name(0)[:-1]
     found = {}
     for path in directory.glob(f"{beginning}*"):

@@ -1,4 +1,4 @@
-"""A rank on the event loop of the engine's own process: a node for actors, and no process of its own."""
+"""A rank on the event loop of the engine's own process: a node for actors, without a process of its own."""
 
 from __future__ import annotations
 

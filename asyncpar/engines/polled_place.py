@@ -1,4 +1,4 @@
-"""A place whose caller asks for its events again and again, over an engine that carries calls only.
+"""A place whose caller polls it for events, over an engine that carries calls only.
 
 If the caller does not come back, its job ends here.
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from asyncpar.engines.place_node import PlaceNode
 
 POLL_SECONDS = 5.0
-"""Seconds that a question for events waits for one."""
+"""Seconds that a request for events waits for one."""
 LEASE_SECONDS = 60.0
-"""Seconds after which a caller that has not asked is gone, and so is a place that has not answered."""
+"""Seconds after which a caller that has not asked counts as gone, and so does a place that has not answered."""
 ANSWER_SECONDS: Final = 30.0
-"""Seconds that a process of the engine has for anything but events; the first time it imports asyncpar."""
+"""Seconds that a process of the engine may take for other calls; the first of them imports asyncpar."""
 
 
 class PolledPlace:
-    """An agent in this process, and its events that the caller has not got yet."""
+    """An agent in this process, and those of its events that the caller has not received yet."""
 
     def __init__(self, order: bytes, *, on_loop: bool) -> None:
         self._events: list[bytes] = []
@@ -47,7 +47,7 @@ class PolledPlace:
         self._lease = asyncio.get_running_loop().call_later(LEASE_SECONDS, self._running.cancel)
 
     async def events(self) -> list[bytes]:
-        """Return the events since the last call, after some seconds none."""
+        """Return the events since the last call; after some seconds, an empty list."""
         self._renew()
         try:
             async with asyncio.timeout(POLL_SECONDS):
@@ -59,7 +59,7 @@ class PolledPlace:
         return events
 
     def tell(self, command: bytes) -> None:
-        """Have the agent obey."""
+        """Send a command to the agent."""
         self._agent.obey(decode_command(command))
 
     async def wait(self) -> None:
@@ -67,7 +67,7 @@ class PolledPlace:
         await asyncio.wait({self._running})
 
     async def end(self) -> None:
-        """Kill what still runs, and wait for that."""
+        """Kill everything that still runs, and wait for its end."""
         self._lease.cancel()
         self._running.cancel()
         await asyncio.wait({self._running})
@@ -92,7 +92,7 @@ async def pass_events_on(
 ) -> None:
     """Pass the events that ``ask`` returns to ``take``, until the place's report.
 
-    ``lose`` gets the reason if the place does not answer any more: one that is stopped is lost when its lease is over.
+    ``lose`` gets the reason if the place no longer answers; one that is stopped is lost when its lease expires.
     """
     lease = asyncio.timeout(None)
     try:
@@ -112,7 +112,7 @@ async def pass_events_on(
 
 
 def describe_process(address: str) -> dict[str, str]:
-    """Return what the caller has to know before it starts anything here, at the IP ``address``."""
+    """Return the facts about this process, at the IP ``address``, that the caller needs before starting anything."""
     return {"version": __version__, "python": _python(), "host": host_name(), "address": address}
 
 

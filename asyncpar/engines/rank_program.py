@@ -1,6 +1,6 @@
 """The program of a rank that an engine has placed: ``python -m asyncpar.engines.rank_program [DIRECTORY]``.
 
-The directory is private to the user; it has the call, and gets what this rank returns.  By default it is the one with
+The directory is private to the user; it has the call, and receives this rank's result.  By default it is the one with
 the secret: the ranks of an elastic job have one command line on all places.
 """
 
@@ -17,7 +17,7 @@ PATHS_FILE = "paths"
 
 
 def value_file(rank: int) -> str:
-    """Return the name of the file with what ``rank`` has returned; for elastic ranks, the number of the slot."""
+    """Return the name of the file with the result of ``rank``; for elastic ranks, the number of the slot."""
     return f"value-{rank}"
 
 
@@ -38,7 +38,7 @@ def main(directory: Path) -> None:
     sys.path[:] = json.loads((directory / PATHS_FILE).read_bytes())
     from asyncpar.core.observe.reporting import Reporter, record_failures
 
-    rank = int(os.environ.get("RANK") or os.environ["LOCAL_RANK"])  # that of an elastic one changes
+    rank = int(os.environ.get("RANK") or os.environ["LOCAL_RANK"])  # the rank of an elastic one changes
     reporter = Reporter.from_environment(os.environ)
     record_failures(reporter)
     _forget(directory, rank)
@@ -66,7 +66,7 @@ def main(directory: Path) -> None:
 
 
 def _forget(directory: Path, rank: int) -> None:
-    """Remove what an earlier attempt has left."""
+    """Remove the files of an earlier attempt."""
     for name in (value_file(rank), error_file(rank)):
         (directory / name).unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
-"""``ap.ray``: ranks in the placement groups of a Ray cluster: ``launch`` and ``run``, and backends for Ray's own.
+"""``ap.ray``: ranks in the placement groups of a Ray cluster: ``launch`` and ``run``, and backends for Ray's libraries.
 
-Ray Train's is ``AsyncparConfig``, that of ``ray.util.collective`` comes with ``register_collective_backend``.
+``AsyncparConfig`` is the backend of Ray Train; ``register_collective_backend`` adds that of ``ray.util.collective``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ run = make_run(launch)
 
 
 def register_collective_backend() -> None:
-    """Make the backend ``"asyncpar"`` known to ``ray.util.collective`` in this process; again: without effect.
+    """Register the backend ``"asyncpar"`` with ``ray.util.collective`` in this process.  Idempotent.
 
-    Ray wants that in the driver and in every actor of a group: call it in both, or let Ray call it in all workers, by
-    ``ray.init(runtime_env={"worker_process_setup_hook": ap.ray.register_collective_backend})``.  Then
-    ``create_collective_group(actors, ..., backend="asyncpar")`` and ``init_collective_group`` know it.  Actors of a
+    Ray requires that in the driver and in every actor of a group: call it in both, or let Ray call it in all workers,
+    by ``ray.init(runtime_env={"worker_process_setup_hook": ap.ray.register_collective_backend})``.  Then
+    ``create_collective_group(actors, ..., backend="asyncpar")`` and ``init_collective_group`` accept it.  Actors of a
     group reach each other on any port.  Raises ``UsageError`` where ray is not installed, or lacks the registration
     (before 2.55).
     """

@@ -12,7 +12,7 @@ class RayPlace:
         self._place: PolledPlace | None = None
 
     async def describe(self) -> dict[str, str]:
-        """Return what the caller has to know before it starts anything here."""
+        """Return the facts about this process that the caller needs before it starts anything here."""
         from ray.util import get_node_ip_address
 
         return describe_process(get_node_ip_address())
@@ -26,11 +26,11 @@ class RayPlace:
         return [] if self._place is None else await self._place.events()
 
     async def tell(self, command: bytes) -> None:
-        """Have the agent obey."""
+        """Send a command to the agent."""
         if self._place is not None:
             self._place.tell(command)
 
     async def end(self) -> None:
-        """Kill what still runs, and wait for that."""
+        """Kill everything that still runs, and wait for its end."""
         if self._place is not None:
             await self._place.end()

@@ -1,7 +1,7 @@
 """A backend of ``ray.util.collective``: the actors of a group are the ranks of a world.
 
-Rank 0 serves the rendezvous and puts where, with the group's secret, into the key-value store of Ray's controller,
-until all ranks have met.  A program that can read that store can run code in the cluster anyway.
+Rank 0 serves the rendezvous and puts its address, with the group's secret, into the key-value store of Ray's
+controller, until all ranks have met.  A program that can read that store can run code in the cluster anyway.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ class RayMeeting(msgspec.Struct, frozen=True):
 
 
 class AsyncparGroup(BaseGroup):
-    """A group of Ray's actors whose collectives are asyncpar's; they block until they are over.
+    """A group of Ray's actors whose collectives are asyncpar's; calls block until they are complete.
 
-    Numpy arrays and torch tensors in the CPU's memory, of any dtype that asyncpar reduces, also strided ones.  Ranks
-    meet within ``ASYNCPAR_RENDEZVOUS_TIMEOUT`` seconds (60) or raise ``PeerTimeout`` or ``LaunchError``.  Calls raise
-    the errors of ``asyncpar.errors``: ``PeerLost`` names a rank whose actor is dead, ``OperationMismatch`` what
-    differs between two ranks, ``UsageError`` what cannot be reduced.  Ray's callers get them as causes of theirs.
+    Tensors are numpy arrays and torch tensors in the CPU's memory, strided ones included, of any dtype that asyncpar
+    reduces.  Ranks meet within ``ASYNCPAR_RENDEZVOUS_TIMEOUT`` seconds (60) or raise ``PeerTimeout`` or
+    ``LaunchError``.  Calls raise the errors of ``asyncpar.errors``: ``PeerLost`` names a rank whose actor is dead,
+    ``OperationMismatch`` the difference between two ranks, ``UsageError`` a tensor that cannot be reduced.  Ray's
+    callers get them as causes of Ray's errors.
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
@@ -77,12 +78,12 @@ class AsyncparGroup(BaseGroup):
 
     @classmethod
     def backend(cls) -> str:
-        """Return the name that Ray knows this backend by."""
+        """Return the name of this backend in Ray."""
         return NAME
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Return True: what this needs comes with asyncpar."""
+        """Return True: its requirements come with asyncpar."""
         return True
 
     @property
@@ -91,7 +92,7 @@ class AsyncparGroup(BaseGroup):
         return self._node.world
 
     def destroy_group(self) -> None:
-        """Leave the world in good order."""
+        """Leave the world in an orderly way."""
         self._node.close()
         self._close()
 
@@ -102,11 +103,11 @@ class AsyncparGroup(BaseGroup):
         self.communicator.all_reduce(_one(tensor), _operation(allreduce_options), timeout=_seconds(allreduce_options))
 
     def barrier(self, barrier_options: Any = None) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have arrived."""
         self.communicator.barrier(timeout=_seconds(barrier_options))
 
     def reduce(self, tensor: list[Any], reduce_options: Any = None) -> None:
-        """Combine the tensors of all ranks in that of the root; the others stay as they are."""
+        """Combine the tensors of all ranks in the root's; the others stay unchanged."""
         root, x = getattr(reduce_options, "root_rank", 0), _one(tensor)
         out = x if self._rank == root else None
         self.communicator.reduce(x, _operation(reduce_options), root=root, out=out, timeout=_seconds(reduce_options))
@@ -131,7 +132,7 @@ class AsyncparGroup(BaseGroup):
         self.communicator.broadcast(_one(tensor), root=root, timeout=_seconds(broadcast_options))
 
     def reducescatter(self, tensor: list[Any], tensor_list: list[list[Any]], reducescatter_options: Any = None) -> None:
-        """Combine entry i of the lists of all ranks in the tensor of rank i; the lists stay as they are."""
+        """Combine entry i of the lists of all ranks in the tensor of rank i; the lists stay unchanged."""
         (sources,), out = tensor_list, _one(tensor)
         parts = [_array(source, f"tensor_list[{rank}]") for rank, source in enumerate(sources)]
         for rank, part in enumerate(parts):
@@ -158,7 +159,7 @@ class AsyncparGroup(BaseGroup):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _join(self, address: str, timeout: float) -> Node:
-        """Meet the other ranks; rank 0 removes what led them here."""
+        """Meet the other ranks; rank 0 then removes its entry from the store."""
         key = f"asyncpar-collective-{ray.get_runtime_context().namespace}-{self._group_name}".encode()
         if self._rank != 0:
             return self._start(_find_meeting(key, self, timeout), address, timeout)
@@ -193,13 +194,13 @@ class AsyncparGroup(BaseGroup):
 
 
 def register() -> None:
-    """Make the backend known to ``ray.util.collective`` in this process; once is enough."""
+    """Register the backend with ``ray.util.collective`` in this process; once is enough."""
     if not is_backend_available(NAME):
         register_collective_backend(NAME, AsyncparGroup)
 
 
 def _find_meeting(key: bytes, group: AsyncparGroup, timeout: float) -> RayMeeting:
-    """Wait until rank 0 has said where it is, and answers there: a group that was killed may have left its note."""
+    """Wait for rank 0 to publish its address and to answer there: a killed group may have left its entry."""
     deadline, trouble = time.monotonic() + timeout, "it has not come"
     while time.monotonic() < deadline:
         note = internal_kv._internal_kv_get(key)
@@ -261,7 +262,7 @@ def _operation(options: Any) -> names.ReduceOp:
 
 
 def _seconds(options: Any) -> float | None:
-    """Return the limit in ``options``; Ray's default is a negative one, for none."""
+    """Return the limit in ``options``; Ray's default is negative and means none."""
     limit = getattr(options, "timeout_ms", None)
     seconds = -1.0 if limit is None else float(limit.total_seconds())
     return seconds if seconds > 0.0 else None

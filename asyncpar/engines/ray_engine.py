@@ -1,6 +1,6 @@
 """Places in the placement groups of a Ray cluster: an actor of Ray in each bundle runs the agent.
 
-Ray places the bundles of a job at once or not at all.  This module imports ray; ``ray.py`` does not.
+Ray places the bundles of a job all at once or not at all.  This module imports ray; ``ray.py`` does not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class RayEngine(PlacementEngine):
-    """Bundles of ``resources`` for each rank, placed as ``placement`` says."""
+    """Bundles of ``resources`` for each rank, placed by the strategy ``placement``."""
 
     def __init__(self, *, placement: str = "PACK", resources: Mapping[str, float] | None = None) -> None:
         if placement not in PLACEMENTS:
@@ -87,7 +87,7 @@ class RayEngine(PlacementEngine):
         return RayHandle(actor)
 
     async def failures(self) -> AsyncIterator[PlaceLost]:
-        """Yield the actors that die, of which polling them tells."""
+        """Yield the actors that die, which polling them reveals."""
         while True:
             yield await self._lost.get()
 
@@ -109,11 +109,11 @@ class RayEngine(PlacementEngine):
     async def _end(self, actor: Any) -> None:
         try:
             await actor.end.remote()
-        except ray.exceptions.RayError:  # it is gone, with all that it started
+        except ray.exceptions.RayError:  # it is gone, with everything that it started
             return
 
     async def _wait_for_resources(self, bundle: Mapping[str, float], size: int, spec: JobSpec) -> None:
-        """Return when the cluster has as much in all as the job needs, in use or not."""
+        """Return when the cluster's total resources suffice for the job, in use or not."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + spec.wait
         while True:
@@ -129,7 +129,7 @@ class RayEngine(PlacementEngine):
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _wait_for_group(self, size: int, spec: JobSpec) -> None:
-        """Return when Ray has placed all bundles; other jobs may hold what they need."""
+        """Return when Ray has placed all bundles; other jobs may hold their resources until then."""
         try:
             async with asyncio.timeout(spec.timeout + spec.wait):
                 await self._group.ready()

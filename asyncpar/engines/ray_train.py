@@ -52,7 +52,7 @@ class AsyncparBackend(Backend):
     """Gives each worker of Ray Train its place in a world."""
 
     def on_start(self, worker_group: Any, backend_config: AsyncparConfig) -> None:
-        """Serve a rendezvous on the first worker, and tell all where they are."""
+        """Serve a rendezvous on the first worker, and give all workers their places."""
         size, job, secret = len(worker_group), f"ray-train-{secrets.token_hex(4)}", secrets.token_bytes(SECRET_BYTES)
         places: list[tuple[str, str]] = worker_group.execute(find_place)
         rendezvous = worker_group.execute_single(0, serve_job, job, size, Secret(secret), places[0][0])
@@ -85,14 +85,14 @@ class AsyncparBackend(Backend):
         ray.get(calls)
 
     def on_shutdown(self, worker_group: Any, backend_config: AsyncparConfig) -> None:  # noqa: ARG002  # Ray's signature
-        """Remove what workers have of the job; those that are dead have nothing."""
+        """Remove the job's files from workers; dead ones have none."""
         with suppress(ray.exceptions.RayError):
             worker_group.execute(leave_job)
 
 
 @dataclass(slots=True)
 class _Process:
-    """The part of this process in a job."""
+    """This process's part in a job."""
 
     directory: Path | None = None
     serving: LoopThread | None = None
@@ -118,14 +118,14 @@ def serve_job(job: str, size: int, secret: bytes, address: str) -> str:
 
 
 def enter_job(variables: dict[str, str], secret: bytes) -> None:
-    """Let ``asyncpar.init`` in this process join the job."""
+    """Enable ``asyncpar.init`` in this process to join the job."""
     _process.directory = directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
     write_secret(directory / "secret", secret)
     os.environ.update({**variables, "ASYNCPAR_SECRET_FILE": str(directory / "secret")})
 
 
 def leave_job() -> None:
-    """Remove what ``enter_job`` and ``serve_job`` have left here."""
+    """Remove everything that ``enter_job`` and ``serve_job`` have left here."""
     for name in [name for name in os.environ if name.startswith(_VARIABLES)]:
         del os.environ[name]
     directory, _process.directory = _process.directory, None

@@ -1,4 +1,4 @@
-"""Worlds without a launcher: one process serves the rendezvous; each has one rank and the secret in a file."""
+"""Worlds without a launcher: one process serves the rendezvous; each process has one rank and the secret in a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 
 async def serve_rendezvous(stack: AsyncExitStack, *, job: str, size: int, secret: bytes, address: str) -> str:
-    """Serve the rendezvous of a world at a free port of ``address``, until ``stack`` closes; return where."""
+    """Serve the rendezvous of a world at a free port of ``address``, until ``stack`` closes; return its address."""
     server = RpcServer(Credentials(secret), bind=address, port=0)
     service = RendezvousService(job=job, world_size=size)
     membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated

@@ -23,7 +23,7 @@ def settle(
     decode: Callable[[bytes], Any],
     decode_error: Callable[[bytes], BaseException | None],
 ) -> list[Any]:
-    """Return what the ranks have returned, in their order.
+    """Return the results of the ranks, in their order.
 
     Raises an ``ExceptionGroup``: of ``RemoteError`` for a rank whose function raised (its ``__cause__`` is the
     exception itself, where that could travel), ``PeerLost`` for a rank that was killed or lost with its place, and
@@ -43,9 +43,9 @@ def settle(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceEnd:
-    """The end of a place of an elastic job: its report, or the ``cause`` by which it was lost.
+    """The end of a place of an elastic job: its report, or the ``cause`` of its loss.
 
-    ``host`` is what the agents call it.
+    ``host`` is its name among the agents.
     """
 
     place: Place
@@ -61,7 +61,7 @@ def settle_elastic(
     decode: Callable[[bytes], Any],
     decode_error: Callable[[bytes], BaseException | None],
 ) -> list[Any]:
-    """Return what the ranks have returned that were there at the end, in the order in which their places came.
+    """Return the results of the ranks that were there at the end, in the order in which their places came.
 
     Raises an ``ExceptionGroup`` if the job did not complete: of ``RemoteError`` and ``PeerLost`` for ranks that
     crashed, ``PeerLost`` for places that were lost, ``LaunchError`` where nothing else explains it.
@@ -121,7 +121,7 @@ def _error(end: RankEnd, cause: BaseException | None) -> Exception:
 
 
 def _others(machine: PlacesMachine, places: Sequence[Place]) -> list[Exception]:
-    """Return the errors of places that failed without a rank that did."""
+    """Return the errors of places that failed although none of their ranks did."""
     errors: list[Exception] = [
         LaunchError(f"{places[number].name}: {report.message or f'it ended with code {report.exit_code}'}")
         for number, report in sorted(machine.reports.items())

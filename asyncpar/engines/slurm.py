@@ -29,13 +29,13 @@ async def launch(
 ) -> list[Any]:
     """Run ``function(*arguments)`` in ``ranks`` processes on nodes of Slurm; return their results in order of ranks.
 
-    ``per_node`` of them share a node.  In a job (``salloc``, or a batch script) the nodes are those of the job; else
-    they are asked for with ``salloc``'s options (``salloc=["--partition=gpu", "--time=60"]``), and given back at the
-    end.  ``python`` is Python on the nodes, which have this directory and asyncpar.  In ``function``,
-    ``asyncpar.init()`` joins the world of these ranks.  It goes by its name, and arguments and results as plain data
-    and arrays; with ``pickle=True`` it goes as code.  ``console`` takes output and progress (None: printed).
+    ``per_node`` of them share a node.  In a job (``salloc``, or a batch script) the nodes are those of the job;
+    otherwise they are requested with ``salloc``'s options (``salloc=["--partition=gpu", "--time=60"]``), and released
+    at the end.  ``python`` is Python on the nodes, which have this directory and asyncpar.  In ``function``,
+    ``asyncpar.init()`` joins the world of these ranks.  It travels by its name, and arguments and results as plain data
+    and arrays; with ``pickle=True`` it travels as code.  ``console`` takes output and progress (None: printed).
 
-    Raises as ``ap.cluster.launch`` does; ``UsageError`` with Slurm's words if it has no such nodes, or does not give
+    Raises as ``ap.cluster.launch`` does; ``UsageError`` with Slurm's message if it has no such nodes, or does not grant
     them within ``timeout`` and ``wait``.  A node that is lost is a ``PeerLost`` for each of its ranks.
     """
     options.setdefault("per_place", per_node)

@@ -1,6 +1,6 @@
 """Places on nodes of Slurm: an ``srun`` for each node runs the agent, and its streams carry orders and events.
 
-The nodes are those of the job that the caller runs in, or of one that ``salloc`` asks for and that ends with the
+The nodes are those of the job that the caller runs in, or of one that is requested with ``salloc`` and ends with the
 caller: ``salloc`` runs a ``cat`` whose input the caller holds.
 """
 
@@ -84,7 +84,7 @@ class SlurmEngine(PlacementEngine):
             await killing.end()
 
     async def _ask_for_nodes(self, spec: JobSpec, size: int, per_place: int) -> tuple[str, str]:
-        """Return the number of a new job, and its nodes, once Slurm gives them."""
+        """Return the number of a new job, and its nodes, once Slurm grants them."""
         wanted = [f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--cpus-per-task={per_place}"]
         wanted += [f"--job-name={spec.name}", *self._allocation]
         trial = await StreamedProgram.begin(["srun", "--test-only", *wanted, "true"], os.environ)
@@ -111,7 +111,7 @@ class SlurmEngine(PlacementEngine):
         return given[0], given[1]
 
     async def _describe(self, number: int, name: str, spec: JobSpec, slots: int) -> Place:
-        """Return the place that a node is, when its Python has started."""
+        """Return the place on a node, when its Python has started."""
         called = f"Slurm's node {name}"
         seen = await self._places.describe(number, called, seconds=spec.timeout)
         self._steps[number] = seen["step"]
@@ -119,5 +119,5 @@ class SlurmEngine(PlacementEngine):
 
 
 def _environment_of_steps() -> dict[str, str]:
-    """Return an environment in which ``srun`` makes a step as its options say, also where Slurm runs this process."""
+    """Return an environment in which ``srun`` follows its options, even where Slurm runs this process."""
     return {name: text for name, text in os.environ.items() if not name.startswith("SLURM_") or name in _KEPT}

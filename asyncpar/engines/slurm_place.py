@@ -15,7 +15,7 @@ _ASKED_TO_END: Final = "was asked to end by Slurm: scancel, preemption, or the t
 
 
 def describe_place(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the caller has to know: the address is the one by which this host reaches ``srun``'s."""
+    """Return the facts that the caller needs; the address is the one by which this host reaches ``srun``'s."""
     address = spell_host(environment.get("ASYNCPAR_BIND") or "")
     if not address:
         address = route_to(resolve(environment.get("SRUN_COMM_HOST") or loopback()))

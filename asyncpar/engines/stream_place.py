@@ -1,12 +1,12 @@
 """A place at the other end of standard streams, in a program that an engine starts there (``streamed_places.py``).
 
-It says what it is, gets the caller's ``sys.path`` and the order, and then commands, in lines on its standard input; it
-writes events in lines on its standard output, and an empty message now and then, so that the caller knows that it
-lives.  The end of its input is that of the caller, and of its ranks.  A SIGTERM comes from what has started the
-program: the ranks have their grace.
+It describes itself, gets the caller's ``sys.path`` and the order, and then commands, in lines on its standard input; it
+writes events in lines on its standard output, and an empty message now and then as a sign of life.  The end of its
+input means that the caller has ended; then its ranks end, too.  A SIGTERM comes from the system that started the
+program: the ranks have their grace period.
 
-A message is as many lines as it needs, since Open MPI takes minutes for long ones.  MPICH loses input that is not read
-yet, so the place asks for each further line of a message with an empty one.
+A message spans several lines if necessary, since Open MPI takes minutes for long ones.  MPICH loses input that is not
+read yet, so the place requests each further line of a message with an empty one.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from asyncpar.engines.interface import (
 from asyncpar.engines.polled_place import POLL_SECONDS
 
 LINE_BYTES: Final = 1 << 20
-"""Most that a line may have: some of a message, or words of what has started the program."""
+"""The longest line: a part of a message, or other output of the system that started the program."""
 PIECE_BYTES: Final = 1 << 13
-"""Bytes of a message that are in one line, in base64."""
+"""Bytes of a message in one line, in base64."""
 MARK: Final = b"asyncpar "
 MORE: Final = b"asyncpar+"
-"""Beginnings of the last line of a message and of the ones before; other lines are words."""
+"""The prefixes of the last line of a message and of the lines before; other lines are plain text."""
 ANY_PORT: Final = 9
-"""Where nothing is sent: the way to a host is asked for."""
+"""A port to which nothing is sent: it serves to find the route to a host."""
 
 
 def to_lines(message: bytes) -> list[bytes]:
-    """Return the lines of ``message``."""
+    """Split ``message`` into lines."""
     pieces = [message[start : start + PIECE_BYTES] for start in range(0, len(message), PIECE_BYTES)] or [b""]
     lines = [base64.b64encode(piece) + b"\n" for piece in pieces]
     return [*(MORE + line for line in lines[:-1]), MARK + lines[-1]]
 
 
 def from_line(line: bytes) -> bytes:
-    """Return the part of a message that is in a line."""
+    """Return the part of a message in a line."""
     return base64.b64decode(line[len(MARK) :])
 
 
@@ -107,14 +107,15 @@ class StreamPlace:
 
 
 async def serve_caller(described: Mapping[str, str], *, asked_to_end: str) -> None:
-    """Run the place that the caller at the other end of the standard streams orders.
+    """Run the place ordered by the caller at the other end of the standard streams.
 
-    ``described`` is what the caller has to know before (``describe_process``); ``asked_to_end`` see ``StreamPlace``.
+    ``described`` is the description that the caller gets first (``describe_process``); for ``asked_to_end`` see
+    ``StreamPlace``.
     """
     reader, writer = await _open_streams()
     writer.writelines(to_lines(json.dumps(described).encode()))
     paths, order = await _receive(reader, writer), await _receive(reader, writer)
-    if paths and order:  # else the caller is gone
+    if paths and order:  # otherwise the caller is gone
         sys.path += [path for path in json.loads(paths) if path not in sys.path]
         await StreamPlace(decode_order(order), writer, asked_to_end=asked_to_end).run(reader)
     await writer.drain()
@@ -122,7 +123,7 @@ async def serve_caller(described: Mapping[str, str], *, asked_to_end: str) -> No
 
 
 async def _receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Return a message, asking for each further line; empty if it does not come to its end."""
+    """Return a message, requesting each further line; empty if it is cut off."""
     received = bytearray()
     while line := await reader.readline():
         received += from_line(line)
@@ -133,7 +134,7 @@ async def _receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def _open_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the standard streams; what anything else prints goes to the standard error."""
+    """Return the standard streams; all other output goes to the standard error."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))

@@ -1,7 +1,7 @@
 """Places whose agents are at the other end of a program's standard streams: ``srun`` on a node, ``mpiexec`` on a host.
 
-Orders, the secret with them, and commands go down, events come up, in lines (``stream_place.py``).  A program whose
-caller is gone gets the end of its input, at which it ends its ranks.
+Orders, including the secret, and commands go down, events come up, in lines (``stream_place.py``).  A program whose
+caller is gone sees the end of its input, at which it ends its ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _END_SECONDS: Final = 10.0
 
 
 class StreamedProgram:
-    """A program whose standard streams this process has, and the last words that it, and not the agent, has said."""
+    """A program whose standard streams this process has, and its last lines of output that are not the agent's."""
 
     def __init__(self, process: Process, name: str) -> None:
         self._process = process
@@ -45,13 +45,13 @@ class StreamedProgram:
 
     @classmethod
     async def begin(cls, command: Sequence[str], environment: Mapping[str, str]) -> StreamedProgram:
-        """Start ``command``, out of reach of the terminal's signals."""
+        """Start ``command``, isolated from the terminal's signals."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            env=dict(environment),  # uvloop takes nothing else
+            env=dict(environment),  # uvloop accepts nothing else
             start_new_session=True,
             limit=LINE_BYTES,
         )
@@ -63,18 +63,18 @@ class StreamedProgram:
         return self._process.returncode
 
     async def cause(self) -> str:
-        """Return its last words, once it has ended."""
+        """Return its last lines, once it has ended."""
         await self._process.wait()
         await asyncio.wait({self._listening})
         return "; ".join(self._said) or f"exit code {self.exit_code}"
 
     async def read_line(self) -> bytes:
-        """Return the next line of its output; empty: there is none any more."""
+        """Return the next line of its output; empty at the end."""
         assert self._process.stdout is not None
         return await self._process.stdout.readline()
 
     async def read_message(self) -> bytes | None:
-        """Return the next message of the agent, empty for a sign of life; None: there is none any more."""
+        """Return the next message of the agent, empty for a sign of life; None at the end."""
         message = bytearray()
         while line := await self.read_line():
             if line.startswith((MARK, MORE)):
@@ -93,7 +93,7 @@ class StreamedProgram:
             await self._process.stdin.drain()
 
     async def send(self, message: bytes) -> None:
-        """Send a message before the agent runs, which asks for each further line.  Raises ``OSError``."""
+        """Send a message before the agent runs; the place requests each further line.  Raises ``OSError``."""
         first, *others = to_lines(message)
         await self.write(first)
         for line in others:
@@ -103,7 +103,7 @@ class StreamedProgram:
             await self.write(line)
 
     async def end(self, kill: Callable[[], Awaitable[None]] | None = None) -> None:
-        """End it by the end of its input; ``kill`` what it has started elsewhere, and itself, if that is not enough."""
+        """End the program by closing its input; if that fails, ``kill`` what it has started elsewhere, then itself."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         if not await self._has_ended():
@@ -123,7 +123,7 @@ class StreamedProgram:
             self._hear(line)
 
     def _hear(self, line: bytes) -> None:
-        """Keep words, and not the rules around them."""
+        """Keep the text of a line, without the rules around it."""
         text = line.decode(errors="replace").strip("= \t\r\n")
         if text.strip("-"):
             self._said.append(text)
@@ -148,9 +148,9 @@ class StreamedPlaces:
         self._programs.append(await StreamedProgram.begin(command, environment))
 
     async def describe(self, number: int, name: str, *, seconds: float) -> dict[str, str]:
-        """Return what place ``number``, called ``name``, says that it is, when its Python has started.
+        """Return the description that place ``number``, called ``name``, gives of itself, when its Python has started.
 
-        Raises ``LaunchError`` with the program's words if it ends before, or after ``seconds`` without an answer, and
+        Raises ``LaunchError`` with the program's message if it ends before, or after ``seconds`` without an answer, and
         ``UsageError`` if it has other versions than the caller.
         """
         program = self._programs[number]
@@ -166,7 +166,7 @@ class StreamedPlaces:
         return described
 
     async def start(self, place: Place, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> Handle:
-        """Do as ``PlacementEngine.start``."""
+        """Do the same as ``PlacementEngine.start``."""
         program = self._programs[order.number]
         try:
             await program.send(json.dumps([path or os.getcwd() for path in sys.path]).encode())
@@ -193,7 +193,7 @@ class StreamedPlaces:
         )
 
     async def _read(self, number: int, program: StreamedProgram, take: Callable[[PlaceEvent], None]) -> None:
-        """Pass the events of a place on until its report; say if it is lost before."""
+        """Pass on the events of a place until its report; report if it is lost before."""
         try:
             while True:
                 async with asyncio.timeout(LEASE_SECONDS):
