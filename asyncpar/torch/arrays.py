@@ -42,19 +42,19 @@ _NAMES = {dtype: dtype.str for dtype in [*_SHARED.values(), *_INTEGERS.values()]
 
 
 def is_reducible(dtype: torch.dtype) -> bool:
-    """Can collectives combine tensors of ``dtype``, and not only move them?"""
+    """Return whether collectives can combine tensors of ``dtype`` rather than only move them."""
     return dtype in _SHARED
 
 
 def bits_detail(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the dtypes that are moved as integers, in which ranks must agree, too; empty where there are none."""
+    """Return the dtypes that are moved as integers, on which ranks must also agree; empty where there are none."""
     return ", ".join(str(tensor.dtype) for tensor in tensors if tensor.dtype not in _SHARED)
 
 
 class _Memory:
-    """Shows a tensor's memory to numpy, and keeps it.
+    """Exposes a tensor's memory to numpy, and keeps it alive.
 
-    ``Tensor.numpy`` would do so, too, but then the storage may never be resized again: FSDP does that to free it.
+    ``Tensor.numpy`` would do so, too, but then the storage could never be resized again, as FSDP does to free it.
     """
 
     __slots__ = ("__array_interface__", "tensor")
@@ -74,10 +74,10 @@ class _Memory:
 
 
 def array_of(tensor: torch.Tensor, name: str = "tensor", *, as_bits: bool = False) -> Array:
-    """Return ``tensor``'s elements as an array that shares its memory, of the same shape and strides.
+    """Return ``tensor``'s elements as an array that shares its memory, with the same shape and strides.
 
-    What is written into it does not go through autograd.  ``as_bits`` takes dtypes that can be moved but not reduced
-    (``float8`` and such) as integers.  Raises ``UsageError`` for what is not a dense tensor in the CPU's memory.
+    Autograd does not see writes to it.  ``as_bits`` exposes dtypes that can be moved but not reduced (``float8`` and
+    such) as integers.  Raises ``UsageError`` for anything but a dense tensor in the CPU's memory.
     """
     check_tensor(tensor, name)
     dtype = _SHARED.get(tensor.dtype)
@@ -129,7 +129,7 @@ def as_list(tensors: torch.Tensor | Sequence[torch.Tensor], name: str = "tensors
 
 
 def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str, *, instead: str = "") -> torch.Tensor:
-    """Return the one tensor of an argument that may be wrapped in a list; ``instead`` takes several."""
+    """Return the one tensor of an argument that may be wrapped in a list; ``instead`` names one for several."""
     found = as_list(tensors, name)
     if len(found) != 1:
         hint = f"; {instead} takes several" if instead else ""
@@ -140,7 +140,7 @@ def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str, *, instead: 
 
 
 def unwrapped(tensors: Any, name: str) -> list[torch.Tensor]:
-    """Return the list of tensors of an argument that may be wrapped in another list, with nothing beside it there."""
+    """Return the list of tensors of an argument that may be wrapped in another list as its only element."""
     if not tensors or isinstance(tensors[0], torch.Tensor):
         return list(tensors)
     if len(tensors) > 1:
@@ -164,14 +164,14 @@ def check_same_dtype(tensors: Sequence[torch.Tensor], name: str) -> None:
 
 
 def pairs(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return each output with its input; raises ``UsageError`` unless there are as many."""
+    """Return each output with its input; raises ``UsageError`` unless there are equally many."""
     if len(outputs) != len(inputs):
         raise UsageError(f"outputs: expected as many as inputs, {len(inputs)}, got {len(outputs)}")
     return [*zip(outputs, inputs, strict=True)]
 
 
 def flat(tensor: torch.Tensor, name: str, *, as_bits: bool = True) -> Array:
-    """Return the elements of ``tensor`` in a row: its memory if it is contiguous, else a copy."""
+    """Return the elements of ``tensor`` as a vector: its memory if it is contiguous, else a copy."""
     return array_of(tensor, name, as_bits=as_bits).reshape(-1)
 
 
@@ -199,10 +199,10 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def tensor_of(array: Any, name: str = "array") -> torch.Tensor:
-    """Return a tensor over the memory of ``array``; a tensor is returned as it is, cut off from autograd.
+    """Return a tensor over the memory of ``array``; a tensor is returned detached from autograd.
 
-    What torch cannot share is copied: read-only memory, steps backwards or between elements, foreign byte order.
-    Raises ``UsageError`` for dtypes that torch does not have.
+    Memory that torch cannot share is copied: read-only memory, strides that are negative or no multiple of the element
+    size, foreign byte order.  Raises ``UsageError`` for dtypes that torch does not have.
     """
     if isinstance(array, torch.Tensor):
         return array.detach()

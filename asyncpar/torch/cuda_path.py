@@ -1,9 +1,9 @@
-"""The operations of a process group on CUDA tensors, over the group's communicator: by NCCL, or whatever moves them.
+"""The operations of a process group on CUDA tensors, over the group's communicator: by NCCL, or any other transport.
 
-Theory of operation.  A call looks at its tensors, and at the stream that is current, in the thread of the program; the
-communicator begins after that stream's work and is over when the device is.  So ``Work.wait`` waits for the device, and
-nothing has to be ordered by streams after it, but for results that were received elsewhere: those are copied into the
-caller's tensors in the stream of the call, which the stream that waits then follows.
+Theory of operation.  A call inspects its tensors and the current stream in the thread of the program; the communicator
+begins after that stream's work and ends when the device is done.  So ``Work.wait`` waits for the device, and nothing
+after it has to be ordered by streams, except results that were received elsewhere: those are copied into the caller's
+tensors in the stream of the call, which the waiting stream then follows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CudaPath(CudaReductions):
         return self._start(use, lambda: self._communicator.all_gather_v(x, out=out), outputs, "all_gather", opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
-        """Collect ``input`` of all ranks in ``output``, one after another or stacked."""
+        """Collect ``input`` of all ranks in ``output``, concatenated or stacked."""
         size = self._communicator.size
         self._check_gathered(output, input)
         if not output.is_contiguous():
@@ -60,7 +60,7 @@ class CudaPath(CudaReductions):
         source = use.flat(input, "input")
         target = use.landing(output, "output").view(size, -1)
         if overlap(output, input) and source.data_ptr() != target[self._communicator.rank].data_ptr():
-            source = source.clone()  # what others send is about to overwrite it
+            source = source.clone()  # data of other ranks are about to overwrite it
         x, out = use.array(source), use.array(target)
         call = lambda: self._communicator.all_gather(x, out=out)  # noqa: E731
         return self._start(use, call, [output], "all_gather_into_tensor", opts)
@@ -103,7 +103,7 @@ class CudaPath(CudaReductions):
     def _gather_bytes(
         self, outputs: list[Tensor], inputs: Sequence[Tensor], put: Callable[[Tensor], None], opts: Any, name: str
     ) -> Work:
-        """Collect the bytes of ``inputs`` of all ranks in a row for each, which ``put`` puts into ``outputs``."""
+        """Collect the bytes of ``inputs`` of all ranks, a row for each, which ``put`` writes to ``outputs``."""
         use = CallTensors([*outputs, *inputs])
         source = torch.cat([as_bytes(use.flat(tensor, "input")) for tensor in inputs])
         found = source.new_empty((self._communicator.size, source.numel()))
@@ -132,7 +132,7 @@ class CudaPath(CudaReductions):
         return self._start(use, call, outputs, "gather", opts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
-        """Hand out the root's list of tensors, entry ``r`` to rank ``r``."""
+        """Scatter the root's list of tensors, entry ``r`` to rank ``r``."""
         output, root = only(output_tensors, "output_tensors"), root_of(opts, self._communicator)
         is_root = self._communicator.rank == root
         inputs = of_root(input_tensors, "scatter_list", is_root=is_root)
@@ -200,7 +200,7 @@ class CudaPath(CudaReductions):
         return self.group.start(call, list(results), operation=name, options=opts, follow=use.followed)
 
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Work:
-        """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
+        """Send the elements of the tensor to a rank of the group, which receives equally many with the same tag."""
         tensor = only(tensors, "tensors")
         check_message(self._communicator, dst_rank, tag, "dest")
         use = CallTensors([tensor])

@@ -154,14 +154,14 @@ class CudaReductions:
         *,
         peer: int | None = None,
     ) -> Work:
-        """Begin what ``make`` makes; then results that came elsewhere are copied into the tensors."""
+        """Start the operation of ``make``; afterwards results received elsewhere are copied into the tensors."""
         if not use.later:
             return self.group.start(make, list(tensors), operation=name, options=opts, peer=peer)
         begun = lambda: After(make(), use.take_over)  # noqa: E731
         return self.group.start(begun, list(tensors), operation=name, options=opts, follow=use.followed, peer=peer)
 
     def _divide(self, total: Tensor, reduction: TorchReduction) -> None:
-        """Divide a sum of integers for a mean, truncated towards zero as by NCCL."""
+        """Divide a sum of integers for a mean, truncating towards zero like NCCL."""
         if reduction.divides:
             size = self._communicator.size
             if size > torch.iinfo(total.dtype).max:

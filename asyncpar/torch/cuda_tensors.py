@@ -23,10 +23,10 @@ class CallTensors:
         self.device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
         self._stream = current_stream(self.device)
         self.later: list[Callable[[], object]] = []
-        """What takes over results, in the stream of the call."""
+        """Callbacks that take over results, in the stream of the call."""
 
     def on(self) -> AbstractContextManager[object]:
-        """Make the stream of the call the current one in the block, in any thread."""
+        """Make the stream of the call current in the block, in any thread."""
         return in_stream(self._stream)
 
     def take_over(self, result: Any) -> Any:
@@ -37,14 +37,14 @@ class CallTensors:
         return result
 
     def followed(self) -> None:
-        """Let the stream that is current now wait for that of the call."""
+        """Make the current stream wait for that of the call."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def flat(self, tensor: Any, name: str, *, is_reduced: bool = False) -> Tensor:
-        """Return the elements of ``tensor`` in a row: its memory if it is contiguous, else a copy.
+        """Return the elements of ``tensor`` as a vector: its memory if it is contiguous, else a copy.
 
-        Those of dtypes that can only be moved as bytes, unless they are reduced, which is refused.
+        Dtypes that can only be moved are returned as bytes, or refused if they are to be reduced.
         """
         _check(tensor, name, self.device)
         row = tensor.detach().contiguous().view(-1)
@@ -55,7 +55,7 @@ class CallTensors:
         return as_bytes(row)
 
     def landing(self, tensor: Any, name: str, *, is_reduced: bool = False, has_input: bool = False) -> Tensor:
-        """Return memory for a result: that of ``tensor``, or a row that is copied into it later.
+        """Return memory for a result: that of ``tensor``, or a vector that is copied into it later.
 
         With ``has_input`` it holds the elements of ``tensor``.
         """
@@ -66,18 +66,18 @@ class CallTensors:
         return row
 
     def array(self, tensor: Tensor) -> Any:
-        """Return ``tensor`` as the communicator takes it, a ``DeviceArray``: after the work of the call's stream."""
+        """Return ``tensor`` as a ``DeviceArray`` for the communicator, after the work of the call's stream."""
         found = device_array(tensor, "tensor")
         return found if self._stream is None else replace(found, stream=int(self._stream.cuda_stream) or 1)
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return the stream that is current in this thread; None for tensors that only pass for those of a device."""
+    """Return the current stream of this thread; None for tensors that only pretend to be on a device."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def in_stream(stream: Any) -> AbstractContextManager[object]:
-    """Make ``stream`` the current one in the block."""
+    """Make ``stream`` current in the block."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
@@ -123,7 +123,7 @@ def as_bytes(row: Tensor) -> Tensor:
 
 
 def units(tensor: Tensor) -> int:
-    """Return as how many elements one of ``tensor`` is moved."""
+    """Return the number of elements as which one element of ``tensor`` is moved."""
     return 1 if is_reducible(tensor.dtype) else tensor.itemsize
 
 

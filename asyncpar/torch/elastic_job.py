@@ -1,12 +1,12 @@
 """Elastic training of plain torch programs: steps that commit on all ranks or on none, with the same bits in any world.
 
 Theory of operation.  Each step of the job is the block of a task on the loop thread; the program calls into that task.
-When the world changes, the task is cancelled where it waits, but the block is left only once the program has come to
-its next call: so nothing is restored while the program computes.  That call raises ``WorldChanged``, which ends the
-program's own block, and ``with step`` swallows it.
+When the world changes, the task is cancelled where it waits, but the block is left only at the program's next call, so
+nothing is restored while the program computes.  That call raises ``WorldChanged``, which ends the program's own block,
+and ``with step`` swallows it.
 
-SIGTERM is handled in the main thread, which must not wait there: the loop asks the agent, and where this process may
-not leave in good order it has the main thread handle a second one, which raises ``SystemExit``.
+SIGTERM is handled in the main thread, which must not wait there: the loop asks the agent, and if this process may not
+leave in good order, the loop has the main thread handle a second signal, which raises ``SystemExit``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ElasticTraining:
         self.state: ElasticState = self._thread.do(
             lambda: self._job.state(self._model.trained, **codecs, **values, **extra)
         )
-        """What is committed: ``state["name"]`` reads a value that was given by name."""
+        """The committed state: ``state["name"]`` reads a value that was given by name."""
 
     def __enter__(self) -> Self:
         report_failures()
@@ -101,7 +101,7 @@ class ElasticTraining:
         self._call(lambda: self._job.__aexit__(kind, error, traceback))
 
     def _ask_to_leave(self, _: Callable[[], None]) -> bool:
-        """Ask, in the handler of a signal: the loop does it, and ends this process if that is refused."""
+        """Request to leave, in a signal handler: the loop does it, and ends this process if the request is refused."""
 
         def ask() -> None:
             if not self._job.ask_to_leave(terminate_main_thread):
@@ -111,11 +111,11 @@ class ElasticTraining:
         return True
 
     def steps(self, *, until: int) -> Iterator[TorchStep]:
-        """Yield the steps from here to ``until``; after a fault the same number comes again.
+        """Yield the steps from here to ``until``; after a fault the same number is yielded again.
 
-        Each is used as ``with step``, once, before the next is asked for.  Ends early when this process is to leave:
-        under an agent SIGTERM lets it finish its step, the second one ends it (``SystemExit``), and so does the first
-        one where no other rank would go on.
+        Each is used as ``with step``, once, before the next is requested.  Ends early when this process is to leave:
+        under an agent the first SIGTERM lets it finish its step and the second one ends it (``SystemExit``), as does
+        the first one if no other rank would continue.
         """
         steps = self._job.steps(self.state, until=until)
         try:
@@ -142,22 +142,22 @@ class ElasticTraining:
 
     @property
     def is_drained(self) -> bool:
-        """Whether this process is no member at the end; see ``ElasticJob``."""
+        """Whether this process is not a member at the end; see ``ElasticJob``."""
         return self._job.is_drained
 
     @property
     def rank(self) -> int:
-        """This process's rank in the world of now."""
+        """This process's rank in the current world."""
         return self._job.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks of the world of now."""
+        """Number of ranks of the current world."""
         return self._job.size
 
     @property
     def generation(self) -> int:
-        """The number of the world of now."""
+        """The generation of the current world."""
         return self._job.generation
 
     def _call(self, make: Callable[[], Awaitable[T]]) -> T:
@@ -202,12 +202,12 @@ class TorchStep:
 
     @property
     def is_replay(self) -> bool:
-        """Does this newcomer repeat a step that the others have committed?  Then it has no portions."""
+        """Whether this newcomer repeats a step that the others have committed; then it has no portions."""
         return self._step.is_replay
 
     @property
     def change(self) -> WorldChange | None:
-        """The change of the world that ended this step, or came after it; None if there was none."""
+        """The change of the world that ended this step, or followed it; None if there was none."""
         return self._step.change
 
     @property
@@ -215,7 +215,7 @@ class TorchStep:
         """The portions of this rank in this step.
 
         Before each, torch's random numbers are seeded by (seed, step, portion), so that dropout does not depend on the
-        rank; after the step they go on as before.
+        rank; after the step they continue as before.
         """
         for portion in self._step.portions:
             self._check()
@@ -224,14 +224,14 @@ class TorchStep:
             yield portion
 
     def rng(self, portion: int) -> np.random.Generator:
-        """Return the random stream of ``portion`` in this step: the same on whichever rank, and when it is repeated."""
+        """Return the random stream of ``portion`` in this step: the same on any rank, and when it is repeated."""
         return self._step.rng(portion)
 
     def add(self, portion: int, loss: torch.Tensor | float) -> None:
-        """Add the gradients that the model's parameters have, of one of this rank's portions, and its mean loss.
+        """Add the current gradients of the model's parameters, from one of this rank's portions, and its mean loss.
 
-        Afterwards the parameters have none.  Raises ``UsageError`` for a portion that is not of this rank or was added
-        before, and for a model whose tensors are not those that it had when the job began.
+        Afterwards the parameters have no gradients.  Raises ``UsageError`` for a portion that is not of this rank or
+        was added before, and for a model whose tensors are not those that it had when the job began.
         """
         self._model.check_same()
         gradients = self._model.portion()
@@ -241,9 +241,9 @@ class TorchStep:
         self._model.end_portion()
 
     def update(self, *, max_norm: float | None = None) -> None:
-        """Let the optimizers make their steps with the mean of all portions' gradients.
+        """Step the optimizers with the mean of all portions' gradients.
 
-        With ``max_norm`` gradients are scaled so that their global norm is that at most.
+        With ``max_norm`` gradients are scaled so that their global norm is at most that.
         """
         means = self._run(lambda: self._step.reduce("mean"))
         self._model.take(means)
@@ -294,7 +294,7 @@ class TorchStep:
         return error is not None
 
     def _abandon(self, error: BaseException) -> None:
-        """End the block with ``error``, which is raised: what else comes of it is not worth more."""
+        """End the block with ``error``, which is raised; its further consequences are less informative."""
         assert self._block is not None
         assert self._pending is not None
         block, pending = self._block, self._pending
@@ -318,11 +318,11 @@ class TorchStep:
 
 
 class StepBlock:
-    """The block of ``step``, as a task of the loop that does what another thread asks for."""
+    """The block of ``step``, as a task of the loop that serves requests of another thread."""
 
     def __init__(self, step: ElasticStep) -> None:
         self.is_interrupted = False
-        """Was the block ended from outside?"""
+        """Whether the block was ended from outside."""
         self._step = step
         self._task: asyncio.Task[Any] | None = None
         self._is_over = False
@@ -332,7 +332,7 @@ class StepBlock:
         self._entered: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
-        """Enter the step, do what is asked for, leave it."""
+        """Enter the step, serve requests, leave it."""
         self._task = asyncio.current_task()
         try:
             async with self._step:
@@ -341,7 +341,7 @@ class StepBlock:
         except BaseException as error:
             if not self._entered.done():
                 self._entered.set_exception(error)
-                self._entered.exception()  # the program may wait for it no more
+                self._entered.exception()  # the program may no longer wait for it
             raise
         finally:
             self._is_over = True
@@ -350,7 +350,7 @@ class StepBlock:
                     result.set_exception(self._left())
 
     async def entered(self) -> None:
-        """Return when the step is entered, or raise why not."""
+        """Wait until the step is entered, or raise the error that prevented it."""
         await asyncio.shield(self._entered)
 
     async def _serve(self) -> None:
@@ -362,7 +362,7 @@ class StepBlock:
             self._end(left.error)
         except asyncio.CancelledError:
             self.is_interrupted = True
-            while True:  # until the program has come to its end of the block
+            while True:  # until the program has reached the end of its block
                 call = await self._calls.get()
                 try:
                     await call()
@@ -393,7 +393,7 @@ class StepBlock:
         return WorldChanged(f"step {number}: the world of generation {generation} is over", generation=generation)
 
     async def call(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Have the block await what ``make`` returns, and return its result."""
+        """Make the block await the awaitable of ``make``, and return its result."""
         if self._is_over:
             raise self._left()
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -421,7 +421,7 @@ class StepBlock:
         return await result
 
     def leave(self, error: BaseException | None) -> None:
-        """Handle the end of the program's block, with ``error``; that of a signal cancels what is under way."""
+        """Handle the end of the program's block, with ``error``; an error of a signal cancels what is in progress."""
 
         async def run() -> None:
             raise _Left(error)
@@ -432,13 +432,13 @@ class StepBlock:
 
 
 def _fail(result: asyncio.Future[Any], error: BaseException) -> None:
-    """Let a call raise ``error``, if the program still waits for it."""
+    """Make a call raise ``error``, if the program still waits for it."""
     if not result.done():
         result.set_exception(error)
 
 
 def _await_end(pending: Pending[Any]) -> None:
-    """Cancel what the program does not wait for any more, and return when it has ended."""
+    """Cancel what the program no longer waits for, and return when it has ended."""
     if not pending.is_done:
         pending.cancel()
         with suppress(Exception):
@@ -466,16 +466,17 @@ def elastic(
 ) -> ElasticTraining:
     """Return an elastic training of ``model``: ``with asyncpar.torch.elastic(model, optimizer, portions=16) as job``.
 
-    Ranks may go and come; every step is committed on all ranks or on none, and the run ends with the bits of an
-    undisturbed one.  Every global batch has ``portions`` parts: choose a power of two, at least as many as there will
-    ever be ranks.  ``codec`` and ``residual_codec`` are those of ``ElasticJob.state``.  ``extra`` are values by name
-    that steps change: plain data, and objects with ``state_dict`` and ``load_state_dict``, such as a scheduler.
-    ``source`` says where worlds come from; by default the launcher of this process, or nobody: then it is a world of
-    one.
+    Ranks may leave and join; every step is committed on all ranks or on none, and the run ends with the bits of an
+    undisturbed one.  Every global batch has ``portions`` parts: choose a power of two, at least the largest number of
+    ranks there will ever be.  ``codec`` and ``residual_codec`` are those of ``ElasticJob.state``.  ``extra`` are values
+    by name that steps change: plain data, and objects with ``state_dict`` and ``load_state_dict``, such as a scheduler.
+    ``source`` provides the worlds; by default that is the launcher of this process, or without one a single world of
+    one rank.
 
-    Model and optimizers stay in the CPU's memory.  Raises ``UsageError`` for what cannot be the state of a job.
+    Model and optimizers stay in the CPU's memory.  Raises ``UsageError`` for anything that cannot be the state of a
+    job.
 
-    ``seed`` decides what is drawn at random, whatever the world.
+    ``seed`` determines all random numbers, whatever the world.
     """
     codecs = {"codec": codec, "residual_codec": residual_codec}
     return ElasticTraining(model, optimizer, portions=portions, seed=seed, source=source, codecs=codecs, extra=extra)

@@ -13,7 +13,7 @@ from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, tensor_of
 
 _KNOWN: Final = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
-"""Optimizers of ``torch.optim`` whose states before the first step are known: zeros, but for these."""
+"""Optimizers of ``torch.optim`` whose states before the first step are known: zeros, except for these."""
 
 _FIRST_VALUES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, Any]], float]]] = {
     ("NAdam", "mu_product"): lambda _: 1.0,
@@ -30,7 +30,8 @@ class ModelState:
     """The parameters and buffers of ``model``, by name.
 
     Running statistics of normalizations over a batch (``running_mean`` and such) are averaged over all portions like
-    gradients, since each rank sees other portions.  Raises ``UsageError`` for what cannot be the state of a job.
+    gradients, since each rank sees other portions.  Raises ``UsageError`` for anything that cannot be the state of a
+    job.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -58,7 +59,7 @@ class ModelState:
 
     @property
     def has_running_statistics(self) -> bool:
-        """Does the model normalize by statistics of the batches that it has seen?"""
+        """Whether the model normalizes by statistics of the batches that it has seen."""
         return bool(self._running)
 
     @property
@@ -67,7 +68,7 @@ class ModelState:
         return {id(one): name for name, one in self._trained.items()}
 
     def check_same(self) -> None:
-        """Raise ``UsageError`` naming a tensor that is another one than when the job began."""
+        """Raise ``UsageError`` naming a tensor that has been replaced since the job began."""
         present: Named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         for name in {**self._tensors, **present}:
             address = present[name].data_ptr() if name in present else None
@@ -78,16 +79,16 @@ class ModelState:
                 )
 
     def begin_step(self) -> None:
-        """Note what running statistics are committed, from which each portion goes on."""
+        """Record the committed running statistics, from which each portion continues."""
         self._committed = {name: one.clone() for name, one in self._running.items()}
 
     def begin_portion(self) -> None:
-        """Drop gradients, and note what other buffers are like."""
+        """Drop gradients, and record the contents of other buffers."""
         self.drop_gradients()
         self._versions = {name: one._version for name, one in self._buffers.items() if name not in self._running}
 
     def portion(self) -> list[Array]:
-        """Return the gradients of a portion, zeros where there is none, and what it made of running statistics.
+        """Return the gradients of a portion, zeros where there is none, and its running statistics.
 
         Raises ``UsageError`` naming another buffer that it has changed.
         """
@@ -101,13 +102,13 @@ class ModelState:
         return [*gradients, *(array_of(_as_floats(one), name) for name, one in self._running.items())]
 
     def end_portion(self) -> None:
-        """Let the next portion begin where this one has begun."""
+        """Restore the state at the beginning of this portion for the next one."""
         self.drop_gradients()
         for name, one in self._running.items():
             one.copy_(self._committed[name])
 
     def take(self, means: Sequence[Array]) -> None:
-        """Let parameters have their mean gradients, and running statistics their means."""
+        """Give parameters their mean gradients, and running statistics their means."""
         own, statistics = means[: len(self._trained)], means[len(self._trained) :]
         for parameter, gradient in zip(self._trained.values(), own, strict=True):
             parameter.grad = tensor_of(gradient).view_as(parameter)
@@ -115,7 +116,7 @@ class ModelState:
             one.copy_(tensor_of(mean).view_as(one))
 
     def drop_gradients(self) -> None:
-        """Let no parameter have a gradient."""
+        """Remove the gradients of all parameters."""
         for parameter in self._trained.values():
             parameter.grad = None
 
@@ -139,14 +140,14 @@ def _gradient(parameter: torch.nn.Parameter, name: str) -> Array:
 
 
 def _as_floats(tensor: torch.Tensor) -> torch.Tensor:
-    """Return numbers that can be averaged: counts, which are the same after all portions, exactly."""
+    """Return numbers that can be averaged: counts, which are equal after all portions, exactly."""
     return tensor.detach().clone() if tensor.is_floating_point() else tensor.detach().to(torch.float64)
 
 
 class OptimizerState:
     """The states of ``optimizer``, called ``name``, whose parameters have ``names`` by identity.
 
-    States that it would make in its first step are made now, as they are before that.
+    States that it would create in its first step are created now, with their values before that step.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
@@ -175,11 +176,11 @@ class OptimizerState:
         }
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        found: dict[str, Any] = self.optimizer.state.get(parameter, {})  # a look must not make one
+        found: dict[str, Any] = self.optimizer.state.get(parameter, {})  # reading must not create one
         return found
 
     def check_same(self) -> None:
-        """Raise ``UsageError`` naming a state that is another tensor than when the job began."""
+        """Raise ``UsageError`` naming a state tensor that has been replaced since the job began."""
         found = {place: one.data_ptr() for place, one in self._tensors().items()}
         for place in {**self._addresses, **found}:
             if found.get(place) != self._addresses.get(place):
@@ -189,7 +190,7 @@ class OptimizerState:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings of its groups, and states that are no tensors."""
+        """Return the settings of its groups, and the states that are not tensors."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
         values = {
             name: {kind: value for kind, value in self._state_of(one).items() if not isinstance(value, torch.Tensor)}
@@ -198,7 +199,7 @@ class OptimizerState:
         return {"groups": groups, "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what ``state_dict`` has returned."""
+        """Restore the result of ``state_dict``."""
         if len(state["groups"]) != len(self._groups):
             raise UsageError(
                 f"{self.name}: expected {len(self._groups)} groups, the others have {len(state['groups'])}"
@@ -214,7 +215,7 @@ class OptimizerState:
 
 
 def _make_states(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Let ``optimizer`` make the states of its first step, and give them their first values; parameters stay."""
+    """Make ``optimizer`` create the states of its first step with their initial values; parameters are unchanged."""
     kind = type(optimizer).__name__
     if kind not in _KNOWN or not type(optimizer).__module__.startswith("torch.optim."):
         raise UsageError(
@@ -229,7 +230,7 @@ def _make_states(name: str, optimizer: torch.optim.Optimizer) -> None:
     before = [(parameter.grad, parameter.detach().clone()) for parameter, _ in moved]
     for parameter, _ in moved:
         parameter.grad = torch.zeros_like(parameter)
-    type(optimizer).step(optimizer)  # not what a scheduler has put in its place, which counts
+    type(optimizer).step(optimizer)  # not the value that a scheduler has put in its place, which counts
     with torch.no_grad():
         for (parameter, group), (gradient, value) in zip(moved, before, strict=True):
             parameter.copy_(value)
@@ -244,11 +245,11 @@ class Arithmetic:
     """The settings on which bits depend besides the state: the version of torch and the number of its threads."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both."""
+        """Return both settings."""
         return {"version": str(torch.__version__), "threads": torch.get_num_threads()}
 
     def load_state_dict(self, others: Mapping[str, Any]) -> None:
-        """Raise ``UsageError`` unless they are those of the ranks that train."""
+        """Raise ``UsageError`` unless they equal those of the training ranks."""
         mine = self.state_dict()
         if mine != dict(others):
             raise UsageError(
@@ -259,7 +260,7 @@ class Arithmetic:
 
 
 def checked_optimizers(optimizers: object) -> list[torch.optim.Optimizer]:
-    """Return one or several optimizers as a list.  Raises ``UsageError`` for none."""
+    """Return one or several optimizers as a list.  Raises ``UsageError`` if there are none."""
     found = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
     if not found:
         raise UsageError("optimizer: expected at least one, got none")

@@ -1,4 +1,4 @@
-"""Errors of the backend: each is one of asyncpar and a ``torch.distributed.DistBackendError`` (a ``RuntimeError``)."""
+"""Errors of the backend, each both of asyncpar and a ``torch.distributed.DistBackendError`` (a ``RuntimeError``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT = "timeout"
 def as_torch(error: E, operation: str = "") -> E:
     """Return ``error`` as one that is also a ``DistBackendError``, with the same attributes, caused by the original.
 
-    Other errors, and those that are torch's already, are returned unchanged.  ``operation`` is put before the message
+    Other errors, and those that are torch's already, are returned unchanged.  ``operation`` is prepended to the message
     of a ``UsageError``, which names an argument.  The message of a ``PeerTimeout`` contains the word "timeout", by
     which programs for torch recognize it.
     """
@@ -35,7 +35,7 @@ def as_torch(error: E, operation: str = "") -> E:
 
 
 def _both(kind: type[AsyncparError]) -> type[AsyncparError]:
-    """Return the class that inherits ``kind`` and torch's error; there is one for each kind."""
+    """Return the class that inherits from ``kind`` and torch's error; there is one for each kind."""
     both = _made.get(kind)
     if both is None:
         both = type(kind.__name__, (kind, dist.DistBackendError), {"__module__": __name__, "__doc__": kind.__doc__})

@@ -52,7 +52,7 @@ class ExchangeOperations(GroupBase):
     ) -> Work:
         """Send the ``r``-th part of ``input`` along its first dimension to rank ``r``, and collect theirs likewise.
 
-        Parts are equal, or as long as the split sizes say; ranks pass split sizes for both or for neither.
+        Parts are equal, or have the given split sizes; ranks pass split sizes for both or for neither.
         """
         communicator = self.communicator
         out, x = array_of(output, "output", as_bits=True), array_of(input, "input", as_bits=True)
@@ -119,7 +119,7 @@ class ExchangeOperations(GroupBase):
 
     @operation("send", "tensors", "dstRank", "tag", refuse=_refuse_send)
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Work:
-        """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
+        """Send the elements of the tensor to a rank of the group, which receives equally many with the same tag."""
         tensor = only(tensors, "tensors")
         communicator = self.communicator
         check_message(communicator, dst_rank, tag, "dest")
@@ -162,7 +162,7 @@ class ExchangeOperations(GroupBase):
 
 
 def split_sizes(array: Any, sizes: Sequence[int], size: int, name: str) -> list[int]:
-    """Return how many rows of ``array`` belong to each of ``size`` ranks."""
+    """Return the number of rows of ``array`` for each of ``size`` ranks."""
     if array.ndim == 0:
         raise UsageError(f"{name}: expected a tensor with at least one dimension, got a scalar")
     rows = array.shape[0]
@@ -178,7 +178,7 @@ def split_sizes(array: Any, sizes: Sequence[int], size: int, name: str) -> list[
 
 
 def check_equal_parts(output: Any, input: Any, sizes: Sequence[Sequence[int]]) -> None:  # noqa: A002
-    """Raise ``UsageError`` unless ``output`` can take what comes for ``input``; ``sizes`` are the split sizes."""
+    """Raise ``UsageError`` unless ``output`` fits the data exchanged for ``input``; ``sizes`` are the split sizes."""
     if output.dtype != input.dtype or output.shape[1:] != input.shape[1:]:
         raise UsageError(
             f"output: expected {input.dtype}[?, {list(input.shape[1:])}] like input, "

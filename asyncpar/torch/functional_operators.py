@@ -1,8 +1,8 @@
 """Functional operators that torch cannot do with a process group that is written in Python.
 
 They call methods of the group in C++ that Python cannot override: ``all_gather_single``, and those that begin and end a
-batch.  torch has one kernel for each of them, for all devices; a kernel for a device comes before it.  Those here do
-the operation by the methods of our groups, and pass on to torch's what belongs to other groups.
+batch.  torch has one kernel for each of them, for all devices; a kernel for a device takes precedence.  The kernels
+here perform the operation by the methods of our groups, and pass calls for other groups on to torch's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def all_gather_into_tensor_out(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Begin the gathering of ``input`` in ``out``, which ``wait_tensor`` waits for."""
+    """Start gathering ``input`` in ``out``, which ``wait_tensor`` waits for."""
     del group_size  # the group knows it
     c10d._register_work(out, group.all_gather_single(out, input.contiguous(), c10d.AllgatherOptions()))
     return out
@@ -44,7 +44,7 @@ def batch_p2p_ops(
     tag_list: Sequence[int],
     tensors: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Begin the messages; return what ``wait_tensor`` waits for: what is received, and nothing for what is sent."""
+    """Start the messages; return tensors for ``wait_tensor``: the received ones, and an empty one for each sent one."""
     if not len(op_list) == len(peer_list) == len(tag_list) == len(tensors):
         raise UsageError(
             f"op_list, peer_list, tag_list and tensors: expected lists of one length, got {len(op_list)}, "
@@ -65,13 +65,13 @@ def batch_p2p_ops(
 
 
 def _own_group(found: object) -> ProcessGroup | None:
-    """Return the group that an operator was called with, by its name or itself, if it is one of ours."""
+    """Return the group passed to an operator, by its name or itself, if it is one of ours."""
     group = c10d._resolve_process_group(found) if isinstance(found, str) else found
     return group if isinstance(group, ProcessGroup) else None
 
 
 def _kernel(own: Callable[..., Any], original: Any, place: int) -> Callable[..., Any]:
-    """Return the kernel that does ``own`` with our groups, and ``original`` with others; ``place`` is the group's."""
+    """Return the kernel that runs ``own`` with our groups, and ``original`` with others; ``place`` is the group's."""
 
     @not_traced
     def run(keys: Any, *arguments: Any, **named: Any) -> Any:
@@ -96,4 +96,4 @@ def _registered() -> Library:
 
 
 _library = _registered()
-"""The kernels are registered as long as it lives."""
+"""The kernels are registered during its lifetime."""

@@ -1,4 +1,4 @@
-"""Collecting and handing out: broadcast, gathers, scatter, barrier, in torch's forms."""
+"""Broadcast, gathers, scatter and barrier in torch's forms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GatherOperations(GroupBase):
 
     @operation("barrier", options=c10d.BarrierOptions, extras=("timeout",))
     def barrier(self, opts: Any) -> Work:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have reached the barrier."""
         return self.start(self.communicator.barrier, (), operation="barrier", options=opts)
 
     @operation(
@@ -82,7 +82,7 @@ class GatherOperations(GroupBase):
 
     @operation("all_gather_into_tensor", "output", "input", options=c10d.AllgatherOptions)
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
-        """Collect ``input`` of all ranks in ``output``, one after another or stacked."""
+        """Collect ``input`` of all ranks in ``output``, concatenated or stacked."""
         communicator = self.communicator
         out, x = self._gathering(output, input)
         if out.flags.c_contiguous:
@@ -203,7 +203,7 @@ class GatherOperations(GroupBase):
         extras=("root", "timeout"),
     )
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
-        """Hand out the root's list of tensors, entry ``r`` to rank ``r``."""
+        """Scatter the root's list of tensors, entry ``r`` to rank ``r``."""
         output, root = only(output_tensors, "output_tensors"), root_of(opts, self.communicator)
         communicator = self.communicator
         out = array_of(output, as_bits=True)
@@ -236,7 +236,7 @@ class GatherOperations(GroupBase):
             )
         place = source.data_ptr() - output.data_ptr()
         if -x.nbytes < place < out.nbytes and place != x.nbytes * self.communicator.rank:
-            x = x.copy()  # what others send is about to overwrite it
+            x = x.copy()  # data of other ranks are about to overwrite it
         return out, x
 
     def _check_count(self, entries: Sequence[Any], name: str) -> None:

@@ -38,33 +38,33 @@ SEND, RECEIVE, RECEIVE_ANY = "send", "recv", "recvAnySource"
 MESSAGES = (SEND, RECEIVE, RECEIVE_ANY)
 
 SMALL = 2 << 20
-"""Bytes up to which an operation is done in the calling thread if possible: that is quicker than changing threads.
+"""Bytes up to which an operation runs in the calling thread if possible, which is faster than switching threads.
 
-So DDP's first bucket wakes no other thread, which would take the core from the backward pass.
+Thus DDP's first bucket wakes no other thread, which would take the core from the backward pass.
 """
 
 ANSWER_SECONDS = 1.0
-"""Seconds that a wait which is over in vain asks other ranks which of them has not come, at most."""
+"""Limit of seconds for which a wait that has failed asks other ranks which of them is missing."""
 
 _LONGEST_SECONDS = 24 * 3600.0
 
 ENDING_SECONDS = 5.0
-"""Seconds that the end of a group waits for cancelled operations, and for the node to leave its world."""
+"""Seconds for which the end of a group waits for cancelled operations, and for the node to leave its world."""
 
 FAREWELL_SECONDS = 1.0
-"""Seconds that a rank without pending operations waits for the others, which may still receive what it has sent."""
+"""Seconds for which a rank without pending operations waits for others that may still receive its messages."""
 
 ANNOUNCEMENT_SECONDS = 0.1
-"""Seconds of that after which it announces that it leaves: ranks that leave together need not hear of each other."""
+"""Seconds of that after which it announces that it leaves, so that ranks that leave together need no announcement."""
 
 DELIVERY_SECONDS = 5.0
-"""Seconds that a rank that ends its group without an exception waits until its sends have been received."""
+"""Seconds for which a rank that ends its group without an exception waits until its sends have been received."""
 
 NEWS_SECONDS = 0.5
-"""Seconds that a rank stays after another's failure, so that the others do not take this one for the cause."""
+"""Seconds for which a rank stays after another's failure, so that the others do not take this one for the cause."""
 
 remains: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-"""Shared memory of worlds that were left which is still mapped here, as something has views of it: perhaps garbage."""
+"""Mapped shared memory of worlds that this process has left, kept by views of it, which may be garbage."""
 
 
 class GroupBase(dist.ProcessGroup):
@@ -93,7 +93,7 @@ class GroupBase(dist.ProcessGroup):
         self.barriers = 0
         """The number of monitored barriers so far."""
         self.paths: dict[str, Any] = {}
-        """By type of device: runs operations on tensors that are not in the CPU's memory."""
+        """By type of device, the object that runs operations on tensors outside the CPU's memory."""
         self._begun = 0
         """The number of operations begun so far."""
         self._store = store
@@ -139,7 +139,7 @@ class GroupBase(dist.ProcessGroup):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long an operation may go without progress before it raises ``PeerTimeout``."""
+        """Set the time without progress after which an operation raises ``PeerTimeout``."""
         try:
             if not isinstance(timeout, timedelta):
                 raise UsageError(f"timeout: expected a timedelta, got {timeout!r}")
@@ -150,11 +150,11 @@ class GroupBase(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many operations this rank has begun in this group."""
+        """Return the number of operations that this rank has begun in this group."""
         return self._begun
 
     def _set_sequence_number_for_group(self) -> None:
-        """Agree about the first number: it is 0 on all ranks."""
+        """Set the first sequence number, which is 0 on all ranks."""
 
     @property
     def seconds(self) -> float:
@@ -162,7 +162,7 @@ class GroupBase(dist.ProcessGroup):
         return self.communicator.timeout or _LONGEST_SECONDS
 
     def own_cuda_path(self) -> Any:
-        """Return what runs operations on CUDA tensors over ``communicator``."""
+        """Return the object that runs operations on CUDA tensors over ``communicator``."""
         raise NotImplementedError
 
     # -- beginning ---------------------------------------------------------------------------------------------------
@@ -179,13 +179,12 @@ class GroupBase(dist.ProcessGroup):
         detail: str = "",
         peer: int | None = None,
     ) -> Work:
-        """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
+        """Start the operation of ``make``, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
-        bounds it, and one that is not asynchronous is done in this thread as far as possible.
-        Profilers show ``inputs``; by default those are ``tensors``, as for operations in place.  ``follow`` is called
-        by each wait that ends well, in its thread.  All ranks must pass the same ``detail``.  ``peer`` is the other
-        rank of a message.
+        bounds it, and a synchronous operation runs in this thread as far as possible.  Profilers show ``inputs``; by
+        default those are ``tensors``, as for operations in place.  ``follow`` is called by each successful wait, in its
+        thread.  All ranks must pass the same ``detail``.  ``peer`` is the other rank of a message.
         """
         self._check_open(operation)
         if detail:
@@ -216,7 +215,7 @@ class GroupBase(dist.ProcessGroup):
         return work
 
     def call(self, make: Make, operation: str) -> None:
-        """Run the operation that ``make`` makes, which has no tensors, and wait for it.
+        """Run the operation of ``make``, which has no tensors, and wait for it.
 
         The end of the group cancels it, and so does an exception in the wait, such as ``KeyboardInterrupt``.
         """
@@ -227,13 +226,13 @@ class GroupBase(dist.ProcessGroup):
             pending.wait()
         finally:
             pending.cancel()
-            del pending  # which has the error whose traceback has this frame
+            del pending  # it has the error whose traceback has this frame
 
     def refuse(self, operation: str, error: E, tell: Callable[[], None] | None = None) -> E:
-        """Return what to raise for wrong arguments of ``operation``.
+        """Return the error to raise for wrong arguments of ``operation``.
 
-        ``tell``, called on the loop, gives the call its place, at which it ends on the other ranks with the reason.
-        It is not called for a destroyed group, nor for an error that was handled before.
+        ``tell``, called on the loop, gives the call its place, at which it ends on the other ranks with the reason.  It
+        is not called for a destroyed group, nor for an error that was already handled.
         """
         if tell is not None and not self.is_ended and not isinstance(error, dist.DistBackendError):
             self._begun += 1
@@ -242,7 +241,7 @@ class GroupBase(dist.ProcessGroup):
         return as_torch(error, operation)
 
     def _begin(self, make: Make, operation: str, *, at_once: bool) -> Pending[Any]:
-        """Begin an operation, which the end of this group cancels."""
+        """Start an operation, which the end of this group cancels."""
         try:
             pending = self.thread.start(make, at_once=at_once, what=operation)
         except UsageError as error:
@@ -250,7 +249,7 @@ class GroupBase(dist.ProcessGroup):
         if not pending.is_done:
             self._pending.add(pending)
             pending.add_done_callback(self._pending.discard)
-            if self.is_ended:  # just now, by another thread
+            if self.is_ended:  # in this moment, by another thread
                 pending.cancel()
         return pending
 
@@ -267,11 +266,11 @@ class GroupBase(dist.ProcessGroup):
 
         try:
             return self.thread.call(ask)
-        except AsyncparError as error:  # it is ending
+        except AsyncparError as error:  # the loop is ending
             return PeerTimeout(f"{text}: {error}")
 
     def _bounded(self, make: Make, seconds: float, operation: str) -> Make:
-        """Return ``make``, for an operation that may take ``seconds``."""
+        """Return ``make``, limited to ``seconds``."""
 
         async def within(call: Coroutine[Any, Any, T]) -> T:
             try:
@@ -291,11 +290,11 @@ class GroupBase(dist.ProcessGroup):
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the group on this rank: what is under way is cancelled, and the node of a default group leaves its world.
+        """End the group on this rank: cancel pending operations, and make the node of a default group leave its world.
 
-        Without an exception under way, sends that were begun are completed before that, if they are received within
-        ``DELIVERY_SECONDS``.  If nothing else is under way then, the node waits for those of the other ranks, for
-        ``FAREWELL_SECONDS`` at most: they may have yet to receive the last things that this rank has sent.
+        Unless an exception is being handled, pending sends are completed before that, if they are received within
+        ``DELIVERY_SECONDS``.  If nothing else is pending then, the node waits for those of the other ranks, for at most
+        ``FAREWELL_SECONDS``: they may not have received the last messages of this rank yet.
         """
         if not self.is_ended and sys.exc_info()[0] is None:
             self._deliver()
@@ -307,11 +306,11 @@ class GroupBase(dist.ProcessGroup):
         self._end(self.node.stop)
 
     async def leave_at_exit(self) -> None:
-        """Stop the node of a program that ends without ending its groups."""
+        """Stop the node of a program that exits without ending its groups."""
         await self._leave(is_through=not hasattr(sys, "last_value"))  # of an exception that has ended it
 
     async def _leave(self, *, is_through: bool) -> None:
-        """Stop the node, and before that wait for those of the others if this rank ``is_through``."""
+        """Stop the node, waiting before for those of the others if this rank ``is_through``."""
         if any(error.cause != LEFT for error in self.node.links.lost.values()):
             await asyncio.sleep(NEWS_SECONDS)
         elif is_through and self.communicator.size > 1:
@@ -321,7 +320,7 @@ class GroupBase(dist.ProcessGroup):
         await self.node.stop()
 
     async def _meet_at_the_end(self) -> None:
-        """Wait until all ranks leave; announce to those that do not come soon that they need not wait for this one."""
+        """Wait until all ranks leave; notify those that do not come soon that they need not wait for this one."""
         farewell = asyncio.ensure_future(self.communicator.barrier(key="torch farewell"))
         try:
             await asyncio.wait([farewell], timeout=ANNOUNCEMENT_SECONDS)
@@ -354,7 +353,7 @@ class GroupBase(dist.ProcessGroup):
             self.thread.do(lambda: communicator.give_up(rank, f"rank {rank} has destroyed its process group"))
 
     def _deliver(self) -> None:
-        """Wait until all messages of this rank have been received or have failed, ``DELIVERY_SECONDS`` at most."""
+        """Wait until all messages of this rank have been received or have failed, at most ``DELIVERY_SECONDS``."""
         end = time.monotonic() + DELIVERY_SECONDS
         for send in [*self._sends]:
             with suppress(AsyncparError, TimeoutError):  # its receiver is gone, or does not come
@@ -376,7 +375,7 @@ def _mappings(node: Node) -> list[mmap.mmap]:
 
 
 def root_of(options: Any, communicator: Communicator) -> int:
-    """Return the root that ``options`` name.  Raises ``UsageError`` unless it is a rank, and its only tensor."""
+    """Return the root in ``options``.  Raises ``UsageError`` unless it is a rank, and its only tensor."""
     tensor = getattr(options, "rootTensor", 0)
     if tensor != 0:
         raise UsageError(f"rootTensor: expected 0, as each rank passes one tensor, got {tensor}")
@@ -384,7 +383,7 @@ def root_of(options: Any, communicator: Communicator) -> int:
 
 
 def check_message(communicator: Communicator, rank: int | None, tag: int, name: str) -> None:
-    """Raise ``UsageError`` unless ``rank``, which is called ``name``, is another rank of the group (None: any one)."""
+    """Raise ``UsageError`` unless ``rank``, called ``name`` in messages, is another rank of the group (None: any)."""
     if rank is not None and check_rank(rank, communicator.size, name) == communicator.rank:
         raise UsageError(f"{name}: expected another rank than this one, got {rank}")
     if rank is None and communicator.size == 1:

@@ -1,10 +1,10 @@
-"""Record the steps of torch's optimizers, where nothing of this package knows the steps: FSDP, tensor parallelism.
+"""Recording of the steps of torch's optimizers, where this package does not know the steps: FSDP, tensor parallelism.
 
 Theory of operation.  FSDP calls operations of a process group, and waits for each; so the end of ``optimizer.step()``
-is the end of a training step, and all time since the one before is the rank's own but that in which its thread has
-waited for operations.  An optimizer that moves what DistributedDataParallel has averaged ends no step: its backward
-pass is the step, and was recorded.  Neither does one before which the thread has awaited no operation, as where
-gradients are accumulated, or in other threads.  The first step is not recorded, since nothing says when it began.
+is the end of a training step, and all time since the previous one is the rank's own, except for its thread's waits for
+operations.  An optimizer that uses gradients averaged by DistributedDataParallel ends no step: its backward pass is the
+step, and was recorded.  Neither does one before which the thread has awaited no operation, as when gradients are
+accumulated, or in other threads.  The first step is not recorded, since its beginning is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncpar.collectives.communicator import Communicator, recorder_of, step_me
 
 
 class _OfThread(threading.local):
-    """What one thread has done since its last optimizer step."""
+    """Activity of one thread since its last optimizer step."""
 
     waits = 0
     waited = 0.0
@@ -38,18 +38,18 @@ class OptimizerSteps:
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
     def waited(self, seconds: float) -> None:
-        """Note that this thread has waited for an operation."""
+        """Record that this thread has waited for an operation."""
         mine = self._of_thread
         mine.waits += 1
         mine.waited += seconds
 
     def close(self) -> None:
-        """Record no more.  Idempotent."""
+        """Stop recording.  Idempotent."""
         self._handle.remove()
 
     def _stepped(self, optimizer: object, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
-        if torch.compiler.is_compiling():  # the compiler follows hooks into the program that it makes
+        if torch.compiler.is_compiling():  # the compiler follows hooks into its generated program
             return
         mine, recorder = self._of_thread, self._recorder
         if not mine.waits:

@@ -1,6 +1,6 @@
 """Operations that pack several tensors, or a sparse one, into a single collective.
 
-Each has one place in the order of the group, whether it is refused or not.
+Each has one place in the order of the group, even if it is refused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, tensor_of
 
 _SHOWN = 4
-"""Tensors that are named; more are told apart by a digest."""
+"""Tensors that are named; larger numbers are distinguished by a digest."""
 
 
 def tensors_detail(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the dtypes and shapes of ``tensors``, in which ranks must agree."""
+    """Return the dtypes and shapes of ``tensors``, on which ranks must agree."""
     forms = [f"{tensor.dtype}{[*tensor.shape]}".removeprefix("torch.").replace(" ", "") for tensor in tensors]
     more = [f"... {len(forms)} tensors, {hash64(forms):016x}"] if len(forms) > _SHOWN else []
     return ", ".join([*forms[:_SHOWN], *more])
@@ -34,9 +34,9 @@ def tensors_detail(tensors: Sequence[torch.Tensor]) -> str:
 def gather_several(
     communicator: Communicator, arrays: Sequence[Array], put: Callable[[Sequence[Array]], None]
 ) -> After:
-    """Begin to collect ``arrays``; ``put`` gets, for each of them, the array of those of all ranks.
+    """Start collecting ``arrays``; ``put`` receives, for each of them, the array of those of all ranks.
 
-    Ranks must agree in their dtypes and shapes: ``tensors_detail``.
+    Ranks must agree on their dtypes and shapes: ``tensors_detail``.
     """
     flats = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     size = communicator.size
@@ -56,9 +56,9 @@ def reduce_several(
     divide: Callable[[Array, int], Array],
     put: Callable[[Sequence[Array]], None],
 ) -> After:
-    """Begin to combine each of ``arrays``, which stay as they are; ``put`` gets what ``divide`` makes of the results.
+    """Start combining ``arrays``, which are not changed; ``put`` receives the results after ``divide``.
 
-    ``divide`` is given a result and the number of ranks.
+    ``divide`` takes a result and the number of ranks.
     """
     sums = [array.copy() for array in arrays]
 
@@ -71,7 +71,7 @@ def reduce_several(
 def sparse_all_reduce(
     communicator: Communicator, tensor: torch.Tensor, op: ReduceOp
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Return a function that begins to replace the COO tensor by the coalesced sum of those of all ranks.
+    """Return a function that starts replacing the COO tensor by the coalesced sum over all ranks.
 
     They may have different indices; the traffic grows with the number of elements.  Each element is sent as one row of
     bytes: the indices, the values.  Raises ``UsageError`` for other layouts and operations.
@@ -106,4 +106,4 @@ def _replace(tensor: torch.Tensor, indices: Array, elements: Array) -> None:
             torch.from_numpy(np.ascontiguousarray(indices.T)), tensor_of(elements), tensor.shape
         ).coalesce()
     with torch.no_grad():
-        tensor.copy_(total)  # what detach() returns would get other indices, and this tensor not
+        tensor.copy_(total)  # the result of detach() would get other indices, but not this tensor

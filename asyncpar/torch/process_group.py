@@ -1,4 +1,4 @@
-"""The process group of ``torch.distributed`` over asyncpar, and the function by which torch makes one."""
+"""The process group of ``torch.distributed`` over asyncpar, and torch's constructor of one."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from asyncpar.torch.thread_ranks import InProcess
 
 _TAG = LARGEST_TAG
 _ANSWER_SECONDS = 2.0
-"""Seconds that the others wait longer than rank 0, so that its answer, which names the missing ranks, arrives."""
+"""Seconds for which the others wait longer than rank 0, so that its answer, which names the missing ranks, arrives."""
 
 
 async def _collect(communicator: Communicator, number: int, seconds: float, *, wait_all_ranks: bool) -> None:
-    """Run the barrier on rank 0: receive from all ranks, then tell them which ranks are missing."""
+    """Run the barrier on rank 0: receive from all ranks, then notify them which ranks are missing."""
     waiting = {rank: asyncio.ensure_future(_hear(communicator, rank, number)) for rank in range(1, communicator.size)}
     when = asyncio.ALL_COMPLETED if wait_all_ranks else asyncio.FIRST_EXCEPTION
     try:
@@ -96,7 +96,7 @@ def _told(absent: Sequence[int], seconds: float) -> str:
 
 
 class GroupOptions(c10d.Backend.Options):
-    """The options of ``group``, as torch's own backends have them; its timeout is theirs, also when it is set."""
+    """The options of ``group``, like those of torch's own backends; its timeout is the group's, also when it is set."""
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         super().__init__(NAME)
@@ -117,9 +117,9 @@ class GroupOptions(c10d.Backend.Options):
 class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
     """A group of ranks whose collectives are asyncpar's, as ``init_process_group("asyncpar")`` makes it.
 
-    All of torch's operations on tensors in the CPU's memory, of any dtype, from any thread.  Calls take their place in
-    the order of the group's operations when they are made; the ranks of the group make the same calls in the same
-    order.  Errors are those of ``asyncpar.errors`` and ``torch.distributed.DistBackendError`` at the same time.
+    It has all of torch's operations on tensors in the CPU's memory, of any dtype, from any thread.  Calls take their
+    place in the order of the group's operations when they are made; the ranks of the group make the same calls in the
+    same order.  Errors are those of ``asyncpar.errors`` and ``torch.distributed.DistBackendError`` at the same time.
     """
 
     _shared_tensors: SharedTensors | None = None
@@ -135,8 +135,8 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         """Block until all ranks have called this; raise ``PeerTimeout`` naming those that have not within ``timeout``.
 
         With ``wait_all_ranks`` all missing ranks are named, else the first one found.  Rank 0 receives a message from
-        each rank, then answers each.  Messages carry the number of the barrier, so that one of a rank that was late
-        to an earlier barrier does not count for this one.
+        each rank, then answers each.  Messages carry the number of the barrier, so a late message for an earlier
+        barrier does not count for this one.
         """
         communicator = self.communicator
         seconds = timeout.total_seconds() if timeout is not None else self.seconds
@@ -153,15 +153,17 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
             raise as_torch(error) from None
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Are tensors of ``allocate_tensor`` quicker in operations than others?  Yes for the CPU's memory."""
+        """Return whether tensors of ``allocate_tensor`` are faster in operations than others: true for the CPU's
+        memory.
+        """
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
-        """Return a vector of undefined content in memory that the ranks of a host share; ``device`` is the CPU.
+        """Return an uninitialized vector in memory that the ranks of a host share; ``device`` is the CPU.
 
-        Operations read it where it is, instead of copying it first.  When all its views are gone its memory is kept for
-        the next tensor of its size.  It is a usual tensor where the host has no room left.  FSDP2 asks for its buffers
-        by this after ``set_allocate_memory_from_process_group_for_comm(True)``.
+        Operations read it in place instead of copying it first.  When all its views are gone its memory is kept for the
+        next tensor of its size.  It is an ordinary tensor if the host has no room left.  FSDP2 allocates its buffers by
+        this after ``set_allocate_memory_from_process_group_for_comm(True)``.
         """
         if not self.supports_tensor_alloc(device):
             raise as_torch(UsageError(f"device: expected the CPU, got {device}"), "allocate_tensor")
@@ -175,8 +177,8 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         raise as_torch(UsageError("split_group: expected a group of an accelerator's backend; use dist.new_group"))
 
     def own_cuda_path(self) -> Any:
-        """Return what runs operations on CUDA tensors over ``communicator``."""
-        from asyncpar.torch.cuda_path import CudaPath  # needed by those who have devices only
+        """Return the object that runs operations on CUDA tensors over ``communicator``."""
+        from asyncpar.torch.cuda_path import CudaPath  # needed only by users of devices
 
         return CudaPath(self)
 
@@ -187,7 +189,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Return what runs operations for ``device``: this group itself, for the CPU's memory."""
+        """Return the object that runs operations for ``device``: this group itself, for the CPU's memory."""
         place = torch.device(device)
         try:
             path = self if place.type == "cpu" else path_of(self, place)
@@ -197,7 +199,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
 
     @property
     def options(self) -> GroupOptions:
-        """Return the options, of which the group has a timeout only."""
+        """Return the options; the only one of the group is its timeout."""
         return GroupOptions(self, () if self._owns_node else self.communicator.ranks)
 
     @property
@@ -214,7 +216,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
 
 
 def own_group(group: dist.ProcessGroup | None, name: str) -> ProcessGroup:
-    """Return ``group``, by default that of all ranks, for ``name``, which needs one of this backend."""
+    """Return ``group``, by default that of all ranks, for ``name``, which requires one of this backend."""
     found = group
     if group is None:
         if not dist.is_initialized():
@@ -232,8 +234,8 @@ def own_group(group: dist.ProcessGroup | None, name: str) -> ProcessGroup:
 def _check_options(options: Any, timeout: timedelta) -> None:
     """Raise ``UsageError`` unless ``options`` are None or those of a group of this backend.
 
-    They have nothing but a timeout, and ``timeout``, that of the call that makes the group, comes before it: that is
-    warned of where they differ, as torch does for NCCL.
+    Their only option is a timeout, and ``timeout``, that of the call that makes the group, takes precedence: a
+    difference causes a warning, as torch does for NCCL.
     """
     if options is None:
         return
@@ -247,9 +249,9 @@ def _check_options(options: Any, timeout: timedelta) -> None:
 
 
 def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
-    """Make the group that torch describes: a world of its own, or part of the one of the default group.
+    """Create the group that torch describes: a separate world, or a part of that of the default group.
 
-    Raises what forming a world raises: ``PeerTimeout`` naming ranks that do not come, ``UsageError``.
+    Raises the errors of forming a world: ``PeerTimeout`` naming missing ranks, ``UsageError``.
     """
     in_process = backend_options if isinstance(backend_options, InProcess) else None
     try:
@@ -271,7 +273,7 @@ def _default_group() -> ProcessGroup | None:
 
 def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
     if remains and in_process is None:
-        gc.collect()  # frees shared memory of earlier worlds that is garbage, which Python's collector might do late
+        gc.collect()  # frees garbage shared memory of earlier worlds, which Python's collector might do late
     thread = background()
     rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()
     if in_process is None:

@@ -29,8 +29,8 @@ _Kind = dist.ReduceOp.RedOpType
 class TorchReduction:
     """A reduction: inputs times ``factor``, combined by the communicator's ``op``, divided by the group's size.
 
-    ``factor`` is None for none.  Only the mean of integers is divided here (``divides``), as the communicator knows
-    none of them.
+    ``factor`` is None for none.  Only means of integers are divided here (``divides``), since the communicator does not
+    support them.
     """
 
     op: ReduceOp
@@ -39,12 +39,12 @@ class TorchReduction:
 
     @property
     def detail(self) -> str:
-        """What ranks must agree in besides ``op``."""
+        """The settings besides ``op`` on which ranks must agree."""
         return "of products" if self.factor is not None else "divided" if self.divides else ""
 
     @property
     def is_plain(self) -> bool:
-        """Does the communicator do the whole reduction?"""
+        """Whether the communicator does the whole reduction."""
         return self.factor is None and not self.divides
 
     def scaled(self, array: Array) -> Array:
@@ -61,7 +61,7 @@ class TorchReduction:
     def divide(self, array: Array, size: int) -> Array:
         """Divide the sum over ``size`` ranks in place, if the reduction is a mean of integers.
 
-        Quotients are truncated towards zero, as by NCCL: -7 / 2 is -3.
+        Quotients are truncated towards zero, like NCCL: -7 / 2 is -3.
         """
         if self.divides:
             if size > np.iinfo(array.dtype).max:
@@ -92,16 +92,16 @@ _PLAIN = {
         (dist.ReduceOp.BXOR, "bxor"),
     )
 }
-"""By number: torch's enumeration is slow to hash and to compare."""
+"""By number, since torch's enumeration is slow to hash and to compare."""
 
 _MEAN = _PLAIN[int(dist.ReduceOp.AVG)]
 _INTEGER_MEAN = TorchReduction("sum", divides=True)
 
 
 def reduction_of(options: Any, dtype: torch.dtype) -> TorchReduction:
-    """Return the reduction that ``options`` ask for, of tensors of ``dtype``.
+    """Return the reduction of ``options`` for tensors of ``dtype``.
 
-    Integers are averaged as by NCCL: the sum, which wraps around in their dtype, is divided and truncated towards zero.
+    Integers are averaged like NCCL: the sum, which wraps around in their dtype, is divided and truncated towards zero.
     """
     operation = options.reduceOp
     kind = getattr(operation, "op", operation)

@@ -1,7 +1,7 @@
-"""Register the backend with torch.
+"""Registration of the backend with torch.
 
-torch runs ``register`` itself when it is imported, also while this package waits for that import: so nothing here
-imports torch before it is needed, and registering is quick and cannot fail.
+torch itself runs ``register`` when it is imported, also while this package waits for that import; so nothing here
+imports torch before it is needed, and registering is fast and cannot fail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_TORCH = (2, 13)
 
 
 def register() -> None:
-    """Register the backend ``asyncpar`` with ``torch.distributed``, once; without effect for a torch without that."""
+    """Register the backend ``asyncpar`` with ``torch.distributed``, once; do nothing for a torch without that."""
     import torch.backends.cuda
     import torch.distributed as dist
 
@@ -45,10 +45,10 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Put garbage collection off while modules are loaded, and then treat their objects as old ones.
+    """Postpone garbage collection while modules are loaded, and then treat their objects as old ones.
 
-    Modules make so many objects, nearly all of which stay, that Python would traverse all objects of torch meanwhile,
-    and the new ones twice afterwards: 120 ms.
+    Modules create so many objects, nearly all permanent, that Python would traverse all objects of torch meanwhile, and
+    the new ones twice afterwards: 120 ms.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -56,7 +56,7 @@ def _without_collection() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # else the program has frozen objects, which must stay so
+            if not gc.get_freeze_count():  # otherwise the program has frozen objects, which must stay so
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
             gc.enable()

@@ -1,7 +1,7 @@
-"""Tensors in memory that the ranks of a host share, which is kept for the next ones.
+"""Tensors in memory that the ranks of a host share, which is kept for reuse.
 
-To map memory and to free it again takes longer than the copy that shared memory saves, so memory whose tensors are gone
-is kept, by size: programs that ask for such tensors ask for the same sizes in every step.
+Mapping and freeing memory takes longer than the copy that shared memory saves, so memory whose tensors are gone is
+kept, by size: programs allocate tensors of the same sizes in every step.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from asyncpar.torch.arrays import tensor_of
 
 
 class SharedTensors:
-    """Makes tensors of the memory that ``allocate`` returns for a number of bytes; callable from any thread."""
+    """Makes tensors of memory that ``allocate`` returns for a number of bytes; callable from any thread."""
 
     def __init__(self, allocate: Callable[[int], NDArray[Any]]) -> None:
         self._allocate = allocate
         self._lock = threading.Lock()
         self._kept: defaultdict[int, list[NDArray[Any]]] = defaultdict(list)
         self._returned: deque[NDArray[Any]] = deque()
-        """Memory whose tensors are gone; they may go in any thread, also in the middle of ``empty``."""
+        """Memory whose tensors are gone; they may vanish in any thread, even in the middle of ``empty``."""
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a vector of undefined content: of usual memory where there is no shared memory left."""
+        """Return an uninitialized vector, in ordinary memory if there is no shared memory left."""
         nbytes = count * dtype.itemsize
         if not nbytes:
             return torch.empty(count, dtype=dtype)
@@ -43,7 +43,7 @@ class SharedTensors:
         return tensor_of(lent).view(dtype)
 
     def clear(self) -> None:
-        """Give the memory back whose tensors are gone."""
+        """Release the memory whose tensors are gone."""
         with self._lock:
             self._kept.clear()
             self._returned.clear()

@@ -3,9 +3,9 @@
 ``pg.allreduce([x], options)``, ``pg.allreduce(x)`` and ``pg.allreduce(tensor=x, op=dist.ReduceOp.MAX)`` are one method
 here, which is always called with its tensors and with options of torch.
 
-Tensors in the CPU's memory are handled here.  For another device a group makes a path when it first sees such a
-tensor, on all ranks alike, and passes the whole operation to it.  CUDA's is torch's NCCL, where torch has it, or with
-``ASYNCPAR_TORCH_CUDA=asyncpar`` the group's own communicator.  ``device_paths`` may be given others.
+Tensors in the CPU's memory are handled here.  For another device a group creates a path when it first sees such a
+tensor, on all ranks alike, and passes the whole operation to it.  The path for CUDA is torch's NCCL, where torch has
+it, or with ``ASYNCPAR_TORCH_CUDA=asyncpar`` the group's own communicator.  Others can be added to ``device_paths``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncpar.errors import UsageError
 from asyncpar.torch.group_base import GroupBase
 
 MakePath = Callable[[dist.Store, int, int, timedelta], Any]
-"""Makes a path: takes a store, a rank, a size and a timeout, and returns a ``torch.distributed.ProcessGroup``."""
+"""Creates a path from a store, a rank, a size and a timeout: a ``torch.distributed.ProcessGroup``."""
 
 
 CUDA_VARIABLE = "ASYNCPAR_TORCH_CUDA"
@@ -32,7 +32,7 @@ TORCH, OWN = "torch", "asyncpar"
 
 
 def cuda_path_name(environment: Mapping[str, str]) -> str:
-    """Return what moves CUDA tensors: ``TORCH``, its ``ProcessGroupNCCL``, or ``OWN``, the group's communicator."""
+    """Return the path of CUDA tensors: ``TORCH``, its ``ProcessGroupNCCL``, or ``OWN``, the group's communicator."""
     name = environment.get(CUDA_VARIABLE) or TORCH
     if name not in (TORCH, OWN):
         raise UsageError(f"{CUDA_VARIABLE}: expected {TORCH} or {OWN}, got {name!r}")
@@ -51,11 +51,11 @@ def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 device_paths: dict[str, MakePath] = {"cuda": _nccl}
-"""The function that makes the path of a group, by type of device."""
+"""The function that creates the path of a group, by type of device."""
 
 
 def path_of(group: GroupBase, device: torch.device) -> Any:
-    """Return the path of ``group`` for ``device``; raises ``UsageError`` saying what to do where there is none."""
+    """Return the path of ``group`` for ``device``; raises ``UsageError`` with an alternative if there is none."""
     path = group.paths.get(device.type)
     if path is None and device.type == "cuda" and cuda_path_name(os.environ) == OWN:
         path = group.paths[device.type] = group.own_cuda_path()
@@ -79,7 +79,7 @@ def path_of(group: GroupBase, device: torch.device) -> Any:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_LISTS = (list, tuple)  # list | tuple would be made anew in each call
+_LISTS = (list, tuple)  # list | tuple would be created again in each call
 
 Refuse = Callable[..., None]
 """Takes a communicator, an error and the arguments of a refused call, and gives the call its place there."""
@@ -96,16 +96,16 @@ def operation(
     refuse: Refuse | None = None,
     leads: int = 0,
 ) -> Callable[[F], F]:
-    """Make a method of an operation, which ``torch.distributed`` calls ``name``.
+    """Make a method for an operation, which ``torch.distributed`` calls ``name``.
 
     Each of ``arguments`` has its names in torch's forms, separated by ``|``.  The method is called with those, and with
     an object of ``options`` at the end: the one given, or one made of ``extras`` (of ``op``, ``root`` and ``timeout``,
-    in the order of torch's forms).  An operation on tensors of another device than the CPU, as the argument number
-    ``leads`` says, is passed to the path of that device.  A ``UsageError`` becomes a ``DistBackendError``, too, and
-    names the operation.
+    in the order of torch's forms).  If the argument number ``leads`` has tensors on another device than the CPU, the
+    operation is passed to the path of that device.  A ``UsageError`` becomes a ``DistBackendError``, too, and names the
+    operation.
 
-    A call that is refused takes its place in the order of the group all the same, and ends on the other ranks with the
-    reason: ``refuse`` tells them, for messages between two ranks.
+    A refused call still takes its place in the order of the group, and ends on the other ranks with the reason:
+    ``refuse`` notifies them, for messages between two ranks.
     """
     names = [each.split("|") for each in arguments]
     count = len(names)
@@ -149,7 +149,9 @@ def _telling(
     given: Sequence[Any],
     bound: tuple[Any, ...] | None,
 ) -> Callable[[], None] | None:
-    """Return what tells other ranks that a call is refused; None where they do not wait for it in ``communicator``."""
+    """Return a function that notifies other ranks of a refused call; None if they do not wait for it in
+    ``communicator``.
+    """
     paths = [group.paths.get(device.type) for each in given if (device := _device(each)) is not None]
     if any(path is not None and not is_own(path) for path in paths):
         return None
@@ -159,7 +161,7 @@ def _telling(
 
 
 def is_own(path: Any) -> bool:
-    """Does ``path`` use the communicator of its group, where other ranks wait for its calls?"""
+    """Return whether ``path`` uses the communicator of its group, where other ranks wait for its calls."""
     return isinstance(path, GroupBase) or isinstance(getattr(path, "group", None), GroupBase)
 
 
@@ -197,7 +199,7 @@ def _bind(
 
 
 def _options(rest: tuple[Any, ...], named: dict[str, Any], kind: type[Any], extras: Sequence[str]) -> Any:
-    """Return options of ``kind``: those given, or made of ``extras``, which are taken out of ``named``."""
+    """Return options of ``kind``: those given, or made of ``extras``, which are removed from ``named``."""
     if "opts" in named:
         rest = (named.pop("opts"), *rest)
     if rest and isinstance(rest[0], kind):

@@ -43,13 +43,13 @@ _HOST = "localhost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcess:
-    """The ``pg_options`` of a default group whose ranks are all in this process: how this rank gets there."""
+    """The ``pg_options`` of a default group whose ranks are all in this process: this rank's access to it."""
 
     attach: Attach
 
 
 def in_process_world(size: int) -> list[InProcess]:
-    """Return the options of the ranks of one world, in which frames are handed over in memory."""
+    """Return the options of the ranks of one world, in which frames are passed in memory."""
     members = tuple(Member(rank=rank, host=_HOST, host_id=_HOST, local_rank=rank) for rank in range(size))
     world, fabric = World(members=members), InprocFabric()
 
@@ -81,7 +81,7 @@ class RankWorld(c10d._World):
 
 
 class ThreadWorlds:
-    """Stands in for torch's world: that of the thread, or ``others`` for threads without one."""
+    """Replaces torch's world: that of the thread, or ``others`` for threads without one."""
 
     def __init__(self, others: Any) -> None:
         vars(self).update(others=others, own=threading.local(), is_kept=False)
@@ -90,11 +90,11 @@ class ThreadWorlds:
         return getattr(self.own, "world", self.others)
 
     def enter(self) -> None:
-        """Give this thread a world of its own, without groups."""
+        """Give this thread its own world, without groups."""
         self.own.world = RankWorld()
 
     def keep(self) -> None:
-        """Stay installed, because threads are left that must not use the groups of others."""
+        """Stay installed, because threads remain that must not use the groups of others."""
         vars(self).update(is_kept=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +111,7 @@ _users = 0
 
 @contextmanager
 def thread_worlds() -> Iterator[ThreadWorlds]:
-    """Allow threads worlds of their own in the block; blocks of several threads may overlap."""
+    """Allow threads their own worlds in the block; blocks of several threads may overlap."""
     global _users  # noqa: PLW0603
     with _lock:
         if _users == 0:
@@ -148,7 +148,7 @@ def _uninstall(worlds: ThreadWorlds) -> None:
         c10d._world = worlds.others
     torch._C._distributed_c10d._set_thread_isolation_mode(False)
     ShardingPropagator._fake_mode_lock = _replaced["lock"]
-    sys.excepthook = _replaced["hook"]  # each group that is initialized puts one before it
+    sys.excepthook = _replaced["hook"]  # each group that is initialized puts one in front of it
     torch.set_num_threads(_replaced["threads"])
     _replaced.clear()
 
@@ -159,15 +159,15 @@ Arguments = ParamSpec("Arguments")
 _LONGER = 60.0
 
 TIMEOUT = 60.0
-"""Seconds that ranks have by default."""
+"""Default seconds for a run."""
 
 GRACE = 5.0
-"""Seconds that ranks have to end after their groups were ended, by default."""
+"""Default seconds for ranks to end after their groups were ended."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """Shared by the ranks of one run."""
+    """State shared by the ranks of one run."""
 
     size: int
     worlds: ThreadWorlds
@@ -176,7 +176,7 @@ class _Run:
     begun: threading.Barrier
     results: dict[int, Any] = field(default_factory=dict)
     failures: list[tuple[int, BaseException]] = field(default_factory=list)
-    """In the order in which they happened."""
+    """Failures in the order in which they happened."""
     groups: dict[int, Any] = field(default_factory=dict)
 
 
@@ -192,7 +192,7 @@ def run_threads(
 
 
 class ThreadRanks:
-    """``size`` ranks, threads of this process, that have ``timeout`` seconds for a run.
+    """``size`` ranks, threads of this process, with ``timeout`` seconds for a run.
 
     Each has an initialized default group of the backend ``asyncpar`` and may make other groups.  All share the
     background event loop, and frames are passed in memory.  They also share torch's state of the process, such as the
@@ -208,7 +208,7 @@ class ThreadRanks:
         self.size = size
         self.timeout = timeout
         self.grace = GRACE
-        """Seconds that ranks have to end after their groups were ended."""
+        """Seconds for ranks to end after their groups were ended."""
 
     def run(
         self, function: Callable[Concatenate[int, Arguments], T], /, *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -269,7 +269,7 @@ def _be_rank(run: _Run, rank: int, options: InProcess, function: Callable[[int],
 
 
 def _begin(run: _Run, rank: int, options: InProcess) -> None:
-    """Make the default group, and wait until all ranks have theirs."""
+    """Create the default group, and wait until all ranks have theirs."""
     try:
         dist.init_process_group(
             NAME,

@@ -11,7 +11,7 @@ loop that would block the loop.  So daemon threads complete futures: one, and an
 
 Errors in the backward pass.  The reducer of DistributedDataParallel takes the futures of its operations and waits for
 them in a callback at the end of the pass.  It would raise an error of a future as a ``RuntimeError`` with its text.  So
-the futures that it takes only tell that an operation is over; a callback that the engine runs after the reducer's
+the futures that it takes only report that an operation is over; a callback that the engine runs after the reducer's
 raises the error itself.  The reducer has ended the pass by then, and can be used for the next one.
 """
 
@@ -43,11 +43,11 @@ from asyncpar.torch.instrumentation import uncompiled
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
-"""After so long without work a thread ends."""
+"""Seconds without work after which a thread ends."""
 
 
 class Completions:
-    """Runs functions in daemon threads, as many as there are functions that have not returned."""
+    """Runs functions in daemon threads, one for each function that has not returned."""
 
     def __init__(self, name: str = "asyncpar completions") -> None:
         self._name = name
@@ -56,7 +56,7 @@ class Completions:
         self._idle = 0
 
     def run(self, function: Callable[[], object]) -> None:
-        """Run ``function`` soon; never waits."""
+        """Run ``function`` soon, without waiting."""
         with self._lock:
             self._queue.put(function)
             if self._idle:
@@ -78,7 +78,7 @@ class Completions:
                 function()
             except Exception:  # noqa: BLE001  # torch gives errors of callbacks to their futures; this is what is left
                 _log.exception("a callback of a future failed")
-            del function  # what it holds is not to live until the next one comes
+            del function  # references must not stay alive until the next one comes
             with self._lock:
                 self._idle += 1
 
@@ -88,7 +88,7 @@ _ENGINE = _engine_run_backward.__code__
 
 
 class _Pass(threading.local):
-    """The backward pass that this thread is in, and the works whose errors it will raise."""
+    """The current backward pass of this thread, and the works whose errors it will raise."""
 
     number = _OUTSIDE
     works: list[Any]
@@ -98,7 +98,9 @@ _pass = _Pass()
 
 
 def is_taken_by_reducer() -> bool:
-    """Is the caller's caller C++ code of a backward pass, as opposed to a hook in Python, whose futures have errors?"""
+    """Return whether the caller's caller is C++ code of a backward pass, rather than a Python hook, whose futures have
+    errors.
+    """
     if torch._C._current_graph_task_id() == _OUTSIDE:
         return False
     caller = sys._getframe(2) if sys._getframe(1).f_back is not None else None
@@ -115,7 +117,7 @@ def raise_at_end_of_pass(work: Any) -> None:
 
 
 def completed(tensors: list[torch.Tensor]) -> Future[Any]:
-    """Return a future that has ``tensors`` as a list of C++, not as an object of Python."""
+    """Return a future that holds ``tensors`` as a C++ list rather than a Python object."""
     made: Future[Any] = torch._C.fork(lambda: tensors)
     return made
 
@@ -142,7 +144,7 @@ def _queue(callback: Callable[[], None]) -> None:
 
 
 is_inflight_on = c10d._allow_inflight_collective_as_graph_input
-"""Does ``wait_tensor`` wait for operations that are not functional collectives?"""
+"""Returns whether ``wait_tensor`` waits for operations that are not functional collectives."""
 
 
 class _Removal(threading.local):
@@ -176,7 +178,7 @@ def forget_inflight(work: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def is_passed_over(work: Any) -> bool:
-    """Is ``work`` waited for only because ``forget_inflight`` removes it or another work?"""
+    """Return whether ``work`` is waited for only because ``forget_inflight`` removes it or another work."""
     if _removal.work is None:
         return False
     if _removal.work is not work:
@@ -195,11 +197,11 @@ _completions = Completions()
 
 @uncompiled
 class Work(dist.Work):
-    """An operation that is under way, whose results will be in ``tensors``.
+    """An operation in progress, whose results will be in ``tensors``.
 
     ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it; ``overdue``
-    returns the error that names the rank for which it waits, with a text before that; ``follow`` is called when a wait
-    has ended well, and ``waited`` after each wait, with its seconds.
+    returns the error that names the rank for which it waits, prefixed by a text; ``follow`` is called after a
+    successful wait, and ``waited`` after each wait, with its seconds.
     """
 
     def __init__(
@@ -226,15 +228,15 @@ class Work(dist.Work):
         self._entered_by = 0
 
     def enter(self) -> None:
-        """Let ``wait_tensor`` of this thread wait for it, until ``wait`` was called here."""
+        """Make ``wait_tensor`` of this thread wait for it, until ``wait`` is called here."""
         self._entered = enter_inflight(self, self._tensors)
         self._entered_by = threading.get_ident()
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait until it is over and raise its error: one of asyncpar that is a ``DistBackendError``, too.
 
-        Raises ``PeerTimeout`` after ``timeout`` (0: only the group's applies), which names the rank that has not done
-        its part; the operation goes on.  Ranks are asked for that: where they do not answer at once it is raised up to
+        Raises ``PeerTimeout`` after ``timeout`` (0: only the group's applies), naming the rank that has not done its
+        part; the operation continues.  This queries the ranks: if they do not answer at once, the error is raised up to
         a second later.
         """
         if is_passed_over(self):
@@ -259,7 +261,7 @@ class Work(dist.Work):
         return True
 
     def _wait_for(self, seconds: float | None) -> None:
-        """Wait for ``seconds`` (None: for ever); raises the operation's error, or one that names who has not come."""
+        """Wait for ``seconds`` (None: forever); raises the operation's error, or one naming the missing ranks."""
         try:
             self._pending.wait(seconds)
             return
@@ -269,10 +271,10 @@ class Work(dist.Work):
             late = self._overdue(f"{self._operation}: not over after the {seconds} s that wait was given")
         if not self._pending.is_done:
             raise late
-        self._pending.wait()  # it has ended while ranks were asked
+        self._pending.wait()  # it has ended while ranks were queried
 
     def when_over(self, function: Callable[[BaseException | None], object]) -> None:
-        """Call ``function`` with the error, or None, when it is over, in whatever thread; it must be quick."""
+        """Call ``function`` with the error, or None, when it is over, in any thread; it must be fast."""
         self._pending.add_done_callback(lambda pending: function(pending.exception()))
 
     def synchronize(self) -> None:
@@ -280,15 +282,15 @@ class Work(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Is it over, with a result or an error?"""
+        """Return whether it is over, with a result or an error."""
         return self._pending.is_done
 
     def is_success(self) -> bool:
-        """Is it over, with a result?"""
+        """Return whether it is over with a result."""
         return self._pending.is_done and self._pending.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return its error, None if it has raised none."""
+        """Return its error; None if it has not raised one."""
         error = self._pending.exception()
         return None if error is None else as_torch(error, self._operation)
 
@@ -298,7 +300,7 @@ class Work(dist.Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Return the rank of the group that sent what was received; only for a receive from any rank."""
+        """Return the rank of the group that sent the received data; only for a receive from any rank."""
         self.wait()
         return cast("int", self._pending.wait())
 
@@ -317,8 +319,8 @@ class Work(dist.Work):
     def _make_reducer_future(self) -> Future[Any]:
         """Return a future that is done when the operation is over; the backward pass raises its error.
 
-        torch's hook ``FP16_COMPRESS`` needs a list of C++, which cannot be set later from Python: so operations on
-        float16 are waited for here.
+        torch's hook ``FP16_COMPRESS`` needs a C++ list, which cannot be set later from Python; so operations on float16
+        are waited for here.
         """
         raise_at_end_of_pass(self)
         pending, tensors = self._pending, self._tensors
@@ -338,7 +340,7 @@ class Work(dist.Work):
         begun: Future[Any] = Future(devices=_devices(tensors))
 
         def outcome(_: Future[Any]) -> list[Any]:
-            self.wait()  # raises what the operation has raised, which is how futures come to hold errors
+            self.wait()  # raises the error of the operation, which is how futures come to hold errors
             return tensors
 
         future = cast("Future[Any]", begun.then(outcome))

@@ -22,7 +22,7 @@ from asyncpar.torch.arrays import array_of
 
 
 class HookedBucket:
-    """A bucket of gradients as hooks see it: what ``torch.distributed.GradBucket`` has, which Python cannot make."""
+    """A bucket of gradients with the interface of ``torch.distributed.GradBucket``, which Python cannot create."""
 
     __slots__ = ("_buffer", "_index", "_is_last", "_parameters", "_views_of")
 
@@ -46,7 +46,7 @@ class HookedBucket:
         return self._index
 
     def buffer(self) -> torch.Tensor:
-        """Return all gradients of the bucket in a row."""
+        """Return all gradients of the bucket as a vector."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
@@ -62,16 +62,16 @@ class HookedBucket:
         return [*self._parameters]
 
     def is_last(self) -> bool:
-        """Report whether it is the last bucket of the backward pass."""
+        """Return whether it is the last bucket of the backward pass."""
         return self._is_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookBucket:
-    """``buffer`` holds the gradients of ``parameters`` one after another, and is to hold their mean over ranks.
+    """``buffer`` holds the concatenated gradients of ``parameters``, to be replaced by their mean over ranks.
 
     ``index`` counts the buckets of a backward pass from 0 up to the one that ``is_last``.  With a ``refusal`` this rank
-    does not reduce the bucket, and the others get the reason; ``buffer`` is not read then.
+    does not reduce the bucket, and the others receive the reason; ``buffer`` is not read then.
     """
 
     index: int
@@ -148,7 +148,7 @@ class BucketTransfer:
     ranks: int
 
     def divide(self, owed: Sequence[tuple[Slot, Values]]) -> None:
-        """Add ``owed``, residuals of earlier steps, and divide by the number of ranks as torch does it."""
+        """Add ``owed``, residuals of earlier steps, and divide by the number of ranks like torch."""
         for slot, values in owed:
             self.given.add(slice(slot.start, slot.stop), values)
         self.given.scale(1.0 / self.ranks)

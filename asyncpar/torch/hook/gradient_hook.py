@@ -7,7 +7,7 @@ model.register_comm_hook(state, asyncpar.torch.gradient_hook)
 print(state.statistics())
 """
 
-# Without the annotations of the future: torch looks at those of hooks.
+# Without the annotations of the future: torch inspects those of hooks.
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -31,7 +31,7 @@ from asyncpar.torch.work import Work
 
 _OPERATION = "gradient_hook"
 _OUTSIDE = -1
-"""The number of the backward pass where there is none, as in ``join``."""
+"""The number of the backward pass outside of any, as in ``join``."""
 
 
 class GradientHook:
@@ -39,17 +39,18 @@ class GradientHook:
 
     ``codec`` is a name that ``codecs.parse_codec`` knows (``int8``, ``int4``, ``bf16``, ``fp16``, ``sign``,
     ``topk:0.01``, ``topk:0.01+int8``, ``randomk:0.1``, ``powersgd:4``, ``none``), ``"auto"``, which measures the link
-    between hosts and picks one, or a codec.  ``group`` is the process group that the model was given, by default that
-    of all ranks.  With ``error_feedback`` what the codec loses of a gradient is added to that of the next step.
-    Buckets of less than ``minimum_bytes``, and those of the first ``warm_up_steps``, are not compressed.
+    between hosts and picks one, or a codec.  ``group`` is the process group of the model, by default that of all ranks.
+    With ``error_feedback`` the codec's error of a gradient is added to that of the next step.  Buckets of less than
+    ``minimum_bytes``, and those of the first ``warm_up_steps``, are not compressed.
 
-    Where there are several ``hosts`` and ranks share one, gradients are added inside each and the codec is used between
-    them: True goes by where ranks are, False takes them one by one, a list of lists of ranks says it otherwise.  Where
-    all ranks are on one host the codec is used between them, but that ``"auto"`` is no codec there.  ``parameters``,
-    such as ``model.named_parameters()``, give names to messages and checkpoints instead of numbers.
+    If there are several ``hosts`` and ranks share one, gradients are added inside each and the codec is used between
+    them: True stands for the actual hosts, False for each rank as a host of its own, and a list of lists of ranks
+    defines hosts explicitly.  If all ranks are on one host the codec is used between them, except that ``"auto"`` is no
+    codec there.  ``parameters``, such as ``model.named_parameters()``, give names to messages and checkpoints instead
+    of numbers.
 
-    All ranks end each step with the same bits.  Where a gradient is NaN or infinite on some rank, the bucket is NaN on
-    all of them, as a scaler of losses expects, and error feedback stays as it was.
+    All ranks end each step with the same bits.  If a gradient is NaN or infinite on some rank, the bucket is NaN on all
+    of them, as a loss scaler expects, and error feedback is unchanged.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class GradientHook:
         self._works: list[Work] = []
         self._backward = _OUTSIDE
         self._await_failed: Callable[[], None] | None = None
-        """Waits for what passes that failed have left under way; there is one if a model alone has this hook."""
+        """Waits for the remains of failed passes; set if a single model owns this hook."""
         self._meter = step_meter(self.group.communicator, _OPERATION)
         self._passes = 0
 
@@ -85,7 +86,7 @@ class GradientHook:
 
     @property
     def is_lossless(self) -> bool:
-        """Is no codec used in any bucket?"""
+        """Whether no bucket uses a codec."""
         return self._settings.is_lossless
 
     def statistics(self) -> HookStatistics:
@@ -93,14 +94,14 @@ class GradientHook:
         return self._tally.statistics(residual_norm=self._memory.residual_norm())
 
     def reset_statistics(self) -> None:
-        """Set all figures to zero.  Call it between steps."""
+        """Reset all figures to zero.  Call it between steps."""
         self._tally.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of what error feedback and codecs keep on this rank: tensors by parameter.
+        """Return a copy of the state of error feedback and codecs on this rank: tensors by parameter.
 
-        To be saved by every rank for itself.  Without ``parameters`` in the constructor they are called by the order in
-        which DistributedDataParallel takes them, which is the same for the same model and bucket size.
+        Every rank saves its own.  Without ``parameters`` in the constructor they are named by the order in which
+        DistributedDataParallel takes them, which is the same for the same model and bucket size.
         """
         self._check_idle("state_dict")
         return self._memory.state()
@@ -113,7 +114,7 @@ class GradientHook:
         self._memory.restore(state)
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Begin to reduce ``bucket`` and return a future of its mean over ranks.  See ``gradient_hook``."""
+        """Start reducing ``bucket`` and return a future of its mean over ranks.  See ``gradient_hook``."""
         self._check_not_owned()
         given, backward = HookBucket.of(bucket), torch._C._current_graph_task_id()
         if given.index == 0:
@@ -140,7 +141,7 @@ class GradientHook:
     # -- for asyncpar.torch.DistributedDataParallel ------------------------------------------------------------------
 
     def own(self, await_failed: Callable[[], None], *, again: bool = False) -> None:
-        """Let one model alone have this hook, which calls ``start`` and waits itself; ``again``, if it has it already.
+        """Reserve this hook for one model, which calls ``start`` and waits itself; ``again``, if it has it already.
 
         ``await_failed`` waits for buckets of passes that failed, whose errors were raised.
         """
@@ -151,11 +152,11 @@ class GradientHook:
         self._await_failed = await_failed
 
     def start(self, given: HookBucket) -> Work:
-        """Begin to replace the gradients in ``given`` by their mean over ranks."""
+        """Start replacing the gradients in ``given`` by their mean over ranks."""
         return self.group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)
 
     def add_wait(self, seconds: float) -> None:
-        """Count the time that a backward pass has waited at its end."""
+        """Count the time for which a backward pass has waited at its end."""
         self._tally.add_wait(seconds)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class GradientHook:
             raise UsageError("state: expected a GradientHook of its own for each model, got one that a model has")
 
     def _begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
-        """Begin to reduce a bucket; called on the loop."""
+        """Start reducing a bucket; called on the loop."""
         if self._reducer is None:
             self._reducer = HookReducer(self.group.communicator, self._settings, self._memory, self._tally)
         return self._reducer.begin(given)
@@ -196,8 +197,8 @@ def gradient_hook(state: GradientHook, bucket: dist.GradBucket) -> Future[torch.
     """Replace the gradients in ``bucket`` by their mean over ranks, through the codec of ``state``.
 
     For ``register_comm_hook`` of DistributedDataParallel, whose process group is one of the backend ``asyncpar``.
-    What goes wrong is raised by ``backward``: ``UsageError`` where ranks differ in settings or parameters, ``PeerLost``
-    and its like.
+    Errors are raised by ``backward``: ``UsageError`` if ranks differ in settings or parameters, ``PeerLost`` and
+    similar.
     """
     if not isinstance(state, GradientHook):
         raise UsageError(

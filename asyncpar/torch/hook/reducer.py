@@ -1,8 +1,8 @@
-"""Reduce the buckets of a gradient hook on the event loop, several at a time, in the order of calls.
+"""Reduction of the buckets of a gradient hook on the event loop, several at a time, in the order of calls.
 
 A new bucket, in the first step and after DistributedDataParallel has rebuilt its buckets, is first described to the
-other ranks, by an operation in the order of all operations of the group: so a difference between ranks in settings,
-parameters or hooks is an error.  All other exchanges are matched by name, in groups of their own.
+other ranks, by an operation in the order of all operations of the group, so a difference between ranks in settings,
+parameters or hooks is an error.  All other exchanges are matched by name, in separate groups.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class HookSettings:
 
     @property
     def is_lossless(self) -> bool:
-        """Is no codec used in any bucket?"""
+        """Whether no bucket uses a codec."""
         return not self.compression.is_automatic and self.compression.make_codec() == Identity()
 
     def is_exact(self, *, nbytes: int, step: int) -> bool:
-        """Is a bucket of ``nbytes`` left as it is in ``step``, of which the first is 1?"""
+        """Return whether a bucket of ``nbytes`` is left uncompressed in ``step``; the first step is 1."""
         return self.is_lossless or step <= self.warm_up_steps or nbytes < self.minimum_bytes
 
     async def resolve(self, groups: SyncGroups, key: str) -> Resolved:
@@ -88,10 +88,10 @@ class _Step:
     hook: str
     under_way: int = 0
     is_closed: bool = False
-    """Has its last bucket begun?"""
+    """Whether its last bucket has begun."""
     is_good: bool = True
     is_forgotten: bool = False
-    """Must the ranks agree on its buckets again?"""
+    """Whether the ranks must agree on its buckets again."""
     schemes: list[tuple[BucketState, Scheme]] = field(default_factory=list)
     tally: StepTally = field(default_factory=StepTally)
 
@@ -133,7 +133,7 @@ class HookReducer:
 
     @property
     def is_idle(self) -> bool:
-        """Is no bucket under way?"""
+        """Whether no bucket is in progress."""
         return self._step.under_way == 0
 
     @property
@@ -142,7 +142,8 @@ class HookReducer:
         return SyncTraffic.read(() if self._groups is None else self._groups.communicators)
 
     def begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
-        """Give the bucket its place in the order of operations; awaited, it replaces the gradients by their mean.
+        """Give the bucket its place in the order of operations; awaited, the result replaces the gradients by their
+        mean.
 
         One with a ``refusal`` is agreed on like any other; but then its reduction ends on all ranks.
         """
@@ -234,7 +235,7 @@ class HookReducer:
             self._end(step)
 
     def _end(self, step: _Step) -> None:
-        """Complete a step whose buckets are all reduced.  One that is not finite leaves error feedback as it was."""
+        """Complete a step whose buckets are all reduced.  A non-finite step leaves error feedback unchanged."""
         if all(scheme.is_finite for _, scheme in step.schemes):
             for state, scheme in step.schemes:
                 scheme.commit()
@@ -255,7 +256,7 @@ class HookReducer:
         return UncompressedSum(state.bucket, groups.own, looks=not settings.is_lossless)
 
     async def _make_scheme(self, groups: _HookGroups, step: _Step, state: BucketState, resolved: Resolved) -> None:
-        """Make the scheme of ``state``.  A rank that fails tells the others, which would otherwise wait for it."""
+        """Make the scheme of ``state``.  A rank that fails notifies the others, which would otherwise wait for it."""
         maker = SchemeMaker(
             groups=groups.sync_groups,
             hosts=resolved.hosts,

@@ -36,10 +36,10 @@ class ParameterNames:
         if all(name.startswith(_WRAPPED) for name, _ in pairs):
             pairs = [(name.removeprefix(_WRAPPED), tensor) for name, tensor in pairs]
         self._are_given = given is not None
-        self._known = {id(tensor): (name, tensor) for name, tensor in pairs}  # a tensor that lives keeps its id
+        self._known = {id(tensor): (name, tensor) for name, tensor in pairs}  # a live tensor keeps its id
 
     def of(self, parameter: torch.Tensor) -> str:
-        """Return the name of ``parameter``.  Raises ``UsageError`` for one that is not among those given."""
+        """Return the name of ``parameter``.  Raises ``UsageError`` if it is not among the given ones."""
         found = self._known.get(id(parameter))
         if found is not None:
             return found[0]
@@ -53,7 +53,7 @@ class ParameterNames:
         return name
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ``UsageError`` for a name that no parameter has, if they were given."""
+        """Raise ``UsageError`` for a name that no parameter has, if names were given."""
         known = {name for name, _ in self._known.values()}
         unknown = sorted(set(names) - known)
         if self._are_given and unknown:
@@ -70,7 +70,7 @@ class BucketState:
     lossy: Scheme | None = None
 
     def fits(self, given: HookBucket) -> bool:
-        """Has it the parameters and dtype of ``given``?"""
+        """Return whether it has the parameters and dtype of ``given``."""
         if self.dtype != given.buffer.dtype or len(self.parameters) != len(given.parameters):
             return False
         return all(mine is other for mine, other in zip(self.parameters, given.parameters, strict=True))
@@ -116,7 +116,7 @@ class HookMemory:
         return bucket_state
 
     def clear(self, first: int = 0) -> None:
-        """Forget the buckets from index ``first`` on, but not what belongs to their parameters."""
+        """Forget the buckets from index ``first`` on, but not the state of their parameters."""
         for index in [index for index in self.buckets if index >= first]:
             scheme = self.buckets.pop(index).lossy
             if scheme is not None:
@@ -124,7 +124,7 @@ class HookMemory:
                 self.codec_state.update(scheme.state())
 
     def settle(self, bucket_state: BucketState, scheme: Scheme) -> None:
-        """Compress the bucket by ``scheme`` from now on, which takes over what is kept for its parameters."""
+        """Compress the bucket by ``scheme`` from now on, which takes over the state kept for its parameters."""
         for name, residual in scheme.residuals():
             kept = self.residuals.get(name)
             if kept is not None:
@@ -171,7 +171,7 @@ class HookMemory:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned in an earlier run.  When it raises ``UsageError``, nothing has changed."""
+        """Restore the result of ``state`` of an earlier run.  Raises ``UsageError`` with nothing changed."""
         try:
             steps = int(state["steps"])
             residuals = {str(name): _values(tensor) for name, tensor in state["residuals"].items()}
@@ -191,7 +191,7 @@ class HookMemory:
 
 
 def _values(tensor: Any) -> Values:
-    """Return a float32 vector of its own memory."""
+    """Return a float32 vector with its own memory."""
     return np.array(torch.as_tensor(tensor).detach().cpu().float().reshape(-1).numpy())
 
 
@@ -202,9 +202,9 @@ class HookStatistics:
     ``bytes_sent`` is the payload that this rank's communicators sent for the hook, measurements of the codec ``"auto"``
     included.  ``bytes_uncompressed`` is the payload of all-reduces with the least traffic and no codec: 2 (ranks - 1) /
     ranks of the gradients' size, or in shared memory their size.  ``encode``, ``exchange`` and ``decode`` add up over
-    buckets, which are reduced side by side, and leave out the wait for a thread.  ``under_way`` is the time in which at
-    least one bucket was being reduced; ``exposed`` is the time that backward waited at its end.  ``buckets_not_finite``
-    counts results with NaN or infinity.  ``residual_norm`` is the norm of the residuals now.
+    buckets, which are reduced concurrently, and exclude waits for a thread.  ``under_way`` is the time in which at
+    least one bucket was being reduced; ``exposed`` is the time for which backward waited at its end.
+    ``buckets_not_finite`` counts results with NaN or infinity.  ``residual_norm`` is the current norm of the residuals.
     """
 
     codec: str
@@ -234,7 +234,7 @@ class HookStatistics:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -266,7 +266,7 @@ class HookTally:
     _sent: int = 0
     """Payload bytes that the communicators have sent so far."""
     _base: int = 0
-    """Those sent before the last reset."""
+    """Payload bytes sent before the last reset."""
 
     def __post_init__(self) -> None:
         self.reset()
@@ -281,7 +281,7 @@ class HookTally:
         return replace(self.total, residual_norm=residual_norm)
 
     def add_step(self, step: StepTally, traffic: SyncTraffic) -> None:
-        """Add a step that is complete; ``traffic`` is all that was sent so far."""
+        """Add a completed step; ``traffic`` is everything sent so far."""
         before, merged = self.total, merge_intervals(step.intervals)
         self._sent = traffic.payload_bytes
         self.total = replace(
@@ -299,7 +299,7 @@ class HookTally:
         )
 
     def add_wait(self, seconds: float) -> None:
-        """Add the time that backward has waited at its end."""
+        """Add the time for which backward has waited at its end."""
         self.total = replace(self.total, exposed=self.total.exposed + seconds)
 
 

@@ -55,13 +55,13 @@ _STORE_MARGIN = 10.0
 """Seconds that a store may take to answer beyond the time of the rendezvous."""
 
 _TELL_SECONDS = 2.0
-"""Seconds that a failed rank tries to tell the others."""
+"""Seconds for which a failed rank tries to notify the others."""
 
 _END_LOOKS, _END_PAUSE = 10, 0.02
-"""How often, and at what intervals in seconds, a rank whose store fails looks whether another one has ended."""
+"""How often, and at what intervals in seconds, a rank whose store fails checks whether another one has ended."""
 
 _lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
-"""The lines to the agent of this process; one at a time can be open."""
+"""The lines to the agent of this process, of which one at a time can be open."""
 
 
 def attach_store(
@@ -72,23 +72,23 @@ def attach_store(
     timeout: float,
     environment: Mapping[str, str] = os.environ,
 ) -> Attach:
-    """Attach to the world of the ``size`` ranks that come to ``store`` within ``timeout`` seconds.
+    """Attach to the world of the ``size`` ranks that join through ``store`` within ``timeout`` seconds.
 
-    All ranks call this with a store that leads to the same place.  It may be used for one world after another.  Calls
-    of the store block, in threads of their own: ranks of one process do not wait for each other.
+    All ranks call this with the same store, which may be used for one world after another.  Calls of the store block in
+    separate threads, so ranks of one process do not wait for each other.
 
-    Ranks prove themselves to each other with the secret, and the certificates, that `asyncpar launch` gave them, or
-    else with the secret in the file that ``ASYNCPAR_SECRET_FILE`` names.  Without either rank 0 makes up a secret that
-    goes through the store: then the world is as secure as the store, and those of torch are open to everybody who
-    reaches them.
+    Ranks authenticate to each other with the secret, and the certificates, of `asyncpar launch`, or else with the
+    secret in the file that ``ASYNCPAR_SECRET_FILE`` names.  Without either, rank 0 generates a secret and distributes
+    it through the store: then the world is only as secure as the store, and torch's stores are open to everybody who
+    can reach them.
 
-    Servers are bound to ``ASYNCPAR_BIND``; without it to loopback if all ranks are on one host, else to the address by
-    which this host reaches the one that holds the store.
+    Servers bind to ``ASYNCPAR_BIND``; without it to loopback if all ranks are on one host, else to the address by which
+    this host reaches the host of the store.
 
-    On every rank that has come: raises ``PeerTimeout``, naming them, when ranks do not come; ``UsageError`` when ranks
-    differ in what must be equal, naming both, or one is there twice; ``PeerLost`` when one has failed, with its words,
-    or when the agent of `asyncpar launch` says that a rank of the job is lost.  ``LaunchError`` says that the store
-    failed.
+    Raises, on every rank that has arrived, ``PeerTimeout`` naming missing ranks; ``UsageError`` if ranks differ in
+    settings that must be equal, naming both, or if a rank is present twice; ``PeerLost`` if a rank has failed, with its
+    message, or if the agent of `asyncpar launch` reports a rank of the job as lost.  Raises ``LaunchError`` if the
+    store failed.
     """
     if size < 1:
         raise UsageError(f"world_size: expected at least 1, got {size}")
@@ -115,7 +115,7 @@ def attach_store(
             if isinstance(error, PeerTimeout):
                 raise
             raise LaunchError(f"rank {rank}: the store has not answered for {timeout:.1f} s") from error
-        except PeerLost:  # the agents tell the other ranks, or the rendezvous has told them
+        except PeerLost:  # the agents notify the other ranks, or the rendezvous has done so
             rendezvous.stop()
             raise
         except Exception as error:
@@ -127,7 +127,7 @@ def attach_store(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RendezvousRank:
-    """The part of one rank."""
+    """The role of one rank."""
 
     rendezvous: StoreRendezvous
     store: Any
@@ -184,7 +184,7 @@ class _RendezvousRank:
         )
 
     async def _ask(self, step: Callable[[], T]) -> T:
-        """Take a step of the rendezvous.  Raises ``LaunchError`` when the store fails."""
+        """Run a step of the rendezvous.  Raises ``LaunchError`` if the store fails."""
         try:
             return await call_in_daemon_thread(step, _STORE_THREAD)
         except RuntimeError as error:
@@ -216,7 +216,7 @@ class _RendezvousRank:
 
 
 async def _end_behind(rendezvous: StoreRendezvous) -> PeerLost | None:
-    """Return the error for the rank that held the store, if its process is seen to end: shortly after its sockets."""
+    """Return the error for the rank that held the store, if its process ends shortly after its sockets."""
     for _ in range(_END_LOOKS):
         lost = rendezvous.find_ended()
         if lost is not None:
@@ -226,9 +226,10 @@ async def _end_behind(rendezvous: StoreRendezvous) -> PeerLost | None:
 
 
 def _open_line(stack: AsyncExitStack, launched: LaunchEnvironment | None, rank: int, size: int) -> AgentLine | None:
-    """Return the line to the agent if the world is to be the whole job; ``stack`` closes it.
+    """Return the line to the agent if the world comprises the whole job; ``stack`` closes it.
 
-    None for a world of some ranks, beside another world, and in a process that a rank has started with its variables.
+    Return None for a world of some ranks, beside another world, and in a process that a rank has started with its
+    environment.
     """
     if launched is None or (rank, size) != (launched.rank, launched.world_size):
         return None
@@ -264,7 +265,7 @@ def _read_attempt(environment: Mapping[str, str]) -> int:
 def choose_bind(participants: Participants, environment: Mapping[str, str], store: dist.Store, rank: int) -> str:
     """Return the address for servers of ``rank``.  Blocks while a host name is looked up.
 
-    Raises ``UsageError`` when nothing says how other hosts reach this one.
+    Raises ``UsageError`` if the address by which other hosts reach this one is unknown.
     """
     chosen = environment.get(_BIND)
     if chosen:
@@ -289,7 +290,7 @@ def choose_bind(participants: Participants, environment: Mapping[str, str], stor
 
 
 def _store_host(store: Any) -> str | None:
-    """Return the host that holds ``store``, None if no host does."""
+    """Return the host that holds ``store``; None if no host does."""
     innermost = _innermost(store)
     return innermost.host if isinstance(innermost, dist.TCPStore) else None
 
@@ -301,7 +302,7 @@ def _innermost(store: Any) -> Any:
 
 
 async def _tell(rendezvous: StoreRendezvous, rank: int, error: Exception) -> None:
-    """Tell the others of ``error``, if the store answers."""
+    """Notify the others of ``error``, if the store answers."""
     try:
         async with asyncio.timeout(_TELL_SECONDS):
             await call_in_daemon_thread(partial(rendezvous.refuse, error), _STORE_THREAD)
@@ -310,7 +311,7 @@ async def _tell(rendezvous: StoreRendezvous, rank: int, error: Exception) -> Non
 
 
 def _refuse_in_thread(rendezvous: StoreRendezvous, rank: int, error: BaseException) -> None:
-    """Tell the others of ``error`` in a daemon thread, without waiting for the store."""
+    """Notify the others of ``error`` in a daemon thread, without waiting for the store."""
 
     def refuse() -> None:
         try:

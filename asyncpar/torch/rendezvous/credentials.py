@@ -23,9 +23,9 @@ _FINGERPRINT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCredentials:
-    """The credentials of one rank; ``credentials`` is None if the secret comes through the store.
+    """The credentials of one rank; ``credentials`` is None if the secret is distributed through the store.
 
-    ``job`` is the name that the world must have because of the credentials, "" if any will do.
+    ``job`` is the name of the world that the credentials require, "" for any name.
     """
 
     credentials: Credentials | None
@@ -58,7 +58,7 @@ class RankCredentials:
 def read_rank_credentials(
     environment: Mapping[str, str], launched: LaunchEnvironment | None, rank: int
 ) -> RankCredentials:
-    """Return what ``environment`` gives ``rank``.  Raises ``UsageError`` for files that will not do."""
+    """Return the credentials of ``rank`` from ``environment``.  Raises ``UsageError`` for unsuitable files."""
     if launched is not None:
         if launched.certs is not None and rank != launched.rank:
             raise UsageError(f"rank: expected {launched.rank}, for which there are certificates, got {rank}")

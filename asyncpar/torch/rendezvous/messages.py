@@ -1,4 +1,4 @@
-"""The messages of a rendezvous through a store, and what follows from them.  Pure."""
+"""The messages of a rendezvous through a store, and their consequences.  Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHello:
-    """One rank introduces itself: ``host`` is for people, ``host_id`` is equal exactly for ranks of one host.
+    """Introduction of one rank: ``host`` is for people, ``host_id`` is equal exactly for ranks of one host.
 
-    ``terms`` name what must be equal on all ranks; they are compared and quoted, never parsed.  ``attempt`` is how
-    often the rank has been restarted; ``job_rank`` is its rank in the job of `asyncpar launch` (None: no job).
+    ``terms`` are settings that must be equal on all ranks; they are compared and quoted, never parsed.  ``attempt`` is
+    the number of restarts of the rank; ``job_rank`` is its rank in the job of `asyncpar launch` (None: no job).
     """
 
     rank: int
@@ -65,12 +65,12 @@ class Participants:
 
     @property
     def has_ranks_of_job(self) -> bool:
-        """Has every rank the same number here as in the job?"""
+        """Whether every rank has the same number here as in the job."""
         return all(hello.job_rank == hello.rank for hello in self.hellos)
 
 
 class RendezvousFailureKind(StrEnum):
-    """Why a rendezvous failed."""
+    """Reasons for the failure of a rendezvous."""
 
     USAGE = "usage"
     TWICE = "twice"
@@ -81,9 +81,9 @@ class RendezvousFailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousFailure:
-    """Why there will be no world; ``ranks`` are those who are missing or to blame.
+    """The reason why there will be no world; ``ranks`` are the missing or responsible ones.
 
-    ``attempt`` is which start of the ranks it comes from.
+    ``attempt`` is the start of the ranks that it belongs to.
     """
 
     kind: RendezvousFailureKind
@@ -101,12 +101,12 @@ class RendezvousResult:
 
 
 def encode(message: RankClaim | RankHello | Participants | RendezvousResult) -> str:
-    """Return ``message`` as a store can hold it."""
+    """Return ``message`` encoded for a store."""
     return msgspec.json.encode(message).decode()
 
 
 def decode(content: bytes, kind: type[T]) -> T:
-    """Return the message of ``kind`` in ``content``.  Raises ``ProtocolError`` if it is none."""
+    """Return the message of ``kind`` in ``content``.  Raises ``ProtocolError`` if there is none."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.MsgspecError as error:
@@ -132,7 +132,7 @@ def find_disagreement(hellos: Sequence[RankHello]) -> RendezvousFailure | None:
 
 
 def find_unreachable(participants: Participants, are_loopback: Sequence[bool]) -> RendezvousFailure | None:
-    """Return which rank others cannot reach: one of several hosts listens on its loopback, and another does not."""
+    """Return the rank that others cannot reach: one of several hosts listens on its loopback, and another does not."""
     if participants.is_one_host or len(set(are_loopback)) == 1:
         return None
     near = participants.hellos[are_loopback.index(True)]
@@ -145,39 +145,39 @@ def find_unreachable(participants: Participants, are_loopback: Sequence[bool]) -
 
 
 def absent(missing: Sequence[int], *, size: int, timeout: float, deed: str) -> RendezvousFailure:
-    """Return that ``missing``, of ``size`` ranks, have not done ``deed`` in time."""
+    """Return the failure that ``missing``, of ``size`` ranks, have not done ``deed`` in time."""
     have = "has" if len(missing) == 1 else "have"
     message = f"{name_ranks(missing)} of {size} {have} not {deed} within {timeout:.1f} s"
     return RendezvousFailure(kind=RendezvousFailureKind.ABSENT, message=message, ranks=tuple(missing))
 
 
 def failed(rank: int, error: BaseException) -> RendezvousFailure:
-    """Return that ``rank`` takes no part because of ``error``."""
+    """Return the failure that ``rank`` takes no part because of ``error``."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return RendezvousFailure(kind=RendezvousFailureKind.FAILED, message=f"rank {rank} gave up: {reason}", ranks=(rank,))
 
 
 def ended(rank: int) -> RendezvousFailure:
-    """Return that the process of ``rank`` has ended."""
+    """Return the failure that the process of ``rank`` has ended."""
     message = f"the process of rank {rank} ended before the world was complete"
     return RendezvousFailure(kind=RendezvousFailureKind.FAILED, message=message, ranks=(rank,))
 
 
 def came_twice(rank: int, places: Sequence[str]) -> RendezvousFailure:
-    """Return that ``rank`` is there at each of ``places``."""
+    """Return the failure that ``rank`` is present at each of ``places``."""
     message = f"rank: {rank} came twice, as {', and as '.join(places)}; each rank needs a number of its own"
     return RendezvousFailure(kind=RendezvousFailureKind.TWICE, message=message, ranks=(rank,))
 
 
 def abandoned(rank: int) -> RendezvousFailure:
-    """Return that ``rank`` was there, but is not any more."""
+    """Return the failure that ``rank`` was present, but is not any more."""
     return RendezvousFailure(
         kind=RendezvousFailureKind.ABANDONED, message=f"rank {rank} was there and answers no more", ranks=(rank,)
     )
 
 
 def error_of(failure: RendezvousFailure, *, rank: int, hosts: Mapping[int, str], note: str = "") -> AsyncparError:
-    """Return what ``rank`` raises because of ``failure``; ``hosts`` has the hosts of the ranks that came."""
+    """Return the error that ``rank`` raises for ``failure``; ``hosts`` has the hosts of the ranks that arrived."""
     blamed = failure.ranks[0] if failure.ranks else None
     host = None if blamed is None else hosts.get(blamed)
     match failure.kind:
@@ -193,7 +193,7 @@ def error_of(failure: RendezvousFailure, *, rank: int, hosts: Mapping[int, str],
 
 
 def found_world(participants: Participants, addresses: Sequence[str]) -> World:
-    """Return the world of those who came.  Local ranks follow the order of the ranks of a host."""
+    """Return the world of the participants.  Local ranks follow the order of the ranks of a host."""
     hosts = [hello.host_id for hello in participants.hellos]
     members = tuple(
         Member(

@@ -1,8 +1,8 @@
-"""Ranks of a rendezvous whose processes this one can see: it notices at once if one of them ends.
+"""Ranks of a rendezvous whose processes are visible to this one, which notices at once if one of them ends.
 
 A rank that dies before the world is complete has no connection to the others yet, only to the store, which does not
-tell them.  But processes of one PID namespace see each other end.  So each rank announces its process in the store,
-under its place, and those who wait look at the processes of theirs.
+notify them.  But processes of one PID namespace see each other end.  So each rank announces its process in the store,
+under its place, and waiting ranks watch the processes of their place.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from asyncpar.torch.rendezvous.store import RendezvousStore
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""Seconds between two looks at the neighbours."""
+"""Seconds between two checks of the neighbours."""
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """A rank and its process; ``attempt`` is how often the rank had been restarted."""
+    """A rank and its process; ``attempt`` is the number of restarts of the rank."""
 
     rank: int
     process: ProcessMark
@@ -30,7 +30,7 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class Neighbours:
-    """The ranks of the rendezvous ``keys`` that run in the place of ``own``; None: this process sees no other."""
+    """The ranks of the rendezvous ``keys`` in the place of ``own``; None: this process sees no other."""
 
     def __init__(self, keys: RendezvousStore, own: Neighbour | None) -> None:
         self._keys = keys
@@ -43,9 +43,9 @@ class Neighbours:
             self._read(own)
 
     def look(self) -> int | None:
-        """Return a rank whose process has ended, None if there is none or it is not time to look yet.
+        """Return a rank whose process has ended; None if there is none or the next check is not due yet.
 
-        Says once in the log which ranks are stopped.
+        Logs once which ranks are stopped.
         """
         if self._own is None or time.monotonic() < self._looks_at:
             return None
@@ -58,9 +58,9 @@ class Neighbours:
         return self.find_ended()
 
     def find_ended(self) -> int | None:
-        """Return a rank whose process is known here and has ended, None if there is none.  Asks no store.
+        """Return a rank whose known process has ended; None if there is none.  Does not use the store.
 
-        What ended before the ranks were restarted does not count.
+        Processes that ended before the ranks were restarted do not count.
         """
         if self._own is None:
             return None

@@ -1,25 +1,25 @@
-"""The rendezvous of ranks through a store of torch: each says who it is and where it listens, and learns that of all.
+"""The rendezvous of ranks through a store of torch: each announces itself and its address, and learns those of all.
 
 Theory of operation.  Each rank writes its hello.  Rank 0 reads and compares all of them, and writes the participants.
 Then each rank, which now knows whether all are on one host, starts its servers and writes their address, and rank 0
 writes the result: all addresses.  Any rank may write a failure as the result at any time: when the time is up, or when
 the rank itself has failed.  The result is written once, so all ranks read the same one; ranks that wait poll for it.
-Rank 0, whose process often holds the store, leaves last: it waits a moment until the others have read the result.
-A rank whose process ends before that is seen by those of its host, who write the failure (see ``neighbours``).
+Rank 0, whose process often holds the store, leaves last: it waits a moment until the others have read the result.  If
+the process of a rank ends before that, the ranks of its host notice it and write the failure (see ``neighbours``).
 
 A store outlives a rendezvous (the agent of torchrun keeps one for all worlds of its ranks, also when it restarts them),
 so they are numbered, and a rank enters the first one in which it has not been.  If that one has ended without it, the
-rank raises its failure, unless that is from before a restart of the ranks, or others are in the next one already.
+rank raises its failure, unless that dates from before a restart of the ranks, or others are in the next one already.
 
-A rank that finds its own claim in a rendezvous that has not ended is there twice, or has died there.  If the claim is
-from before a restart, the process has died.  Else the rank writes a duplicate notice.  A process that is alive and
+A rank that finds its own claim in a rendezvous that has not ended is present twice, or has died there.  If the claim
+dates from before a restart, the process has died.  Otherwise the rank writes a duplicate notice.  A live process that
 waits reads the notice, and ends the rendezvous with a failure that names both.  If none answers, the rendezvous is
 abandoned: all ranks enter the next one.
 
 The number of restarts is compared for one rank only: the agents of torchrun count each for themselves.
 
-Everything here blocks.  The store is called in short calls only, since several ranks may share one, and since a call
-that waits cannot be stopped.
+Everything here blocks.  Calls of the store are short, since several ranks may share one, and since a waiting call
+cannot be stopped.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ _LONGEST_PAUSE_PER_RANK = 0.0001
 _PART_OF_WAIT = 1 / 16
 
 EXCHANGE_SECONDS = 60.0
-"""Seconds that ranks have to write their addresses once all have written their hello."""
+"""Seconds for ranks to write their addresses once all have written their hello."""
 
 ANSWER_SECONDS = 5.0
-"""Seconds that a process has to answer a duplicate notice."""
+"""Seconds for a process to answer a duplicate notice."""
 
 _LEAVE_SECONDS = 1.0
-"""Seconds that rank 0 waits for the others to read the result."""
+"""Seconds for which rank 0 waits for the others to read the result."""
 
 
 class RendezvousStopped(Exception):  # noqa: N818
-    """``stop`` was called."""
+    """Raised after ``stop`` was called."""
 
 
 class RendezvousAbandoned(Exception):  # noqa: N818
-    """A rank of this rendezvous has died in it: enter again, to come to the next one."""
+    """A rank of this rendezvous has died in it: enter again, to join the next one."""
 
 
 class StoreRendezvous:
@@ -89,12 +89,12 @@ class StoreRendezvous:
     Call ``enter``, ``wait_for_ranks`` and ``exchange``, in this order; and ``refuse`` if this rank fails meanwhile.
     Each raises the failure of the rendezvous: ``PeerTimeout``, ``PeerLost`` or ``UsageError``, the same on all ranks;
     or ``RendezvousAbandoned``.  A store that fails raises its ``RuntimeError``.  Use it from one thread at a time,
-    except ``stop``.  ``attempt`` is how often the ranks have been restarted.
+    except ``stop``.  ``attempt`` is the number of restarts of the ranks.
     """
 
     def __init__(self, store: Store, *, rank: int, size: int, timeout: float, attempt: int = 0) -> None:
         self.is_over = True
-        """Has the rendezvous ended, as far as this rank knows, or not begun?"""
+        """Whether the rendezvous has ended, as far as this rank knows, or not begun."""
         self._store = store
         self._keys = RendezvousStore(store, 0)
         self._rank = rank
@@ -110,7 +110,7 @@ class StoreRendezvous:
         self._neighbours = Neighbours(self._keys, None)
 
     def stop(self) -> None:
-        """Make a call that waits in another thread raise ``RendezvousStopped``."""
+        """Make a waiting call in another thread raise ``RendezvousStopped``."""
         self._is_stopped.set()
 
     # -- the steps ---------------------------------------------------------------------------------------------------
@@ -135,7 +135,9 @@ class StoreRendezvous:
                 return
 
     def wait_for_ranks(self, hello: RankHello, identity: WorldIdentity) -> Participants:
-        """Return all ranks once they have come.  Rank 0 gives the identity; its generation counts rendezvous, too."""
+        """Return all ranks once they have arrived.  Rank 0 provides the identity; its generation counts rendezvous,
+        too.
+        """
         self._keys.put("hello", self._rank, encode(replace(hello, attempt=self._attempt)))
         if self._rank != 0:
             return self._check_belongs(self._wait_for(self._find_participants, "hello", deed="come"))
@@ -147,9 +149,9 @@ class StoreRendezvous:
         return participants
 
     def exchange(self, participants: Participants, address: str) -> tuple[str, ...]:
-        """Return the addresses of all ranks; ``address`` is this one's."""
+        """Return the addresses of all ranks; ``address`` is that of this one."""
         self._hellos = {hello.rank: hello for hello in participants.hellos}
-        if len({hello.attempt for hello in participants.hellos}) == 1:  # else one may come back after a restart
+        if len({hello.attempt for hello in participants.hellos}) == 1:  # otherwise one may come back after a restart
             self._patience = min(EXCHANGE_SECONDS, max(0.0, self._deadline - time.monotonic()))
             self._deadline = time.monotonic() + self._patience
         self._keys.put("address", self._rank, address)
@@ -160,7 +162,7 @@ class StoreRendezvous:
         return self._wait_for(self._find_end, "address", deed="said where to find it")
 
     def refuse(self, error: BaseException) -> None:
-        """Tell the others that this rank has failed with ``error``, unless the rendezvous is over."""
+        """Notify the others that this rank has failed with ``error``, unless the rendezvous is over."""
         if not self.is_over:
             self._refuse(failed(self._rank, error))
             self._leave()
@@ -168,9 +170,9 @@ class StoreRendezvous:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait_for(self, look: Callable[[], T | None], needed: str, *, deed: str) -> T:
-        """Return what ``look`` finds, looking again and again.
+        """Return the result of ``look`` once there is one, calling it repeatedly.
 
-        When the time is up the rendezvous fails, naming the ranks that have not written what is ``needed``.
+        After the time limit the rendezvous fails, naming the ranks that have not written ``needed``.
         """
         begun = time.monotonic()
         while (found := look()) is None:
@@ -184,7 +186,7 @@ class StoreRendezvous:
         return found
 
     def _pause_after(self, begun: float) -> float:
-        """Return the seconds until a rank that has waited since ``begun`` looks again: a small part of that time."""
+        """Return the polling interval in seconds of a rank that waits since ``begun``: a small part of that time."""
         return min(self._longest_pause, max(self._first_pause, (time.monotonic() - begun) * _PART_OF_WAIT))
 
     def _pause(self, seconds: float) -> None:
@@ -197,7 +199,7 @@ class StoreRendezvous:
             self._refuse(ended(gone))
 
     def find_ended(self) -> PeerLost | None:
-        """Return the error for a rank that is known to have ended, None if there is none.  Asks no store."""
+        """Return the error for a rank that is known to have ended; None if there is none.  Does not use the store."""
         gone = self._neighbours.find_ended()
         error = None if gone is None else self._error(ended(gone))
         return error if isinstance(error, PeerLost) else None
@@ -254,7 +256,7 @@ class StoreRendezvous:
     # -- duplicate and dead ranks ------------------------------------------------------------------------------------
 
     def _is_old(self, end: RendezvousResult | None) -> bool:
-        """Does the result ``end`` not concern this rank, which has just come?"""
+        """Return whether the result ``end`` does not concern this rank, which has just arrived."""
         if end is None or end.failure is None:
             return False
         if end.failure.kind is RendezvousFailureKind.ABANDONED or end.failure.attempt < self._attempt:
@@ -262,7 +264,7 @@ class StoreRendezvous:
         return bool(RendezvousStore(self._store, self._keys.number + 1).find("claim", range(self._size)))
 
     def _end_claimed(self, there: RankClaim) -> None:
-        """End a rendezvous that another process entered as this rank.  Raises ``UsageError`` if that one is alive."""
+        """End a rendezvous that another process entered as this rank.  Raises ``UsageError`` if it is alive."""
         if self._keys.read_end() is None:
             if there.attempt < self._attempt:
                 self._refuse(abandoned(self._rank))
@@ -307,14 +309,14 @@ class StoreRendezvous:
         raise self._error(end.failure)
 
     def _leave(self) -> None:
-        """Write that this rank needs the store no more; it may be gone already, with the process that held it."""
+        """Record that this rank no longer needs the store, which may be gone already with the process that held it."""
         with suppress(RuntimeError):
             self._keys.put("left", self._rank, "yes")
             if self._rank == 0:
                 self._wait_for_others()
 
     def _wait_for_others(self) -> None:
-        """Wait a moment until all ranks have read the result: the store may go away with this process."""
+        """Wait a moment until all ranks have read the result, since the store may vanish with this process."""
         begun = time.monotonic()
         came = set(self._keys.find("hello", range(self._size))) - {self._neighbours.find_ended()}
         while not self._keys.have_all("left", came) and time.monotonic() < begun + _LEAVE_SECONDS:

@@ -1,7 +1,7 @@
 """``init_method="asyncpar://"``: a store that does not wait for all ranks, so that missing ranks are named.
 
-With ``env://`` and ``tcp://`` torch waits until all ranks have connected to the store of rank 0, and then says how many
-have not.  Here the store exists as soon as rank 0 does, and the ranks rendezvous in it (see ``attach_store``).
+With ``env://`` and ``tcp://`` torch waits until all ranks have connected to the store of rank 0, and then reports only
+how many have not.  Here the store exists as soon as rank 0 does, and the ranks rendezvous in it (see ``attach_store``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEndpoint:
-    """The address of the store, and this rank; ``is_ours``: rank 0 holds the store, not an agent."""
+    """The address of the store, and this rank; ``is_ours``: rank 0 holds the store rather than an agent."""
 
     host: str
     port: int
@@ -40,9 +40,10 @@ class StoreEndpoint:
 
     @classmethod
     def parse(cls, url: str, environment: Mapping[str, str]) -> StoreEndpoint:
-        """Read ``asyncpar://host:port?rank=0&world_size=2``; what is missing is in ``environment``, as for ``env://``.
+        """Parse ``asyncpar://host:port?rank=0&world_size=2``; missing parts come from ``environment``, as for
+        ``env://``.
 
-        Raises ``UsageError`` that names what is missing or wrong.
+        Raises ``UsageError`` naming the missing or wrong part.
         """
         parts = urlsplit(url)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -70,8 +71,8 @@ def open_store(
 ) -> Iterator[tuple[dist.Store, int, int]]:
     """Rendezvous handler of torch: yield the store of ``url``, the rank and the size, once.
 
-    Raises ``UsageError``, ``PeerTimeout`` when rank 0 has not come after ``timeout``, and ``LaunchError`` when torch
-    cannot make the store.
+    Raises ``UsageError``, ``PeerTimeout`` if rank 0 has not arrived after ``timeout``, and ``LaunchError`` if torch
+    cannot create the store.
     """
     try:
         endpoint = StoreEndpoint.parse(url, os.environ)
@@ -82,7 +83,7 @@ def open_store(
 
 
 def _open(endpoint: StoreEndpoint, timeout: timedelta) -> dist.Store:
-    """Return the store: on rank 0 a new one, elsewhere as soon as rank 0 has made it."""
+    """Return the store: a new one on rank 0, elsewhere as soon as rank 0 has created it."""
     serves = endpoint.is_ours and endpoint.rank == 0
     if not serves:
         _wait_for_server(endpoint, timeout.total_seconds())
@@ -104,9 +105,9 @@ def _open(endpoint: StoreEndpoint, timeout: timedelta) -> dist.Store:
 
 
 def _wait_for_server(endpoint: StoreEndpoint, seconds: float) -> None:
-    """Return once a server listens at the endpoint.  Raises ``PeerTimeout`` after ``seconds``.
+    """Wait until a server listens at the endpoint.  Raises ``PeerTimeout`` after ``seconds``.
 
-    This polls, as torch's own client does; but that one ignores Ctrl-C until its time is over and shows frames of C++.
+    This polls, like torch's own client; but that one ignores Ctrl-C until its time is over and shows C++ frames.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,1 +1,1 @@
-"""Data parallelism for torch whose gradients live in memory that the ranks of a host share."""
+"""Data parallelism for torch with gradients in memory that the ranks of a host share."""

@@ -1,4 +1,4 @@
-"""Ranks agree on a reducer: each makes its own, and all know that they are equal before the first is used."""
+"""Agreement of ranks on a reducer: each makes its own, and all know that they are equal before the first use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ERROR = "error"
 _MIB = 1 << 20
 _BUCKET_MIB = 25
 _CROWDED_BUCKET_MIB = 256
-"""Of ranks that share memory and leave no core idle: what is reduced during backward takes the core from it."""
+"""Bucket size for ranks that share memory and leave no core idle: reductions during backward take the core from it."""
 
 
 class ReducerOffer:
-    """The reducer that ``make`` makes on this rank, or what keeps it from that: ``exchange``, then ``take``.
+    """The reducer that ``make`` creates on this rank, or the error that prevents it: ``exchange``, then ``take``.
 
     ``make`` also returns lines that must be equal on all ranks.
     """
@@ -42,7 +42,7 @@ class ReducerOffer:
             self._failure, self._told[_ERROR] = error, [f"{type(error).__name__}: {error}"]
 
     def exchange(self, group: ProcessGroup, why: str = "") -> None:
-        """Learn the offers of all ranks; ``why`` is shown where others call something else instead."""
+        """Exchange the offers of all ranks; ``why`` is shown if others call something else instead."""
         try:
             self._everyone = _exchange(group, self._told, why)
         except BaseException:
@@ -51,10 +51,9 @@ class ReducerOffer:
         self._ranks = group.communicator.ranks
 
     def take(self) -> GradientReducer:
-        """Return the reducer, as all ranks have an equal one.
+        """Return the reducer, once all ranks have an equal one.
 
-        Raises ``SettingsDiffer`` on all ranks, which names the first difference, and on the others what one rank
-        refuses.
+        Raises ``SettingsDiffer`` on all ranks, naming the first difference, and on the others the refusal of one rank.
         """
         try:
             self._check()
@@ -80,7 +79,7 @@ class ReducerOffer:
 
 
 def find_bucket_bytes(bucket_cap_mb: float | None, group: ProcessGroup, tuning: TuningConfig | None) -> int:
-    """Return the most bytes of a bucket.  Raises ``UsageError`` unless that is a positive number."""
+    """Return the largest size of a bucket in bytes.  Raises ``UsageError`` unless that is a positive number."""
     size = bucket_cap_mb
     if size is None:
         is_crowded = tuning is None and _are_crowded(group)
@@ -91,7 +90,7 @@ def find_bucket_bytes(bucket_cap_mb: float | None, group: ProcessGroup, tuning: 
 
 
 def _are_crowded(group: ProcessGroup) -> bool:
-    """Do the ranks share memory, with less than two cores for each?  Ranks of one host find the same."""
+    """Return whether the ranks share memory with less than two cores each.  Ranks of one host get the same answer."""
     communicator = group.communicator
     shares_memory = len(communicator.hosts) == 1 < communicator.size and ARENA in communicator.algorithms("all_reduce")
     return shares_memory and (os.cpu_count() or 1) < 2 * communicator.size

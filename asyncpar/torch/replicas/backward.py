@@ -1,7 +1,7 @@
-"""The end of a backward pass, good or bad.
+"""The end of a backward pass, successful or not.
 
-Autograd calls what is queued in a pass when it is through, and only then.  It drops what is queued in a pass that an
-exception ends; so an object that is freed before it was called tells of that at once.
+Autograd runs the callbacks queued in a pass when the pass is done, and only then.  It drops the callbacks of a pass
+that an exception ends; so an object that is freed before it was called reports that at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 
 class Waitable(Protocol):
-    """What is under way: an operation, or a bucket that a hook reduces."""
+    """Something in progress: an operation, or a bucket that a hook reduces."""
 
     def wait(self) -> bool:
         """Wait until it is over and raise its error."""
@@ -60,7 +60,7 @@ def weakly(method: Callable[P, None]) -> Callable[P, None]:
 
 
 def wait_for_all(works: Sequence[Waitable]) -> None:
-    """Wait for all works, then raise the error that says most."""
+    """Wait for all works, then raise the most informative error."""
     errors: list[BaseException] = []
     for work in works:
         try:

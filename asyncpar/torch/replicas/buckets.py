@@ -16,14 +16,14 @@ from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, plan_bucket
 from asyncpar.torch.arrays import array_of, tensor_of
 
 _UNLIMITED = 1 << 30
-"""The number of buckets: their size alone decides."""
+"""Limit on the number of buckets: their size alone decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """A parameter that all ranks hold, and where the module has it: ``owner.attribute``.
+    """A parameter that all ranks hold, and its place in the module: ``owner.attribute``.
 
-    Gradients of ``is_sparse`` ones come as sparse tensors, which have no place in a bucket.
+    Gradients of ``is_sparse`` ones are sparse tensors, which have no place in a bucket.
     """
 
     index: int
@@ -46,7 +46,7 @@ class Replicated:
         *,
         is_sparse: bool = False,
     ) -> Replicated:
-        """Describe a parameter.  Raises ``UsageError`` for one whose gradient cannot be reduced here."""
+        """Describe a parameter.  Raises ``UsageError`` if its gradient cannot be reduced here."""
         array = array_of(parameter.detach(), f"parameter {name}")
         spec = GradientSpec(name=name, shape=tuple(parameter.shape), dtype=array.dtype)
         return cls(
@@ -61,7 +61,7 @@ class Replicated:
         )
 
     def check(self) -> None:
-        """Raise ``UsageError`` if the module has another parameter now, or this one has changed."""
+        """Raise ``UsageError`` if the module has replaced the parameter, or the parameter has changed."""
         held = self.owner._parameters
         now = held[self.attribute] if self.attribute in held else None  # noqa: SIM401  # scripted modules have no ``get``
         if now is not self.parameter:
@@ -72,7 +72,7 @@ class Replicated:
             raise self._changed(f"one of {now.dtype}{list(now.shape)}")
 
     def sparse_share(self, size: int, *, is_zero: bool) -> torch.Tensor:
-        """Return this rank's part of the mean over ``size`` ranks: nothing if ``is_zero``, or without a gradient."""
+        """Return this rank's part of the mean over ``size`` ranks: empty if ``is_zero``, or without a gradient."""
         gradient = None if is_zero else self.parameter.grad
         if gradient is None:
             places = torch.empty((1, 0), dtype=torch.int64)
@@ -97,7 +97,7 @@ class Replicated:
 
 
 class GradientBucket:
-    """One bucket: ``flat`` holds the gradients of ``members`` one after another; ``views`` are their gradients."""
+    """One bucket: ``flat`` holds the concatenated gradients of ``members``; ``views`` are their gradients."""
 
     __slots__ = ("array", "bucket", "flat", "members", "missing", "views")
 
@@ -120,7 +120,7 @@ class GradientBucket:
     def take(self, member: Replicated) -> None:
         """Make the gradient of ``member`` its view, with the same values.
 
-        Autograd stores the first gradient of a pass in memory of its own; the copy reads it from the cache.
+        Autograd stores the first gradient of a pass in its own memory; the copy reads it from the cache.
         """
         view, gradient = self.views[member.index], member.parameter.grad
         if gradient is view:
@@ -131,7 +131,7 @@ class GradientBucket:
         member.parameter.grad = view
 
     def fill_in(self, member: Replicated) -> None:
-        """Prepare the place of ``member``, which had no gradient in this pass: its earlier one, or zeros."""
+        """Fill the place of ``member``, which had no gradient in this pass, with its earlier one or zeros."""
         if member.parameter.grad is None:
             self.views[member.index].zero_()
         else:
@@ -139,7 +139,7 @@ class GradientBucket:
 
 
 def plan(replicated: Sequence[Replicated], bucket_bytes: int, order: Sequence[str] | None = None) -> BucketPlan:
-    """Return buckets of the dense ones in the reverse order of registration, or in ``order``, each of one dtype."""
+    """Return buckets of the dense parameters in reverse order of registration, or in ``order``, each of one dtype."""
     specs = [each.spec for each in replicated if not each.is_sparse]
     return plan_buckets(specs, bucket_bytes=bucket_bytes, max_buckets=_UNLIMITED, order=order, takes_complex=True)
 

@@ -1,9 +1,9 @@
 """Communication hooks of torch and of programs: ``hook(state, bucket)`` returns a future of the reduced gradients.
 
 Theory of operation.  A hook begins operations of its own, some of them in callbacks of its future.  All ranks must
-begin them in one order, so a hook is called for a bucket only when its future of the one before is done.  Nothing says
-how many operations a hook begins: a rank that fails takes the places of as many as the bucket had in the last pass that
-went well (in the first one, of one for each bucket).
+begin them in one order, so a hook is called for a bucket only when its future of the previous one is done.  The number
+of operations of a hook is unknown: a rank that fails takes the places of as many as the bucket had in the last
+successful pass (in the first one, of one for each bucket).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTEAD = {
     "quantization_perchannel_hook": 'codec="int8"',
     "batched_powerSGD_hook": "powerSGD_hook",
 }
-"""Hooks of torch that run over NCCL only, or nowhere, and what to use."""
+"""Hooks of torch that run over NCCL only, or nowhere, and their replacements."""
 
 
 class HookWork:
@@ -50,8 +50,8 @@ class HookWork:
         return self._over.is_set()
 
     def wait(self) -> bool:
-        """Wait for the hook's future and put its result where the gradients are."""
-        self._over.wait()  # which an interrupt ends, as opposed to the wait of the future
+        """Wait for the hook's future and copy its result to the gradients."""
+        self._over.wait()  # it can be interrupted, unlike the wait of the future
         found: Any = self._future.wait()
         if not self._is_taken:
             self._take(found)
@@ -73,7 +73,7 @@ class HookWork:
 
 
 class CommHook:
-    """A hook with its ``state``.  Raises ``UsageError`` for what is no hook."""
+    """A hook with its ``state``.  Raises ``UsageError`` for anything but a hook."""
 
     def __init__(self, state: object, hook: object, group: ProcessGroup) -> None:
         self.name = str(getattr(hook, "__qualname__", type(hook).__name__))
@@ -93,18 +93,18 @@ class CommHook:
         self._hook = cast("Hook", hook)
         self._group = group
         self._counts: list[int] = []
-        """How many operations the hook has begun for each bucket of the last pass that went well."""
+        """The number of operations that the hook has begun for each bucket of the last successful pass."""
         self._begun: list[int] = []
-        """The same of the buckets of this pass that are over."""
+        """The same numbers for the finished buckets of this pass."""
         self._work: HookWork | None = None
-        """That of the last bucket, if it is not known to be over."""
+        """The work of the last bucket, if it is not known to be over."""
         self._mark: int | None = None
-        """The number of operations of the group at its begin."""
+        """The number of operations of the group when that work began."""
 
     @classmethod
     def builtin(cls, kind: object, group: ProcessGroup) -> CommHook:
-        """Return the hook that does what torch's of ``kind`` does in C++."""
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # needed by those who ask for it only
+        """Return the hook that is equivalent to torch's C++ hook of ``kind``."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # needed only by its users
 
         found = {
             dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
@@ -124,17 +124,17 @@ class CommHook:
 
     @property
     def is_free(self) -> bool:
-        """Report whether the bucket before is over."""
+        """Whether the previous bucket is over."""
         return self._work is None or self._work.is_over
 
     def start(self, bucket: GradientBucket, *, index: int, is_last: bool) -> HookWork:
-        """Call the hook, once the bucket before is over."""
+        """Call the hook, once the previous bucket is over."""
         self.finish()
         self._mark = self._group._get_sequence_number_for_group()
         parameters = [member.parameter for member in bucket.members]
         given = HookedBucket(bucket.flat, parameters, bucket.views_of, index=index, is_last=is_last)
         future = self._hook(self._state, given)
-        if not isinstance(future, torch._C.Future):  # what ``then`` returns, too
+        if not isinstance(future, torch._C.Future):  # returned by ``then``, too
             raise UsageError(f"{self}: expected a torch.futures.Future, got {type(future).__name__}")
         self._work = HookWork(future, bucket, self.name)
         return self._work
@@ -154,7 +154,7 @@ class CommHook:
         Waits for the hook first, whose callbacks may begin some.
         """
         if self._work is not None:
-            with suppress(Exception):  # raised where the pass waits for it, or after what has ended the pass
+            with suppress(Exception):  # raised where the pass waits for it, or after the error that ended the pass
                 self._work.wait()
         begun = [*self._begun]
         if self._mark is not None:
@@ -173,6 +173,6 @@ def _takes_bucket(hook: Callable[..., object]) -> bool:
         inspect.signature(hook).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # one of C, which does not describe its parameters
+    except ValueError:  # a C function, which does not describe its parameters
         return True
     return True

@@ -1,4 +1,4 @@
-"""Copies of one rank's tensors to all others: small ones travel together."""
+"""Copies of one rank's tensors to all others; small ones are sent together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncpar.errors import UsageError
 from asyncpar.torch.process_group import ProcessGroup
 
 _SMALL_BYTES = 1 << 18
-"""Larger tensors travel alone: to copy them would take longer than a message of their own."""
+"""Larger tensors are sent alone: copying them would take longer than a separate message."""
 
 _PACKET_BYTES = 1 << 20
 
@@ -21,7 +21,7 @@ _OPERATION = "broadcast"
 def copy_from(source: int, tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
     """Overwrite ``tensors`` with those of rank ``source`` of the group, where they have the same shapes and dtypes.
 
-    Autograd is not told, so that what an earlier forward has kept of them does not count as changed.
+    Autograd is not notified, so tensors saved by an earlier forward do not count as changed.
     """
     packets = [*_packets(tensors)]
     flat = [_join(packet) for packet in packets]
@@ -35,7 +35,7 @@ def copy_from(source: int, tensors: Sequence[torch.Tensor], group: ProcessGroup)
 
 def refuse_copies(tensors: Sequence[torch.Tensor], group: ProcessGroup, error: BaseException, *, taken: int = 0) -> int:
     """End ``copy_from`` on the other ranks, except its first ``taken`` operations; return how many it has too few."""
-    if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
+    if isinstance(error, dist.DistBackendError):  # for it ``refuse`` takes no place, as it did so before
         error = UsageError(str(error))
     for _ in _packets(tensors):
         if taken:
@@ -46,9 +46,9 @@ def refuse_copies(tensors: Sequence[torch.Tensor], group: ProcessGroup, error: B
 
 
 def _packets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield what travels together: the same on all ranks, as it goes by dtypes and sizes alone."""
+    """Yield the tensors to send together: the same on all ranks, since it depends on dtypes and sizes alone."""
     small = [each.data for each in tensors if _is_small(each)]
-    small.sort(key=lambda each: -each.element_size())  # so that each begins where its dtype may begin
+    small.sort(key=lambda each: -each.element_size())  # so that each is aligned for its dtype
     packet: list[torch.Tensor] = []
     size = 0
     for each in small:
@@ -67,7 +67,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _join(packet: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of ``packet`` one after another, or its only tensor as it is."""
+    """Return the concatenated bytes of ``packet``, or its only tensor itself."""
     if len(packet) == 1:
         return packet[0]
     return torch.cat([each.reshape(-1).view(torch.uint8) for each in packet])

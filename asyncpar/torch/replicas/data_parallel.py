@@ -49,36 +49,36 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     optimizer reads them there.  After ``zero_grad(set_to_none=True)`` the next backward restores the views.
 
     Parameters and buffers are compared over ranks and then copied from rank 0.  ``bucket_cap_mb`` (MiB) bounds a
-    bucket.  If it is None, that is 256 where all ranks share memory and have less than two cores each, as nothing can
-    be reduced beside backward there, and 25 elsewhere and with ``tuning``.  The first bucket holds 1 MiB, and after the
-    first step buckets follow the order in which gradients became final in it on rank 0.  With
-    ``find_unused_parameters`` each backward may leave parameters out, which then count as zero on this rank; those that
-    no rank has used keep the gradient that they have.  ``static_graph`` says that all backward passes are alike:
+    bucket.  If it is None, the bound is 256 where all ranks share memory and have less than two cores each, since
+    nothing can be reduced concurrently with backward there, and 25 elsewhere and with ``tuning``.  The first bucket
+    holds 1 MiB, and after the first step buckets follow the order in which gradients became final in it on rank 0.
+    With ``find_unused_parameters`` each backward may leave parameters out, which then count as zero on this rank; those
+    that no rank has used keep their current gradient.  ``static_graph`` promises that all backward passes are alike:
     parameters that the first one leaves out are never waited for, and checkpointing may accumulate gradients several
     times.  ``broadcast_buffers`` copies buffers from rank 0 before each forward that follows one with reduction.
 
-    Whether a backward reduces is decided by the last forward before it: inside ``no_sync()`` it does not.  What goes
-    wrong on one rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others;
-    parameters and optimizer are as before then, and gradients undefined: zero them.
+    The last forward before a backward decides whether it reduces: inside ``no_sync()`` it does not.  An error on one
+    rank in forward or backward is raised there, and as ``PeerCancelled`` with the reason on the others; parameters and
+    optimizer are unchanged then, and gradients undefined: zero them.
 
     ``codec`` compresses gradients with error feedback (``int8``, ``powersgd:4`` and the others of ``GradientHook``);
-    ``register_comm_hook`` sets more.  ``gradient_hook`` is what does it, with figures and a state dict of its own.
+    ``register_comm_hook`` has more settings.  The compressor is ``gradient_hook``, with statistics and a state dict.
 
-    With ``tuning`` ranks look for the quickest bucket size, algorithm and size of messages while they train (see
+    With ``tuning`` ranks search for the fastest bucket size, algorithm and message size during training (see
     ``TuningConfig`` of ``asyncpar.gradsync``), beginning with ``bucket_cap_mb``; not together with a codec.  Sums may
-    then differ in their last bits from step to step and from run to run, though never between ranks.
+    then differ in their last bits from step to step and from run to run, but never between ranks.
 
-    ``process_group`` is the default one if it is None; with ``init_sync`` all ranks begin with the parameters of the
+    If ``process_group`` is None, it is the default one; with ``init_sync`` all ranks begin with the parameters of the
     first one, and with its buffers unless ``broadcast_buffers`` is False.
 
     Parameters may begin or cease to require gradients between steps, on all ranks alike; while none does, nothing is
-    reduced.  Parameters and buffers that ``_set_params_and_buffers_to_ignore_for_model`` names are each rank's own.
-    Copies, also from ``torch.save``, train on the same ranks; a codec begins anew in them.  Only models of the default
-    group can be saved.
+    reduced.  Parameters and buffers named by ``_set_params_and_buffers_to_ignore_for_model`` are each rank's own.
+    Copies, including those of ``torch.save``, train on the same ranks; a codec starts afresh in them.  Only models of
+    the default group can be saved.
 
-    Other arguments of torch's class are taken by their names and places.  ``forward_sync_buffers`` is its new name of
-    ``broadcast_buffers``.  The rest have one value, and ``UsageError`` says what to do instead of another: None for
-    ``device_ids``, ``output_device``, ``delay_all_reduce_named_params``, ``param_to_hook_all_reduce``,
+    Other arguments of torch's class are accepted by their names and positions.  ``forward_sync_buffers`` is its new
+    name of ``broadcast_buffers``.  The rest have one value, and ``UsageError`` suggests an alternative to any other:
+    None for ``device_ids``, ``output_device``, ``delay_all_reduce_named_params``, ``param_to_hook_all_reduce``,
     ``mixed_precision``, ``device_mesh`` and ``bucket_cap_mb_list``, 0 for ``dim``, False for ``check_reduction``,
     ``skip_all_reduce_unused_params`` and ``batched_grad_copy``, True for ``gradient_as_bucket_view``.
     """
@@ -120,18 +120,18 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.require_backward_grad_sync = True
         self._copies_buffers = broadcast_buffers is not False
         self._is_copy_due = True
-        """Do the next forward's buffers come from rank 0?"""
+        """Whether the buffers of the next forward come from rank 0."""
         self._turn = 0, 1.0
-        """The rank whose order of gradients counts, and what means over all ranks are multiplied by."""
+        """The rank whose order of gradients counts, and the factor of means over all ranks."""
         self._own_gradients: OwnGradients | None = None
-        """The gradients of the last step of this rank, while it is through."""
+        """The gradients of the last step of this rank, once it has finished before others."""
         self._has_joined = False
-        """Has there been a ``Join``?"""
+        """Whether there has been a ``Join``."""
         self._divides_by_initial = True
-        """Are gradients divided by the number of all ranks, also when some are through?"""
+        """Whether gradients are divided by the number of all ranks, even if some have finished."""
 
         self._reducer: GradientReducer | None = None
-        """There is none in a copy that has not trained."""
+        """The reducer; None in a copy that has not trained."""
         self._codec = codec
 
         def make() -> tuple[GradientReducer, list[str]]:
@@ -170,7 +170,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes of forwards in this block accumulate gradients on this rank, without reduction."""
+        """Make backward passes of forwards in this block accumulate gradients on this rank, without reduction."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -180,13 +180,13 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
     ) -> Join:
-        """Return a context in which ranks may have different numbers of batches, as that of torch's class.
+        """Return a context in which ranks may have different numbers of batches, like that of torch's class.
 
-        A rank that leaves the block goes on with gradients of zero until all ranks have left it; then all have the
-        parameters of one that was last, and each the gradients of its own last step.  Gradients are divided by the
+        A rank that leaves the block continues with zero gradients until all ranks have left it; then all have the
+        parameters of a rank that was last, and each the gradients of its own last step.  Gradients are divided by the
         number of all ranks, or without ``divide_by_initial_world_size`` by the number of those in the block.  With
-        ``throw_on_early_termination`` all ranks raise ``RuntimeError`` when the first has left.
-        ``Join([model, optimizer])`` does it for several.  Without ``enable`` nothing of this happens.
+        ``throw_on_early_termination`` all ranks raise ``RuntimeError`` when the first has left.  ``Join([model,
+        optimizer])`` does it for several.  Without ``enable`` none of this happens.
         """
         return Join(
             [self],
@@ -196,14 +196,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return what ``Join`` calls on ranks that are through."""
+        """Return the hook that ``Join`` calls on ranks that have finished."""
         self._has_joined, self._own_gradients = True, None
         self._divides_by_initial = bool(kwargs.get("divide_by_initial_world_size", True))
         return ReplicaJoinHook(self._shadow, self._end_join)
 
     @property
     def join_device(self) -> torch.device:
-        """The device of what ``Join`` itself exchanges."""
+        """The device of the tensors that ``Join`` itself exchanges."""
         return torch.device("cpu")
 
     @property
@@ -212,13 +212,13 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return self.process_group
 
     def register_comm_hook(self, state: object, hook: object) -> None:
-        """Reduce gradients from now on by ``hook(state, bucket)``, on all ranks alike, as torch's class does it.
+        """Reduce gradients from now on by ``hook(state, bucket)``, on all ranks alike, like torch's class.
 
-        With ``gradient_hook`` that is through ``state``, a ``GradientHook`` of this model alone.  Other hooks return a
-        ``Future`` of the tensor that replaces ``bucket.buffer()``: those of torch
-        (``torch.distributed.algorithms.ddp_comm_hooks``), or the program's.  They are called for one bucket after the
-        other, each when the future of the one before is done.  What goes wrong in them is a ``RuntimeError`` with the
-        text of the error, as futures do not keep its type.
+        With ``gradient_hook`` they go through ``state``, a ``GradientHook`` of this model alone.  Other hooks, those of
+        torch (``torch.distributed.algorithms.ddp_comm_hooks``) or the program's, return a ``Future`` of the tensor that
+        replaces ``bucket.buffer()``.  They are called for one bucket after the other, each when the future of the
+        previous one is done.  Errors in them become a ``RuntimeError`` with the text of the error, since futures do not
+        keep its type.
         """
         try:
             if hook is gradient_hook:
@@ -229,7 +229,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             raise as_torch(error, "register_comm_hook") from None
 
     def _register_builtin_comm_hook(self, comm_hook_type: object) -> None:
-        """Reduce gradients from now on as torch's hook of this type does."""
+        """Reduce gradients from now on like torch's hook of this type."""
         try:
             self._use_comm_hook(CommHook.builtin(comm_hook_type, self.process_group))
         except AsyncparError as error:
@@ -238,7 +238,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     _register_fused_optim = _TorchReplicas._register_fused_optim
 
     def _get_ddp_logging_data(self) -> LoggingData:
-        """Return settings, buckets and times of passes by the names that torch's class has for them.
+        """Return settings, buckets and times of passes under the names of torch's class.
 
         Times are in nanoseconds; ``avg_*`` are means of all passes that reduced gradients, of which torch's class takes
         samples.  ``iteration`` is their number.
@@ -261,21 +261,23 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return found if reducer is None else found | reducer.describe()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Do nothing, as the times of all passes are kept.  Raises ``UsageError`` for what torch's class refuses."""
+        """Do nothing, since the times of all passes are kept.  Raises ``UsageError`` for values that torch's class
+        refuses.
+        """
         if sample_rate < 1:
             raise UsageError(f"sample_rate: expected 1 or more, got {sample_rate}")
 
     @property
     def gradient_hook(self) -> GradientHook | None:
-        """What compresses gradients: its ``statistics``, and the ``state_dict`` of error feedback on this rank."""
+        """The compressor of gradients: its ``statistics``, and the ``state_dict`` of error feedback on this rank."""
         return None if self._reducer is None else self._reducer.hook
 
     def tuning_outcome(self) -> TuningOutcome | None:
-        """Return the best choice so far, as a pin for ``tuning``, and what finding it has cost; None without tuning."""
+        """Return the best choice so far, as a pin for ``tuning``, and the cost of the search; None without tuning."""
         return None if self._tuning is None else self._tuning.outcome
 
     def tuning_table(self) -> str:
-        """Return what was tried, what steps with it waited for, and what that cost; empty without ``tuning``."""
+        """Return the trials, the waits of steps with them, and the cost; empty without ``tuning``."""
         return "" if self._tuning is None else self._tuning.table()
 
     @property
@@ -301,7 +303,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return found
 
     def _kept(self) -> dict[str, Any]:
-        """Return the attributes that copies have, too."""
+        """Return the attributes that are copied, too."""
         return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
     def _restore(self, state: dict[str, Any], group: ProcessGroup) -> None:
@@ -331,12 +333,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         reducer.use_comm_hook(hook)
 
     def _copy_all(self, source: int) -> None:
-        """Copy from ``source`` what all ranks hold alike."""
+        """Copy the replicated state from ``source``."""
         buffers = self._replicas.buffers() if self._copies_buffers else []
         copy_from(source, [*self._replicas.parameters(), *buffers], self.process_group)
 
     def _make_reducer(self) -> tuple[GradientReducer, list[str]]:
-        """Return a reducer for the parameters that require gradients now, and what must be equal on all ranks."""
+        """Return a reducer for the parameters that currently require gradients, and the lines that must be equal on all
+        ranks.
+        """
         reducer = GradientReducer(self.process_group, self._replicas.members(), self._settings)
         try:
             hook, comm_hook = self.gradient_hook, None if self._reducer is None else self._reducer.comm_hook
@@ -357,7 +361,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return reducer, [*settings, *self._replicas.lines(has_buffers=self._copies_buffers)]
 
     def _renew(self, turn: ForwardTurn, owed: Sequence[torch.Tensor]) -> None:
-        """Make a reducer for the parameters that require gradients now, together with all ranks."""
+        """Make a reducer for the parameters that currently require gradients, together with all ranks."""
         before = self._reducer
         offer = ReducerOffer(self._make_reducer)
         try:
@@ -375,7 +379,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             before.release()
 
     def _agree(self, own: ForwardTurn | None) -> ForwardTurn:
-        """Return what the ranks do that are not through, under ``Join``."""
+        """Return the turn of the ranks that have not finished, under ``Join``."""
         turn = agree_on_turn(self.process_group, own)
         divisor = self.process_group.size() if self._divides_by_initial else turn.active
         self._turn = turn.source, self.process_group.size() / divisor
@@ -383,7 +387,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @not_traced
     def _begin_forward(self) -> ForwardTurn:
-        """Do what comes before the module's forward, and return what is done in it."""
+        """Prepare for the module's forward, and return its turn."""
         notice = Join.notify_join_context(self)
         if notice is not None:
             notice.wait()
@@ -403,7 +407,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self._current.watch([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
 
     def _prepare(self, turn: ForwardTurn, trainable: Sequence[torch.nn.Parameter]) -> None:
-        """Do what all ranks do before a forward; an error in it ends the turn on the others, too."""
+        """Do the common work of all ranks before a forward; an error in it ends the turn on the others, too."""
         buffers = self._replicas.buffers() if turn.copies else []
         owed = buffers
         try:
@@ -433,9 +437,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def _break_off(
         self, turn: ForwardTurn, error: BaseException, owed: Sequence[torch.Tensor], *, taken: int = 0
     ) -> None:
-        """End on the other ranks what this one has not done of the turn: copies of the buffers ``owed``, the step.
+        """End on the other ranks the rest of this one's turn: copies of the buffers ``owed``, the step.
 
-        ``taken`` operations of the turn have met others of this rank.
+        ``taken`` operations of the turn have met other ones of this rank.
         """
         taken = refuse_copies(owed, self.process_group, error, taken=taken)
         if turn.reduces and self._reducer is not None:
@@ -444,9 +448,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self.process_group.refuse(NAME, error, lambda: self.process_group.communicator.refuse(NAME, error))
 
     def _shadow(self) -> None:
-        """Repeat the collectives of a forward and backward of other ranks, with gradients of zero.
+        """Repeat the collectives of a forward and backward of other ranks, with zero gradients.
 
-        Until all are through, gradients are the means, by which optimizers that join step.
+        Until all have finished, gradients are the means, with which joined optimizers step.
         """
         if self._own_gradients is None:
             self._own_gradients = OwnGradients(self._replicas.parameters())
@@ -456,7 +460,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self._current.shadow()
 
     def _end_join(self, is_last: bool) -> None:
-        """Make all ranks alike, when all are through."""
+        """Make all ranks alike once all have finished."""
         own, self._own_gradients = self._own_gradients, None
         if own is not None:
             own.restore()
@@ -465,7 +469,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self._join_config = _JoinConfig.construct_disabled_join_config()
 
     def _check_parameters(self, trainable: Sequence[torch.nn.Parameter]) -> bool:
-        """Report whether gradients are reduced of ``trainable``, which require them now, and of no others.
+        """Return whether the parameters whose gradients are reduced are exactly ``trainable``, which currently require
+        them.
 
         Raises ``UsageError`` if the module has other parameters than when it was wrapped.
         """
@@ -480,7 +485,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
 
 def _run(module: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Any:
-    """Run ``module``; the compiler begins here: it passes over modules of torch itself that are called from nowhere."""
+    """Run ``module``; the compiler begins here, since it skips modules of torch itself that are called from nowhere."""
     return module(*inputs, **kwargs)
 
 

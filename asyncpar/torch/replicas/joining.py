@@ -1,8 +1,8 @@
-"""Ranks with fewer batches than others: what all ranks say in each forward, and what those do that are through.
+"""Ranks with fewer batches than others: the announcements of all ranks in each forward, and the work of finished ranks.
 
-Under torch's ``Join`` (torch.distributed.algorithms.join) a rank that is through repeats the collectives of the others
-until all are through.  Before each forward all ranks say what they are about to do: so those that are through learn
-which collectives follow, and all learn which ranks are left.
+Under torch's ``Join`` (torch.distributed.algorithms.join) a rank that has finished repeats the collectives of the
+others until all have finished.  Before each forward all ranks announce what they are about to do, so finished ranks
+learn which collectives follow, and all learn which ranks remain.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _OPERATION = "all_gather"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTurn:
-    """What a rank does in a forward and the backward that follows: the same on all ranks that are not through.
+    """The forward of a rank and the backward that follows: the same on all ranks that have not finished.
 
-    ``source`` is the rank whose buffers, and whose order of gradients, count; ``active`` are the ranks that are not
-    through, all where there is no ``Join``.
+    ``source`` is the rank whose buffers, and whose order of gradients, count; ``active`` are the ranks that have not
+    finished, all of them without ``Join``.
     """
 
     reduces: bool
@@ -35,7 +35,7 @@ class ForwardTurn:
 
 
 def agree_on_turn(group: ProcessGroup, own: ForwardTurn | None) -> ForwardTurn:
-    """Return what the ranks do that are not through; ``own`` is None on a rank that is.
+    """Return the turn of the ranks that have not finished; ``own`` is None on a rank that has.
 
     Raises ``UsageError`` on all ranks if they are about to do different things.
     """
@@ -55,7 +55,7 @@ def agree_on_turn(group: ProcessGroup, own: ForwardTurn | None) -> ForwardTurn:
 
 
 def find_last(group: ProcessGroup, *, is_last: bool) -> int:
-    """Return the highest rank of those that were last to be through."""
+    """Return the highest of the ranks that finished last."""
     return int(np.flatnonzero(_exchange(group, [is_last])[:, 0])[-1])
 
 
@@ -73,13 +73,13 @@ def _say(words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> str:
 
 
 class OwnGradients:
-    """The gradients of ``parameters`` as they are now."""
+    """A copy of the gradients of ``parameters``."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._kept = [(each, None if each.grad is None else each.grad.clone()) for each in parameters]
 
     def restore(self) -> None:
-        """Make them the gradients again, in the buckets that there are now."""
+        """Make them the gradients again, in the current buckets."""
         for parameter, gradient in self._kept:
             now = parameter.grad
             if gradient is None or now is None or now.layout is not torch.strided:
@@ -89,16 +89,16 @@ class OwnGradients:
 
 
 class ReplicaJoinHook(JoinHook):
-    """Calls ``shadow`` for each forward and backward of other ranks, and ``end``, when all are through."""
+    """Calls ``shadow`` for each forward and backward of other ranks, and ``end`` once all have finished."""
 
     def __init__(self, shadow: Callable[[], None], end: Callable[[bool], None]) -> None:
         self._shadow = shadow
         self._end = end
 
     def main_hook(self) -> None:
-        """Repeat one forward and backward of the ranks that are not through."""
+        """Repeat one forward and backward of the ranks that have not finished."""
         self._shadow()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the model of a rank that was last to be through."""
+        """Copy the model of a rank that finished last."""
         self._end(is_last_joiner)

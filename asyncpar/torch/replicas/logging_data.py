@@ -1,4 +1,4 @@
-"""Settings, buckets and times of replicas, by the names that torch's class has in ``_get_ddp_logging_data``."""
+"""Settings, buckets and times of replicas, under the names that torch's class has in ``_get_ddp_logging_data``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES: Final[Mapping[torch.dtype, str]] = {
     torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }
-"""Names of dtypes in C++, which torch's class has."""
+"""Names of dtypes in C++, as torch's class has them."""
 
 
 @dataclass(slots=True)
@@ -48,36 +48,36 @@ class _Moments:
 
 
 class PassTimes:
-    """The times of passes that reduce gradients: of the last one that went well, and means of all."""
+    """The times of passes that reduce gradients: of the last successful one, and means of all."""
 
     def __init__(self) -> None:
         self.passes = 0
-        """Those that went well."""
+        """Successful passes."""
         self._now = _Moments()
         self._last = _Moments()
         self._sums: dict[str, int] = {}
 
     def forward_begins(self) -> None:
-        """Say that a forward begins, whose backward reduces gradients."""
+        """Record that a forward begins whose backward reduces gradients."""
         self._now = _Moments(forward=time.time_ns())
 
     def backward_begins(self) -> None:
-        """Say that the first gradient is there."""
+        """Record that the first gradient has arrived."""
         self._now.backward = time.time_ns()
 
     def first_bucket_begins(self) -> None:
-        """Say that the ranks begin to exchange gradients."""
+        """Record that the ranks begin to exchange gradients."""
         self._now.communicates = time.time_ns()
 
     def is_computed(self) -> None:
-        """Say that all gradients of this rank are final."""
+        """Record that all gradients of this rank are final."""
         self._now.computed = time.time_ns()
 
     def is_over(self) -> None:
-        """Say that all gradients are reduced."""
+        """Record that all gradients are reduced."""
         now, self._now = self._now, _Moments()
         if not now.forward or not now.backward or not now.communicates:
-            return  # one that repeats those of other ranks, or a second one after a forward
+            return  # a pass that repeats those of other ranks, or a second one after a forward
         now.over = time.time_ns()
         self.passes, self._last = self.passes + 1, now
         for name, nanoseconds in now.times().items():

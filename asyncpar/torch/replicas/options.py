@@ -1,4 +1,4 @@
-"""Arguments of torch's DistributedDataParallel that have one possible value here.  Pure."""
+"""Arguments of torch's DistributedDataParallel that have a single possible value here.  Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ONLY_VALUES: Final[Mapping[str, tuple[Any, str]]] = {
     "batched_grad_copy": (False, "leave it out: gradients are not copied into buckets one by one"),
     "bucket_cap_mb_list": (None, "pass bucket_cap_mb, or use torch's class"),
 }
-"""The value of each argument, and what to do instead of passing another."""
+"""The value of each argument, and the alternative to passing another."""
 
 
 def check_only_values(given: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` for the first of the arguments ``given`` that has another value than the only one.
+    """Raise ``UsageError`` for the first of the arguments ``given`` that has another value than its only one.
 
     Empty sequences count as None, as in torch's class.
     """

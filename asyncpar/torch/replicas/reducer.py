@@ -1,4 +1,4 @@
-"""Reduce the gradients of replicas while a backward pass goes on.
+"""Reduction of the gradients of replicas during a backward pass.
 
 Theory of operation.  A hook of each parameter moves the gradient into its bucket.  A bucket whose gradients are all
 final is reduced in place, by one all-reduce; buckets begin in the order of the plan, which is the same on all ranks.
@@ -6,14 +6,14 @@ The pass ends when all buckets are reduced, and after them the sparse gradients,
 must agree on more (which parameters were used; the order in which gradients became final, for the next plan), one
 all-reduce of ``_Words`` follows.
 
-So a step is a known sequence of collectives.  A rank that cannot go on takes the places of those that it has not begun,
-with the reason (``fail``); they end on the other ranks, and the next step meets.  Gradients of a step that failed are
-undefined, as some buckets may be reduced; parameters are not touched.
+So a step is a known sequence of collectives.  A rank that cannot continue takes the places of those that it has not
+begun, with the reason (``fail``); they end on the other ranks, and the next step matches again.  Gradients of a failed
+step are undefined, since some buckets may be reduced; parameters are not touched.
 
-``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets of all ranks are there, which
-costs what this saves.  Its plan of buckets and its tuning are.  With a ``GradientHook`` the buckets go through
-its codecs and error feedback instead of one all-reduce each; what a rank has not begun it begins as refused.  A hook of
-torch or of the program does with them what it likes (``comm_hook.py``).
+``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets of all ranks are reduced, which
+costs what this saves.  Its plan of buckets and its tuning are used.  With a ``GradientHook`` the buckets go through its
+codecs and error feedback instead of one all-reduce each; a rank that fails begins the remaining ones as refused.  A
+hook of torch or of the program handles buckets in its own way (``comm_hook.py``).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from asyncpar.torch.work import Work
 
 _OPERATION = "all_reduce"
 _LEAST = np.iinfo(np.int32).min
-"""Is less than what any rank says."""
+"""Less than any value that a rank sends."""
 
 _AT_ONCE: Any = SimpleNamespace(asyncOp=False, timeout=None)
-"""Do what can be done in the calling thread, which computes the backward pass."""
+"""Run in the calling thread where possible, which computes the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class _GradientPass:
     calls: list[int] = field(init=False)
     """How often the gradient of each parameter was accumulated."""
     is_shadow: bool = False
-    """Are all gradients zero, because this rank is through?"""
+    """Whether all gradients are zero because this rank has finished."""
     order: list[int] = field(default_factory=list)
     begun: int = 0
     """The number of buckets begun."""
@@ -88,7 +88,7 @@ class _GradientPass:
 
 
 class GradientReducer:
-    """Averages the gradients of ``replicated`` over ``group``; the hooks live as long as this object."""
+    """Averages the gradients of ``replicated`` over ``group``; its hooks live as long as this object."""
 
     def __init__(self, group: ProcessGroup, replicated: Sequence[Replicated], settings: ReducerSettings) -> None:
         self.group = group
@@ -97,7 +97,7 @@ class GradientReducer:
         self._sparse = [each for each in self.replicated if each.is_sparse]
         self._settings = settings
         self.tuning: ReplicaTuning | None = None
-        """Chooses size and algorithm of the buckets, if there is one."""
+        """Chooses size and algorithm of the buckets, if set."""
         if settings.tuning is not None:
             self.tuning = ReplicaTuning(
                 settings.tuning,
@@ -109,33 +109,33 @@ class GradientReducer:
         self._order: list[str] | None = None
         """The order of gradients that buckets follow, once it is known."""
         self._plan = self._made = plan(replicated, self._bucket_bytes)
-        """The plan of the next pass, which is that of all ranks, and the plan of the buckets that there are."""
+        """The plan of the next pass, equal on all ranks, and the plan of the current buckets."""
         self._adopt(self._make_buckets())
         self._first_sizes = self.bucket_sizes
         self.times = PassTimes()
         self._last_order: list[int] = []
         """Parameters in the order in which their gradients became final in the last pass."""
         self._last_absent: Sequence[int] = ()
-        """Parameters without a gradient on this rank in it."""
+        """Parameters without a gradient on this rank in that pass."""
         self.hook: GradientHook | None = None
-        """Reduces the buckets, if there is one, through a codec."""
+        """Reduces the buckets through a codec, if set."""
         self.comm_hook: CommHook | None = None
-        """Reduces the buckets, if there is one, as torch or the program has it."""
+        """Reduces the buckets by a hook of torch or the program, if set."""
         self.is_on = False
-        """Do backward passes reduce gradients?  Else they accumulate on this rank."""
+        """Whether backward passes reduce gradients; otherwise they accumulate on this rank."""
         self._source = 0
         """The rank whose order of gradients counts."""
         self._factor = 1.0
-        """What means over all ranks are multiplied by."""
+        """The factor of means over all ranks."""
         self._used = np.zeros(len(self.replicated), np.bool_)
         """Parameters with gradients on this rank since the last step."""
         self._expected: list[int] | None = None
-        """With a static graph: how often each gradient is accumulated in a pass, once that is known."""
+        """With a static graph: how often each gradient is accumulated in a pass, once known."""
         self._has_order = False
         self._pass: _GradientPass | None = None
         self._end: weakref.ref[PassEnd] | None = None
         self._failed: list[Waitable] = []
-        """Operations of passes that failed here, which may still be under way."""
+        """Operations of passes that failed here, which may still be in progress."""
         self._recorder = recorder_of(group.communicator)
         self._meter = step_meter(group.communicator, "DistributedDataParallel")
         self._passes = 0
@@ -149,13 +149,13 @@ class GradientReducer:
             finalizer.atexit = False
 
     def reduces(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Report whether these are the parameters whose gradients are reduced."""
+        """Return whether these are the parameters whose gradients are reduced."""
         return len(parameters) == len(self.replicated) and all(
             one is each.parameter for one, each in zip(parameters, self.replicated, strict=True)
         )
 
     def release(self) -> None:
-        """Leave the parameters, of which another reducer takes care or none."""
+        """Detach from the parameters, which belong to another reducer or to none."""
         self.await_failed()
         for finalizer in self._finalizers:
             finalizer()
@@ -166,7 +166,7 @@ class GradientReducer:
         return [bucket.array.nbytes for bucket in self._buckets]
 
     def describe(self) -> LoggingData:
-        """Return settings, buckets and times by torch's names."""
+        """Return settings, buckets and times under torch's names."""
         settings, parameters = self._settings, [each.parameter for each in self.replicated]
         found: LoggingData = {
             "bucket_cap_bytes": settings.bucket_bytes,
@@ -195,7 +195,7 @@ class GradientReducer:
         }
 
     def use(self, hook: GradientHook, *, is_own: bool = False) -> None:
-        """Reduce the buckets through ``hook`` from now on; ``is_own`` says that another reducer of the model has it.
+        """Reduce the buckets through ``hook`` from now on; ``is_own``: another reducer of the model already has it.
 
         Raises ``UsageError`` where buckets are tuned.
         """
@@ -224,26 +224,26 @@ class GradientReducer:
             raise UsageError("tuning: expected no codec and no communication hook with it; leave one of them out")
 
     def watch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Learn when a backward pass begins through ``tensors``, outputs of the module."""
+        """Detect the beginning of a backward pass through ``tensors``, outputs of the module."""
         enter = weakly(self.enter)
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(lambda _: enter())
 
     def adopt_plan(self) -> None:
-        """Make the buckets anew if they are to have another order or size; gradients keep their values."""
+        """Rebuild the buckets if their order or size is to change; gradients keep their values."""
         if self._plan.buckets != self._made.buckets:
             self.await_failed()
             self._adopt(self._make_buckets())
         self._made = self._plan
 
     def set_turn(self, *, source: int, factor: float) -> None:
-        """Take from now on the order of gradients on rank ``source``, and the mean over all ranks times ``factor``."""
+        """Use from now on the order of gradients on rank ``source``, and the mean over all ranks times ``factor``."""
         self._source = source
         self._factor = factor
 
     def shadow(self) -> None:
-        """Take part in a step of other ranks with gradients of zero; gradients become the mean, as on the others."""
+        """Take part in a step of other ranks with zero gradients; gradients become the mean, as on the others."""
         self.await_failed()
         now = self._begin_pass()
         now.is_shadow = True
@@ -254,7 +254,7 @@ class GradientReducer:
         self._complete(now, range(len(self.replicated)))
 
     def fail(self, error: BaseException, *, taken: int = 0) -> None:
-        """End what this rank has not begun of the step on all ranks, with the reason ``error``.
+        """End the rest of this rank's step on all ranks, with the reason ``error``.
 
         ``taken`` places of operations that reduce buckets or exchange words were taken by others.
         """
@@ -282,7 +282,7 @@ class GradientReducer:
             owed = len(self._sparse) + self._exchanges_words
             self._refuse_buckets(self.hook, begun + taken, error)
             taken = 0
-        if isinstance(error, dist.DistBackendError):  # for which ``refuse`` takes no place: it did so before
+        if isinstance(error, dist.DistBackendError):  # for it ``refuse`` takes no place, as it did so before
             error = UsageError(str(error))
         for _ in range(owed - taken):
             self.group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
@@ -291,7 +291,7 @@ class GradientReducer:
     # -- in a backward pass ------------------------------------------------------------------------------------------
 
     def on_gradient(self, index: int) -> None:
-        """Take the gradient of parameter ``index``, which autograd has accumulated."""
+        """Handle the gradient of parameter ``index``, which autograd has accumulated."""
         self._used[index] = True
         bucket = self._bucket_of[index]
         if not self.is_on:
@@ -317,12 +317,12 @@ class GradientReducer:
             raise
 
     def enter(self) -> None:
-        """Learn of the end of this pass, if it is not known yet."""
+        """Register for the end of this pass, unless done already."""
         if self.is_on and (self._end is None or self._end() is None):
             self._end = weakref.ref(PassEnd(weakly(self.end), weakly(self.lose)))
 
     def end(self) -> None:
-        """Complete the step: reduce what is left, and wait for all of it."""
+        """Complete the step: reduce the rest, and wait for all of it."""
         now = self._pass
         self._end = None
         if now is None:
@@ -340,7 +340,7 @@ class GradientReducer:
         self._complete(now, absent)
 
     def _complete(self, now: _GradientPass, absent: Sequence[int]) -> None:
-        """Reduce what is left, where all gradients are in their places; ``absent`` had none in this pass."""
+        """Reduce the rest, with all gradients in their places; ``absent`` had none in this pass."""
         self.times.is_computed()
         try:
             for each in self._sparse:
@@ -382,14 +382,14 @@ class GradientReducer:
         self._used[:] = False
 
     def lose(self) -> None:
-        """Tell the other ranks that an exception has ended the pass."""
+        """Notify the other ranks that an exception has ended the pass."""
         if self._end is not None:  # it has not failed here before
             self.fail(UsageError("an exception has ended the backward pass of this rank; see its traceback there"))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, absent: Sequence[int], used: NDArray[Any], sums: Sequence[torch.Tensor]) -> None:
-        """Make the means the gradients of the parameters; those ``absent`` here have one if they were ``used``."""
+        """Make the means the gradients of the parameters; those ``absent`` here get one if they were ``used``."""
         if self._factor != 1.0 and self.comm_hook is None:
             for reduced in [*(bucket.flat for bucket in self._buckets), *sums]:
                 reduced.mul_(self._factor)
@@ -415,7 +415,9 @@ class GradientReducer:
         return self._settings.bucket_bytes if self.tuning is None else self.tuning.bucket_bytes
 
     def _begin_telling(self, now: _GradientPass) -> NDArray[Any] | None:
-        """Begin to exchange the figures of the pass before, if it was measured; return where those of all ranks go."""
+        """Start exchanging the figures of the previous pass, if it was measured; return the array for those of all
+        ranks.
+        """
         if self.tuning is None or not self.tuning.tells(self._passes):
             return None
         communicator, own = self.group.communicator, self.tuning.told()
@@ -428,7 +430,7 @@ class GradientReducer:
         return told
 
     def _tune(self, told: NDArray[Any] | None) -> None:
-        """Take in what ranks have told in the pass that is over, or measure it."""
+        """Process the figures that ranks exchanged in the finished pass, or measure the pass."""
         if self.tuning is None:
             return
         if told is None:
@@ -444,7 +446,7 @@ class GradientReducer:
             self._replan()
 
     def _replan(self) -> None:
-        """Plan the buckets of the next pass by what all ranks know now."""
+        """Plan the buckets of the next pass by the knowledge common to all ranks."""
         self._plan = plan(self.replicated, self._bucket_bytes, self._order)
 
     def _make_buckets(self) -> list[GradientBucket]:
@@ -462,22 +464,22 @@ class GradientReducer:
 
     @property
     def _exchanges_words(self) -> bool:
-        """Do ranks exchange words at the end of this step?"""
+        """Whether ranks exchange words at the end of this step."""
         return self._settings.finds_unused or not self._has_order
 
     @property
     def _is_recording(self) -> bool:
-        """Is this the first step of a static graph?"""
+        """Whether this is the first step of a static graph."""
         return self._settings.is_static and self._expected is None
 
     def _expected_use(self) -> NDArray[Any]:
-        """Return which parameters other ranks use in each step, where ranks do not exchange that."""
+        """Return the parameters that other ranks use in each step, where ranks do not exchange that."""
         if self._expected is None:
             return np.ones(len(self.replicated), np.bool_)
         return np.array(self._expected) > 0
 
     def _is_final(self, now: _GradientPass, index: int) -> bool:
-        """Is the gradient final that was accumulated just now?"""
+        """Return whether the gradient that was just accumulated is final."""
         now.calls[index] += 1
         if self._settings.is_static:
             return now.calls[index] == (1 if self._expected is None else self._expected[index])
@@ -497,10 +499,10 @@ class GradientReducer:
                 self._begin_full(now)
 
     def _begin_full(self, now: _GradientPass, *, is_last: bool = False) -> None:
-        """Begin the buckets whose turn it is and whose gradients are all there.
+        """Start the buckets whose turn it is and whose gradients are complete.
 
-        The last one begins at the end of the pass, which follows its last gradient: so whatever ends a pass before
-        that, such as a hook of the program, leaves a bucket by which the other ranks are told.
+        The last one begins at the end of the pass, after its last gradient; so whatever ends a pass before that, such
+        as a hook of the program, leaves a bucket by which the other ranks are notified.
         """
         buckets = self._buckets
         turns = len(buckets) if is_last else len(buckets) - 1
@@ -521,7 +523,7 @@ class GradientReducer:
         assert not is_last or now.begun == len(buckets), "all gradients are there"
 
     def _begin_sparse(self, now: _GradientPass, member: Replicated) -> torch.Tensor:
-        """Begin to average a sparse gradient; return what will be the mean."""
+        """Start averaging a sparse gradient; return the tensor of the mean."""
         share = member.sparse_share(self.group.size(), is_zero=now.is_shadow)
         make = sparse_all_reduce(self.group.communicator, share, "sum")
         now.works.append(self.group.start(make, [share], operation=_OPERATION, options=_AT_ONCE))
@@ -601,7 +603,7 @@ class GradientReducer:
         return absent
 
     def _begin_words(self, now: _GradientPass, absent: Sequence[int]) -> NDArray[Any]:
-        """Begin to exchange which parameters were used and, in the first step, the order and numbers of gradients."""
+        """Start exchanging which parameters were used and, in the first step, the order and numbers of gradients."""
         count = len(self.replicated)
         words = np.zeros(count if self._has_order else 4 * count, np.int32)
         words[:count] = self._used
@@ -614,7 +616,7 @@ class GradientReducer:
         return words
 
     def _learn(self, words: NDArray[Any]) -> NDArray[Any]:
-        """Take what the ranks have agreed on; return which parameters were used on some rank."""
+        """Process the agreement of the ranks; return the parameters that were used on some rank."""
         count = len(self.replicated)
         if not self._has_order:
             order, most, least = words[count : 2 * count], words[2 * count : 3 * count], -words[3 * count :]
@@ -632,7 +634,7 @@ class GradientReducer:
         return words[:count]
 
     def await_failed(self) -> None:
-        """Wait for operations of a pass that failed, whose errors were raised then."""
+        """Wait for operations of a failed pass, whose errors were raised then."""
         left, self._failed = self._failed, []
         for work in left:
             with suppress(Exception):

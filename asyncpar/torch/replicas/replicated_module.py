@@ -1,4 +1,4 @@
-"""The parameters and buffers of a module that ranks hold alike: all except those that a program leaves out."""
+"""The parameters and buffers of a module that ranks hold alike: all except those that a program excludes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncpar.torch.replicas.buckets import Replicated
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
-"""The attribute of modules in which torch keeps the names of what DistributedDataParallel leaves out."""
+"""The attribute of modules in which torch keeps the names that DistributedDataParallel excludes."""
 
 _STEPS = "_in_backward_optimizers"
 """The attribute of parameters in which torch keeps optimizers that step during backward."""
@@ -102,7 +102,7 @@ class ReplicatedModule:
         ]
 
     def lines(self, *, has_buffers: bool) -> Iterator[str]:
-        """Yield what must be equal on all ranks, ``has_buffers`` with the buffers."""
+        """Yield the lines that must be equal on all ranks, including buffers if ``has_buffers``."""
         found: list[tuple[str, Callable[..., Any]]] = [("parameter", self.module.named_parameters)]
         if has_buffers:
             found.append(("buffer", self.module.named_buffers))
@@ -116,7 +116,7 @@ class ReplicatedModule:
                 yield f"module {name} with sparse gradients"
 
     def _names(self, named: Callable[..., Iterable[tuple[str, Any]]]) -> dict[Any, str]:
-        """Return the first name of each tensor that is not left out."""
+        """Return the first name of each tensor that is not excluded."""
         found: dict[Any, str] = {}
         for name, tensor in named(remove_duplicate=False):
             if name not in self.ignored:
@@ -125,5 +125,5 @@ class ReplicatedModule:
 
 
 def _is_sparse(owner: torch.nn.Module) -> bool:
-    """Report whether gradients of the module's parameters come as sparse tensors."""
+    """Return whether gradients of the module's parameters are sparse tensors."""
     return isinstance(owner, _EMBEDDINGS) and owner.sparse

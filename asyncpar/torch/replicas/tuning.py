@@ -1,13 +1,13 @@
-"""Tune the buckets of replicas while they train.
+"""Tuning of the buckets of replicas during training.
 
-Theory of operation.  The figures of a pass are known when it is over.  Ranks tell each other beside the buckets of the
-next one, so that no pass waits for them, and a choice is kept for two passes: the first is measured, in the second
-ranks tell.  All ranks hear the same figures, and come to the same next choice.
+Theory of operation.  The figures of a pass are known when it is over.  Ranks exchange them alongside the buckets of the
+next one, so that no pass waits for them, and a choice is kept for two passes: the first is measured, and in the second
+ranks exchange figures.  All ranks receive the same figures and arrive at the same next choice.
 
-A pass that one rank cannot complete fails on all ranks, and all of them forget what they have found.  One that fails on
-some ranks alone (while they wait for its buckets: at a timeout, by an interrupt) leaves them with less than others
-know.  So what ranks tell has the number of passes that they know of, and where that differs, all forget.  If others
-have made other buckets by what they heard in that very pass, later ones end with a mismatch on all ranks, and the
+A pass that one rank cannot complete fails on all ranks, and all of them forget their findings.  A pass that fails on
+only some ranks (while they wait for its buckets: at a timeout, by an interrupt) leaves them with less knowledge than
+others.  So ranks also send the number of passes that they know of, and if that differs, all forget.  If others have
+rebuilt their buckets by the figures received in that very pass, later passes end with a mismatch on all ranks, and the
 module has to be wrapped again.
 """
 
@@ -31,7 +31,7 @@ from asyncpar.torch.process_group import ProcessGroup
 T = TypeVar("T")
 
 BucketBytes = Callable[[int], tuple[int, ...]]
-"""Returns the bytes of the buckets, for the most bytes of one."""
+"""Returns the bytes of the buckets, for the limit of bytes of one."""
 
 _MIB = 1 << 20
 _PASSES = 2
@@ -56,42 +56,42 @@ class ReplicaTuning:
         self._plan_bytes = plan_bytes
         self._tuning = self._on_loop(lambda: StepTuning(config, group.communicator))
         self._own: NDArray[np.float64] | None = None
-        """The figures of the pass that was measured last; None if it has failed."""
+        """The figures of the last measured pass; None if it has failed."""
         self._known = 0
-        """Passes that the present choice is from."""
+        """Number of passes that led to the current choice."""
         self.choice = self._choose()
 
     @property
     def bucket_bytes(self) -> int:
-        """The most bytes of a bucket in the next pass."""
+        """The limit of bytes of a bucket in the next pass."""
         if self.choice.bucket_size_mb == self._first_bytes / _MIB:
             return self._first_bytes
         return max(1, int(self.choice.bucket_size_mb * _MIB))
 
     @property
     def algorithm(self) -> Name | None:
-        """The algorithm of the next pass, None for that of the cost model."""
+        """The algorithm of the next pass; None for that of the cost model."""
         return None if self.choice.algorithm == AUTO else self.choice.name
 
     def tells(self, number: int) -> bool:
-        """Do ranks tell each other their figures in pass ``number``?"""
+        """Return whether ranks exchange their figures in pass ``number``."""
         return number % _PASSES == 0
 
     def all_final(self) -> None:
-        """Say that a pass has nothing left to do but wait."""
+        """Record that a pass has nothing left to do but wait."""
         self._tuning.all_final()
 
     def measure(self) -> None:
-        """Take the figures of the pass that is over."""
+        """Record the figures of the finished pass."""
         self._own = self._on_loop(self._tuning.measure)
 
     def told(self) -> NDArray[np.float64]:
-        """Return what this rank tells: figures, how many passes it knows of, and whether it has figures."""
+        """Return this rank's message: figures, the number of passes it knows of, and whether it has figures."""
         own = np.zeros(FIGURES) if self._own is None else self._own
         return np.array([*own, self._known, self._own is not None])
 
     def hear(self, told: NDArray[Any]) -> None:
-        """Take in what all ranks have told, in rows, and choose."""
+        """Process the messages of all ranks, in rows, and choose."""
         self._own = None
         known, are_measured = told[:, FIGURES], told[:, FIGURES + 1]
         if (known != self._known).any():
@@ -102,7 +102,7 @@ class ReplicaTuning:
             self.choice = self._choose()
 
     def forget(self) -> None:
-        """Begin anew, after a pass that has failed on this rank."""
+        """Start over, after a pass that has failed on this rank."""
         self._own = None
         self._known = 0
         self._tuning.restart()
@@ -110,11 +110,11 @@ class ReplicaTuning:
 
     @property
     def outcome(self) -> TuningOutcome | None:
-        """What was found so far."""
+        """The findings so far."""
         return self._tuning.outcome
 
     def table(self) -> str:
-        """Return what was tried."""
+        """Return the table of trials."""
         return self._tuning.table()
 
     def _choose(self) -> Choice:
@@ -131,5 +131,5 @@ class ReplicaTuning:
         )
 
     def _on_loop(self, function: Callable[[], T]) -> T:
-        """Do what reads the state of the group's operations."""
+        """Run a function that reads the state of the group's operations."""
         return self._group.thread.do(function)

@@ -1,7 +1,7 @@
 """Any ``torch.nn.Module`` on a CUDA device, for ``DistributedDataParallel`` and ``PipelineExecutor``.
 
-Nothing here waits for the device.  A pass runs in the stream that was current where the module was wrapped; autograd
-runs a backward pass in the stream of its forward pass, so that is where gradients are final.
+Nothing here waits for the device.  A pass runs in the stream that was current when the module was wrapped; autograd
+runs a backward pass in the stream of its forward pass, so gradients are final in that stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LossOnDevice: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class CudaParameter:
-    """A parameter of a module, or a buffer, which has no gradient; arrays of both go with the stream of the module."""
+    """A parameter of a module, or a buffer, which has no gradient; arrays of both carry the stream of the module."""
 
     def __init__(self, name: str, tensor: torch.Tensor, stream: int) -> None:
         self.name, self.tensor, self._stream = name, tensor, stream
@@ -35,7 +35,7 @@ class CudaParameter:
 
     @property
     def grad(self) -> Any:
-        """The gradient; reading it makes one of zeros if the tensor has none."""
+        """The gradient; reading it creates one of zeros if the tensor has none."""
         if self.tensor.grad is None:
             self.tensor.grad = torch.zeros_like(self.tensor)
         return self._of_stream(self.tensor.grad)
@@ -55,8 +55,8 @@ class CudaSaved:
 class CudaModuleStage(Stage[CudaSaved]):
     """``module``, which takes and returns one tensor on its device.
 
-    ``parameters`` are those that require gradients, called as in ``module`` behind ``name`` and a dot; optimizers of
-    torch over ``module.parameters()`` change them.  A split backward pass runs the graph twice.
+    ``parameters`` are those that require gradients, with their names in ``module`` after ``name`` and a dot; optimizers
+    of torch over ``module.parameters()`` change them.  A split backward pass runs the graph twice.
     """
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
@@ -85,7 +85,7 @@ class CudaModuleStage(Stage[CudaSaved]):
         return self._parameters
 
     def buffers(self) -> Sequence[CudaParameter]:
-        """Return the buffers, which replicas begin with the values of rank 0."""
+        """Return the buffers, which replicas initialize with the values of rank 0."""
         return self._buffers
 
     def zero_grad(self) -> None:
@@ -95,7 +95,7 @@ class CudaModuleStage(Stage[CudaSaved]):
                     parameter.tensor.grad.zero_()
 
     def set_training(self, training: bool) -> None:
-        """Let the module be trained, or evaluated."""
+        """Set training or evaluation mode of the module."""
         self.module.train(training)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -131,7 +131,7 @@ class CudaModuleStage(Stage[CudaSaved]):
             return torch.zeros_like(entry) if entry.grad is None else entry.grad.contiguous()
 
     def _gradient_of(self, entry: torch.Tensor, y: torch.Tensor, dy: Any) -> Any:
-        """Return the gradient of the input alone; the graph serves once more."""
+        """Return the gradient of the input alone; the graph is used once more later."""
         if not entry.requires_grad:
             return None
         with self.current():
@@ -161,7 +161,7 @@ class CudaModuleStage(Stage[CudaSaved]):
 
     @contextmanager
     def _reporting(self, on_gradient: OnGradient | None) -> Iterator[None]:
-        """Report parameters as autograd is done with them, and those that it does not come to at the end."""
+        """Report parameters once autograd is done with them, and those that it does not reach at the end."""
         if on_gradient is None:
             yield
             return
@@ -181,7 +181,7 @@ class CudaModuleStage(Stage[CudaSaved]):
         report(left, on_gradient)
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return what makes the module's stream the current one of this thread: optimizers run there."""
+        """Return a context that makes the module's stream current in this thread, for optimizers."""
         return nullcontext() if self._torch_stream is None else torch.cuda.stream(self._torch_stream)
 
 

@@ -2,8 +2,8 @@
 
 Theory of operation.  In the graph of a module, the nodes that lead to the input make up its trunk; gradients of
 parameters branch off there.  The first half runs only the trunk, and keeps the gradient that arrives at each node with
-a branch.  The second half runs those nodes once more from there, for their branches alone; so
-nothing of the trunk is computed twice, and every node sees the numbers that it sees in a whole backward pass.
+a branch.  The second half runs those nodes once more from there, for their branches alone; so nothing of the trunk is
+computed twice, and every node sees the same numbers as in a whole backward pass.
 
 A parameter that branches off at several nodes (a tied weight) would be reached from the first one of them through the
 trunk, too.  Its whole gradient is computed in the first half and added in the second.
@@ -25,7 +25,7 @@ from asyncpar.torch.arrays import array_of, tensor_of
 
 
 class _Enter(torch.autograd.Function):
-    """The identity, which does not keep the memory of its input, as a leaf would.
+    """The identity, which does not keep the memory of its input, unlike a leaf.
 
     In the backward pass it passes the gradient to ``sink``.
     """
@@ -75,7 +75,7 @@ class StageInput:
         return entered
 
     def check_unchanged(self) -> None:
-        """Raise ``UsageError`` if the module has changed its input, which is the caller's; release it."""
+        """Raise ``UsageError`` if the module has changed its input, which belongs to the caller; release the input."""
         is_changed = any(one._version != version for one, version in self._versions)
         self._versions.clear()
         self.arguments, self.keywords = (), {}
@@ -83,7 +83,7 @@ class StageInput:
             raise UsageError(f"{self._name}: expected a module that leaves its input as it is, got one that changes it")
 
     def take_gradient(self) -> Array | None:
-        """Return the gradient that has arrived; zeros if none has, None if the input has none."""
+        """Return the accumulated gradient; zeros if none has arrived, None if the input has none."""
         return array_of(self._sink.pop()) if self._sink else self.zeros()
 
     def zeros(self) -> Array | None:
@@ -115,7 +115,7 @@ class Split:
 
 
 def split_graph(root: Any, entry: Node, trainable: Mapping[int, torch.Tensor]) -> Split | None:
-    """Return how to halve the backward pass from the edge ``root`` to the node ``entry``.
+    """Return the division of the backward pass from the edge ``root`` to the node ``entry``.
 
     ``trainable`` are parameters by ``id``.  None if no path leads from the root to ``entry``.
     """
@@ -152,7 +152,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _nodes_from(root: Any) -> tuple[list[Node], dict[Node, set[int]]]:
-    """Return all nodes, each behind those that it leads to, and at which of their inputs gradients arrive."""
+    """Return all nodes, each after those that it leads to, and the inputs of them at which gradients arrive."""
     order: list[Node] = []
     arrivals: dict[Node, set[int]] = {root.node: {root.output_nr}}
     waiting: list[tuple[Node, bool]] = [(root.node, False)]

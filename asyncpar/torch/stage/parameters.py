@@ -83,7 +83,7 @@ class BoundParameter(Parameter):
         self._adopt_gradient(tensor_of(self._grad))
 
     def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
-        """Add to the tensor's gradient, which is all there is, as torch does: one of two bytes is rounded each time."""
+        """Add to the tensor's gradient, the only one, like torch: one of two bytes is rounded each time."""
         if not self.requires_grad:
             return
         total = self.grad
@@ -94,7 +94,7 @@ class BoundParameter(Parameter):
 
     @property
     def has_grad(self) -> bool:
-        """Has the tensor a gradient?"""
+        """Whether the tensor has a gradient."""
         return self.tensor.grad is not None
 
     def zero_grad(self) -> None:
@@ -178,7 +178,7 @@ class ModuleState:
             _check_draws_nothing(name, module)
         self._bound: list[BoundParameter] = []
         self.reported: list[BoundParameter] = []
-        """The parameters that this stage, and not a stage that shares them, reports as final."""
+        """The parameters that this stage, rather than a stage that shares them, reports as final."""
         for place, tensor in self._all.items():
             if not tensor.requires_grad:
                 continue
@@ -202,11 +202,11 @@ class ModuleState:
         return tuple(self._bound)
 
     def trainable_parameter(self, tensor: torch.Tensor) -> BoundParameter:
-        """Return the parameter that ``tensor`` belongs to."""
+        """Return the parameter of ``tensor``."""
         return next(one for one in self._bound if one.tensor is tensor)
 
     def check(self) -> None:
-        """Raise ``UsageError`` unless the module still has the parameters that it had, with their values."""
+        """Raise ``UsageError`` unless the module still has its original parameters, with their values."""
         for held, key, tensor, requires_grad in self._places:
             if held.get(key) is not tensor:
                 raise UsageError(

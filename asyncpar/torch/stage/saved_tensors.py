@@ -1,13 +1,13 @@
 """The memory that autograd keeps between the passes, as a list of blocks.
 
 Theory of operation.  Autograd passes every tensor that it keeps to a hook, and keeps the result of the hook instead.
-Here this is a note: the block of memory, or the parameter, in which the tensor lies, and where.  The blocks, one for
-each piece of memory however many tensors lie in it, are a list of numpy arrays beside the graph; the owner of that list
-can count it, or write it to disk and pass back a copy.  Nothing is copied here.
+Here this is a note: the block of memory, or the parameter, that contains the tensor, and the position.  The blocks, one
+for each piece of memory however many tensors it contains, are a list of numpy arrays beside the graph; the owner of
+that list can count it, or write it to disk and pass back a copy.  Nothing is copied here.
 
-For a parameter the note refers to the parameter, whose value autograd reads where it is then.  So sharded training may
-release parameters between the passes and restore them elsewhere.  Autograd itself cannot see, with hooks, whether what
-it kept was changed meanwhile; so the notes have the versions of tensors.
+For a parameter the note refers to the parameter, whose value autograd reads wherever it is then.  So sharded training
+may release parameters between the passes and restore them elsewhere.  With hooks, autograd itself cannot detect whether
+the tensors it kept were changed meanwhile; so the notes have the versions of tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Blocks: TypeAlias = list[Array | None]
 
 @dataclass(slots=True, eq=False)
 class InBlock:
-    """A tensor that lies in a block."""
+    """A tensor that is contained in a block."""
 
     block: int
     dtype: Any
@@ -41,7 +41,7 @@ class InBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InTensor:
-    """A view of a parameter or buffer; ``offset`` counts from where that begins."""
+    """A view of a parameter or buffer; ``offset`` counts from the beginning of that."""
 
     tensor: torch.Tensor
     version: int
@@ -80,7 +80,7 @@ class SavedTensors:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Note the tensors that autograd keeps of operations in the block."""
+        """Record the tensors that autograd keeps of operations in the block."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
         for tensor, version, note in self._written:
@@ -123,7 +123,7 @@ class SavedTensors:
 
     @contextmanager
     def reading(self, blocks: Blocks) -> Iterator[None]:
-        """Let autograd read the noted tensors from ``blocks``: those of ``take_blocks``, or equal ones."""
+        """Make autograd read the noted tensors from ``blocks``: those of ``take_blocks``, or equal ones."""
         self._blocks = blocks
         try:
             yield
@@ -132,7 +132,7 @@ class SavedTensors:
 
     @contextmanager
     def reading_once(self, blocks: Blocks, later: Sequence[Any]) -> Iterator[None]:
-        """Read as ``reading`` does; the nodes ``later`` will read their tensors again (see ``needed_later``)."""
+        """Read like ``reading``; the nodes ``later`` will read their tensors again (see ``needed_later``)."""
         hooks = [
             hook for node in later for hook in (node.register_prehook(self._enter), node.register_hook(self._leave))
         ]
@@ -146,7 +146,7 @@ class SavedTensors:
                 hook.remove()
 
     def needed_later(self, blocks: Blocks) -> Blocks:
-        """Return ``blocks`` with None for those that are not needed any more."""
+        """Return ``blocks`` with None for those that are no longer needed."""
         needed = {note.block for note in self._notes if note.is_needed_later}
         return [block if place in needed else None for place, block in enumerate(blocks)]
 
@@ -189,7 +189,7 @@ class SavedTensors:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Can a numpy array share the memory of ``tensor``?"""
+    """Return whether a numpy array can share the memory of ``tensor``."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""Any ``torch.nn.Module`` as a stage: what ``PipelineExecutor``, ``ZeroEngine`` and our optimizers train.
+"""Any ``torch.nn.Module`` as a stage for ``PipelineExecutor``, ``ZeroEngine`` and our optimizers.
 
 Theory of operation.  ``forward`` runs the module and keeps autograd's graph, whose memory is in ``saved`` as arrays
 (see ``saved_tensors``), so several micro-batches may be in flight, counted or on disk.  ``backward`` runs the graph in
@@ -6,8 +6,8 @@ the calling thread; autograd adds to the gradients of parameters where our param
 The two halves of a split backward pass run disjoint parts of the graph (see ``graph``).
 
 torch's layers draw random numbers from one generator per process.  A pass with a seed sets the generator and restores
-it afterwards, so what a module draws does not depend on other modules or on the program.  Passes of one process take
-turns for that (``alone``).
+it afterwards, so the random numbers of a module do not depend on other modules or on the program.  Passes of one
+process take turns for that (``alone``).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from asyncpar.torch.stage.saved_tensors import Blocks, SavedTensors
 
 _PATIENCE: Final = 60.0
 _TURN = threading.Lock()
-"""Held while torch's generator, of which a process has one, is set."""
+"""Held while torch's generator, of which each process has one, is set."""
 
 
 @contextmanager
 def alone(what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
     """Hold torch's generator exclusively in the block.
 
-    Raises ``UsageError`` that names ``what`` instead of waiting for ever, as modules would that wait for each other.
+    Raises ``UsageError`` naming ``what`` instead of waiting forever, as modules that wait for each other would.
     """
     if not _TURN.acquire(timeout=patience):
         raise UsageError(
@@ -56,7 +56,7 @@ def alone(what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Seed torch's generator in the block, and restore it after; for a block of ``alone``."""
+    """Seed torch's generator in the block, and restore it afterwards; for a block of ``alone``."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -105,7 +105,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSaved:
-    """The graph of a forward pass and, beside it, the memory of what it needs."""
+    """The graph of a forward pass and the memory that it needs."""
 
     graph: Graph
     blocks: Blocks
@@ -118,26 +118,26 @@ class Later:
     graph: Graph
     blocks: Blocks
     branches: tuple[tuple[Branch, list[Array | None]], ...]
-    """Each with the gradients that arrive there."""
+    """Each branch with the gradients that arrive there."""
     ready: tuple[tuple[torch.Tensor, Array], ...]
-    """Parameters with gradients that were made in the first half."""
+    """Parameters with gradients that were computed in the first half."""
 
 
 class ModuleStage(Stage[ModuleSaved]):
     """``module``, which takes and returns one tensor in the memory of the CPU.
 
-    Arrays and tensors share memory.  The input is an array, or, where no stage comes before, a tuple or dict of arrays
-    that become the arguments of ``module``; then, and for integers, there is no gradient of the input.  Outputs that
-    are not one tensor are a ``UsageError``, and so is a module that changes its input in place.
+    Arrays and tensors share memory.  The input is an array, or, for the first stage, a tuple or dict of arrays that
+    become the arguments of ``module``; then, and for integers, there is no gradient of the input.  Outputs other than
+    one tensor raise ``UsageError``, as does a module that changes its input in place.
 
-    ``parameters`` are those that require gradients when the stage is made, called as in ``module`` behind ``name`` and
-    a dot, each once however often it is used, in the order of the module; others are left alone.  To train parts that
-    share a parameter on one rank, make their stages by ``module_stages``.
+    ``parameters`` are those that require gradients when the stage is created, with their names in ``module`` after
+    ``name`` and a dot, each once however often it is used, in the order of the module; others are left alone.  To train
+    parts that share a parameter on one rank, make their stages by ``module_stages``.
 
-    Passes in training mode (``module.train()``) draw random numbers that follow from ``seed``, ``name`` and how many
-    there were before, so they can be repeated (``Recomputed``); passes of one process take turns for it.  Modules
-    without randomness may do without: ``seed=None``.  A split backward pass gives the same bits as a whole one.
-    What ``module`` draws from elsewhere than torch's generator is not repeated.
+    Passes in training mode (``module.train()``) draw random numbers determined by ``seed``, ``name`` and the number of
+    passes before, so they can be repeated (``Recomputed``); passes of one process take turns for it.  Modules without
+    randomness can pass ``seed=None``.  A split backward pass gives the same bits as a whole one.  Random numbers that
+    ``module`` draws from other sources than torch's generator are not repeated.
 
     ``shared`` are parameters of the module that belong to another stage, which reports them.
     """
@@ -174,7 +174,7 @@ class ModuleStage(Stage[ModuleSaved]):
         return self._forward(x, is_again=False)
 
     def forward_again(self, x: Any) -> tuple[Array, ModuleSaved]:
-        """Compute as ``forward`` does, and leave buffers, such as running averages, as they are."""
+        """Compute like ``forward``, but leave buffers, such as running averages, unchanged."""
         return self._forward(x, is_again=True)
 
     def _forward(self, x: Any, *, is_again: bool) -> tuple[Array, ModuleSaved]:
@@ -269,7 +269,7 @@ class ModuleStage(Stage[ModuleSaved]):
 
     @contextmanager
     def _reporting(self, on_gradient: OnGradient | None) -> Iterator[None]:
-        """Report parameters as autograd is done with them, and those that it does not come to at the end."""
+        """Report parameters once autograd is done with them, and those that it does not reach at the end."""
         if on_gradient is None:
             yield
             return
@@ -299,8 +299,8 @@ class ModuleStage(Stage[ModuleSaved]):
 def module_stages(parts: Mapping[str, torch.nn.Module], *, seed: int | None = 0) -> tuple[ModuleStage, ...]:
     """Return stages of ``parts`` by name, in their order, for one rank.
 
-    A parameter that several of them use is one parameter, of the first one, which reports it.  Its gradient is final
-    when that stage's backward pass is the last one of them, as in all schedules that do not split backward passes.
+    A parameter that several of them use is one parameter, of the first one, which reports it.  Its gradient is final if
+    that stage's backward pass is the last one of them, as in all schedules that do not split backward passes.
 
     ``seed`` is that of each stage.
     """
