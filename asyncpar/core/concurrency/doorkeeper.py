@@ -96,7 +96,7 @@ class Doorkeeper:
         return len(self._strangers)
 
     def before(self, make: Callable[[], asyncio.BaseProtocol]) -> Callable[[], asyncio.Protocol]:
-        """Return a factory of protocols, for a listening socket, that pass what is allowed on to those of ``make``."""
+        """Return a factory of protocols for a listening socket: they pass admitted connections to those of ``make``."""
         return lambda: _Visit(self, make)
 
     def trust(self, transport: asyncio.BaseTransport | None) -> None:

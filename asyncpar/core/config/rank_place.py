@@ -36,7 +36,7 @@ class ForeignPlace:
     """A rank started by ``launcher``; fields are named as in ``LaunchEnvironment``.
 
     ``job`` is equal on all ranks, and unique among jobs that run at the same time; empty if the environment has no such
-    name. ``host`` is the launcher's name of this host, ``hosts`` those of all in order; empty if it does not provide
+    name.  ``host`` is the launcher's name of this host, ``hosts`` those of all in order; empty if it does not provide
     them.
     """
 

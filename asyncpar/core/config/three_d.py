@@ -175,9 +175,9 @@ class ThreeDParallelismConfig:
     ) -> None:
         """Raise ``UsageError`` unless the configuration fits ``world_size`` ranks and, if given, model and batch.
 
-        ``hidden`` and ``heads`` are those of the model, which ranks of a tensor group divide among them. ``vocabulary``
-        is checked for models that need equal slices of it; the layers of this package take any. ``batch`` counts the
-        sequences that all replicas together see in one step.
+        ``hidden`` and ``heads`` are those of the model, which ranks of a tensor group divide among them.
+        ``vocabulary`` is checked for models that need equal slices of it; the layers of this package take any.
+        ``batch`` counts the sequences that all replicas together see in one step.
         """
         if self.world_size != world_size:
             product = f"{self.dp_size}*{self.tp_size}*{self.pp_size}"

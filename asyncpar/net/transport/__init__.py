@@ -1,1 +1,1 @@
-"""Lanes carry frames; links bundle what goes between two ranks; nothing here knows about collectives or actors."""
+"""Lanes, which carry frames, and links, which bundle the traffic of two ranks; no collectives or actors."""

@@ -1,4 +1,4 @@
-"""The accepting side of links: answers proposals, and puts the lanes that follow into service."""
+"""The accepting side of links: answers proposals, and puts the resulting lanes into service."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, WIRE_VERSION, 
 
 
 class StripeAssembler:
-    """Holds connections until all of their lane are there."""
+    """Holds the connections of a lane until all of them are there."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[bytes, str], dict[int, Connection]] = {}
 
     def add(self, terms: LinkTerms, connection: Connection) -> Lane | None:
-        """Take a connection that proved itself; return the lane if it was the last one missing."""
+        """Add an authenticated connection; return the lane if it was the last one missing."""
         if terms.connections == 1:
             return connection
         present = self._waiting.setdefault((terms.token, connection.kind), {})
@@ -54,13 +54,13 @@ class StripeAssembler:
         return StripedLane([present[index] for index in range(terms.connections)])
 
     def drop(self, token: bytes) -> None:
-        """Close what there is of the lane that was agreed on under ``token``: it will not be complete."""
+        """Close the connections of the lane agreed on under ``token``: it will not be complete."""
         for key in [key for key in self._waiting if key[0] == token]:
             for connection in self._waiting.pop(key).values():
                 connection.abort(_unwanted("the other connections of its lane did not come"))
 
     def drop_all(self) -> None:
-        """Close everything that waits."""
+        """Close all waiting connections."""
         for token, _ in list(self._waiting):
             self.drop(token)
 
@@ -70,10 +70,10 @@ def _unwanted(cause: str) -> PeerLost:
 
 
 JOIN_SECONDS = 3.0
-"""How long a call waits for this node to be part of its world before the caller is told to ask again."""
+"""Seconds for which a call waits for this node to join its world before the caller is asked to try again."""
 
 AGREEMENT_SECONDS = 30.0
-"""How long an accepted rank may take to connect."""
+"""Seconds within which an accepted rank must connect."""
 
 _log = logging.getLogger(__name__)
 _Reply = link_pb2.OpenReply
@@ -81,10 +81,10 @@ _REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
 
 
 class Acceptor(link_pb2_grpc.LinkServicer):
-    """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one.
+    """The servicer of a node's links, and the listeners for the kinds of ``lanes`` that have one.
 
-    Once it was started, ``lanes`` are those that work.  ``is_encrypted``: the server that it serves at speaks TLS;
-    ``role_of`` says whose certificate a rank has to show.
+    After the start, ``lanes`` are those that work.  ``is_encrypted``: its server speaks TLS; ``role_of`` returns the
+    role whose certificate a rank has to show.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {FRAMES_METHOD: frames}),))
 
     async def start(self) -> None:
-        """Listen for lanes, if they are wanted.  Raises ``UsageError`` when what is pinned cannot be."""
+        """Start to listen for lanes.  Raises ``UsageError`` if a pinned kind does not work here."""
         for name, listener in list(self._listeners.items()):
             try:
                 await listener.start()
@@ -140,7 +140,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
                 _log.warning("%s do not work here (%s); %s is used %s", title, error, instead, where)
 
     async def stop(self) -> None:
-        """Accept nothing more.  Idempotent."""
+        """Stop accepting.  Idempotent."""
         for listener in self._listeners.values():
             await listener.stop()
         for expiry in self._expiries:
@@ -149,21 +149,21 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         self._gathering.drop_all()
 
     def join(self, links: Links, negotiator: Negotiator) -> None:
-        """Answer for ``links`` from now on."""
+        """Accept lanes for ``links`` from now on."""
         self._links = links
         self._negotiator = negotiator
         self._joined.set()
 
     @property
     def negotiator(self) -> Negotiator:
-        """The rules, once this node is part of a world."""
+        """The negotiator, once this node is part of a world."""
         assert self._negotiator is not None, "the connector has not joined its links yet"
         return self._negotiator
 
     async def wait_for(self, rank: int, *, seconds: float) -> None:
         """Wait for a lane from ``rank``, for ``seconds`` at most.
 
-        Raises ``UsageError`` when ``rank`` asked for something that does not fit this node.
+        Raises ``UsageError`` if the proposal of ``rank`` does not fit this node.
         """
         news = self._news.setdefault(rank, asyncio.Event())
         if rank not in self._misfits:
@@ -181,7 +181,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     async def Open(  # noqa: N802
         self, request: link_pb2.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> link_pb2.OpenReply:
-        """Answer a proposal; where there are certificates, only of who shows the one of the rank it calls as."""
+        """Answer a proposal; with certificates, only if the caller shows that of the rank it claims to be."""
         try:
             check_caller(context, request.job, self._role_of(request.from_rank))
         except AuthenticationError as error:
@@ -207,7 +207,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     async def Withdraw(  # noqa: N802
         self, request: link_pb2.WithdrawRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> link_pb2.WithdrawReply:
-        """Hear that a rank which was accepted can connect no lane: it is lost to this one, as this one is to it."""
+        """Receive notice that an accepted rank can connect no lane: the two are lost to each other."""
         terms = self._find_terms(request.token)
         if terms is not None:
             try:
@@ -311,7 +311,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             news.set()
 
     def _refused(self, error: Exception) -> None:
-        """Log a failed handshake, of whose reason the peer is not told."""
+        """Log a failed handshake; the peer does not learn the reason."""
         line = self._refusals.line(error, now=asyncio.get_running_loop().time())
         if line is not None:
             _log.warning("%s", line)

@@ -1,19 +1,18 @@
-"""Stay awake for an answer that will be here sooner than a sleeper wakes.
+"""Busy polling for an answer that will arrive sooner than a sleeping loop can wake up.
 
-Theory of operation.  An event loop with nothing to do sleeps in the kernel, and to be woken takes longer than a small
-message takes on its way: 20 to 100 us on a virtual machine.  So after a small frame the loop is kept turning for a
-moment.  Every turn asks the kernel for news without sleeping, and all else that is ready gets its turn as ever.  That
-burns a processor, so it is only done where every rank of the host has one, and for as long as it pays: the time doubles
-when something came so soon after it was expected that an awake loop would have seen it come, and halves when nothing
-came or it came later.  This is judged whether the loop was awake or not, so polling that pays again is found again.
-
-Where other processes keep the processors busy, a rank that polls keeps them from running, perhaps its very peer; so no
-rank polls then (see ``CpuPressure``).
+Theory of operation.  An event loop with nothing to do sleeps in the kernel, and waking it takes longer than a small
+message is in transit: 20 to 100 us on a virtual machine.  So after a small frame the loop is kept spinning for a
+moment.  Every turn polls the kernel without sleeping, and everything else that is ready runs as usual.  That burns a
+processor, so it is only done where every rank of the host has one, and for as long as it pays: the time doubles when
+something arrived so soon after it was expected that an awake loop would have received it in time, and halves when
+nothing arrived or it arrived later.  This is judged whether the loop was awake or not, so polling that pays again is
+rediscovered.  Where other processes keep the processors busy, a polling rank keeps them from running, possibly the very
+peer it waits for; so no rank polls then (see ``CpuPressure``).
 
 Pressure on the processors (``CpuPressure``).  Linux counts the time during which some process could run but had no
-processor (pressure stall information).  While this process burns processor time only to be quick, it looks now and then
-how fast that counter grows.  If it grows fast there is no processor to spare, so the burning rests for a while, for
-longer each time, until it harms no process.  Where the system does not count, nothing is ever contended.
+processor (pressure stall information).  While this process burns processor time only for speed, it checks now and then
+how fast that counter grows.  If it grows fast, there is no processor to spare, so polling pauses, for longer each time,
+until it harms no process.  Where the system does not count, there is never contention.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import Final
 
 LOOK_SECONDS: Final = 0.05
 MOST_LOOK_SECONDS: Final = 0.25
-"""A longer time between two looks says nothing: most of it this process was not burning."""
+"""A longer time between two checks proves nothing: for most of it this process was not polling."""
 
 MOST_WAITING: Final = 0.5
-"""Share of the time in which some process may wait for a processor."""
+"""The most time, as a share, for which some process may wait for a processor."""
 
 LEAST_REST_SECONDS: Final = 0.1
 MOST_REST_SECONDS: Final = 2.0
@@ -40,7 +39,7 @@ _PRESSURE = Path("/proc/pressure/cpu")
 
 
 def read_waiting() -> float | None:
-    """Return the seconds, since some time, in which a process waited for a processor; None if they are not counted."""
+    """Return the total seconds in which a process waited for a processor; None if they are not counted."""
     try:
         match = _TOTAL.search(_PRESSURE.read_bytes())
     except OSError:
@@ -49,7 +48,7 @@ def read_waiting() -> float | None:
 
 
 class CpuPressure:
-    """Decides whether processor time may be burnt.  ``read`` is ``read_waiting``, or plays it."""
+    """Decides whether processor time may be burnt.  ``read`` is ``read_waiting``, or simulates it."""
 
     def __init__(self, read: Callable[[], float | None] = read_waiting) -> None:
         self._read = read
@@ -59,7 +58,7 @@ class CpuPressure:
         self._rest = LEAST_REST_SECONDS
 
     def has_to_rest(self, now: float) -> bool:
-        """Say whether to burn nothing at time ``now``.  Ask whenever something is burnt: mostly that is cheap."""
+        """Return whether polling must pause at time ``now``.  Call it before each polling: most calls are cheap."""
         if now < self._rest_until:
             return True
         if now - self._looked < LOOK_SECONDS:
@@ -72,28 +71,30 @@ class CpuPressure:
         if waited - before <= MOST_WAITING * passed:
             self._rest = max(self._rest - passed, LEAST_REST_SECONDS)
             return False
-        self._waited = None  # how it is while nothing is burnt does not count
+        self._waited = None  # the pressure while nothing polls does not count
         self._rest_until = now + self._rest
         self._rest = min(2 * self._rest, MOST_REST_SECONDS)
         return True
 
 
 LONGEST_SECONDS: Final = 200e-6
-"""An ask and its answer, both in Python, take less; so does one segment of a collective."""
+"""A request and its reply, both in Python, take less; so does one segment of a collective."""
 
 SHORTEST_SECONDS: Final = 4e-6
-"""At this length no busy_poll is kept at all."""
+"""At this length there is no polling at all."""
 
 WAKING_SECONDS: Final = 300e-6
-"""What comes to a sleeper would have come to one who is awake sooner by up to this: both ends had to wake, perhaps from
-the deep sleep of an idle machine, and each had to be sent for."""
+"""Most seconds by which an arrival at a sleeping loop may be later than at one that is awake.
+
+Both ends had to be woken up, perhaps from the deep sleep of an idle machine.
+"""
 
 _FEW_TURNS: Final = 2
-"""A busy_poll of fewer turns that lasted much too long says nothing: something else kept the loop busy."""
+"""A poll of fewer turns that lasted much too long proves nothing: something else kept the loop busy."""
 
 
 class SpinPolicy:
-    """Choose for how long to poll.  ``seconds`` is the time for the next wait."""
+    """Chooses how long to poll.  ``seconds`` is the time for the next wait."""
 
     def __init__(self) -> None:
         self.seconds = LONGEST_SECONDS
@@ -123,9 +124,9 @@ class BusyPoll:
         self._clock = clock
         self._patience = SpinPolicy()
         self._since: float | None = None
-        """When something was expected first; None once something came, or nothing for so long that this was judged."""
+        """When something was first expected; None once something came, or nothing for so long that this was judged."""
         self._expected = 0.0
-        """When something was expected last."""
+        """When something was last expected."""
         self._until = 0.0
         self._turns = 0
         self._is_watching = False

@@ -1,9 +1,9 @@
-"""Connect to another rank, over TCP or through a Unix socket of the same host.
+"""Connections to another rank, over TCP or through a Unix socket of the same host.
 
-Unix sockets.  The listening socket has a random name in the abstract namespace, so nothing lies in any file system and
-nothing is left of a process that was killed.  The namespace belongs to the network namespace: for ranks in different
-containers the name does not exist, and the dial fails at once.  Who comes in is asked of the kernel (the user it runs
-as), and then proves itself as on every other lane.
+Unix sockets.  The listening socket has a random name in the abstract namespace, so there is nothing in any file system,
+and nothing remains of a process that was killed.  The namespace belongs to the network namespace: for ranks in
+different containers the name does not exist, and the dial fails at once.  The kernel reports the user of a connecting
+process, which then authenticates itself as on every other lane.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 TRIES = 5
-"""How often a dialer comes back that is turned away, as happens to some when strangers flood the listener."""
+"""Number of tries of a dialer that is turned away, as happens to some when strangers flood the listener."""
 
 PAUSE_SECONDS = 0.01
 
 
 def tcp_medium(link_timeout: float = LINK_SECONDS) -> Medium:
-    """Return what TCP connections have of their own; a peer from which nothing comes for ``link_timeout`` s is lost."""
+    """Return the medium of TCP connections; a peer that sends nothing for ``link_timeout`` s is lost."""
     return Medium(
         kind="tcp",
         prepare=lambda sock: tune_tcp(sock, link_timeout),
@@ -52,7 +52,7 @@ TCP = tcp_medium()
 
 
 class TcpListener(LaneListener):
-    """Accepts lanes on a port of its own choosing; ``porter`` sees who may come in."""
+    """Accepts lanes on a port of its own choosing; ``porter`` decides who is admitted."""
 
     def __init__(self, porter: Porter, *, bind: str) -> None:
         self.port = 0
@@ -87,8 +87,8 @@ async def dial_tcp(
 ) -> StreamLane:
     """Connect to the listener of ``terms.listener`` and return the lane, which is not started yet.
 
-    Raises ``OSError`` (``TimeoutError`` included) when there is no connection, ``AuthenticationError`` when the
-    listener cannot prove itself.
+    Raises ``OSError`` (``TimeoutError`` included) if there is no connection, and ``AuthenticationError`` if the
+    listener cannot authenticate itself.
     """
     for tried in range(1, TRIES):
         try:
@@ -115,7 +115,7 @@ _RETRY_SECONDS = 0.01
 
 
 def has_abstract_sockets() -> bool:
-    """Does this system name Unix sockets without a file, and say who is at their other ends?  (Linux does.)"""
+    """Return whether this system names Unix sockets without a file, and identifies their peers.  (Linux does.)"""
     return sys.platform == "linux" and hasattr(socket, "SO_PEERCRED")
 
 
@@ -135,9 +135,9 @@ UNIX = Medium(kind="shm", prepare=_prepare, may_damage=False)
 
 
 class UnixListener(LaneListener):
-    """Accepts lanes of processes of this host; ``porter`` sees who may come in.
+    """Accepts lanes from processes of this host; ``porter`` decides who is admitted.
 
-    ``name`` is what they dial, once it was started.
+    ``name`` is the name to dial, set by the start.
     """
 
     def __init__(self, porter: Porter) -> None:
@@ -150,7 +150,7 @@ class UnixListener(LaneListener):
         return self.name
 
     async def start(self) -> None:
-        """Take a random name, and accept."""
+        """Choose a random name, and start to accept."""
         self.name = f"asyncpar-{secrets.token_hex(16)}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -174,7 +174,7 @@ class UnixListener(LaneListener):
 async def dial_unix(name: str, terms: LinkTerms, *, secret: bytes, busy_poll: BusyPoll) -> StreamLane:
     """Connect to the listener called ``name`` and return the lane, which is not started yet.
 
-    Raises as ``dial_tcp`` does; ``ConnectionRefusedError`` at once when there is no such name in this namespace.
+    Raises as ``dial_tcp`` does; ``ConnectionRefusedError`` at once if there is no such name in this namespace.
     """
     loop = asyncio.get_running_loop()
     handshake = Handshake.dial(terms, secret=secret, nonce=os.urandom(NONCE_BYTES))
@@ -190,7 +190,7 @@ async def dial_unix(name: str, terms: LinkTerms, *, secret: bytes, busy_poll: Bu
 
 
 async def _connect(name: str) -> socket.socket:
-    """Return a connected socket; waits while the listener's backlog is full, which is all that can take time."""
+    """Return a connected socket; wait while the listener's backlog is full, the only thing that can take time."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:

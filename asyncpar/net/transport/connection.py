@@ -15,7 +15,7 @@ class PartEvents(LaneEvents, Protocol):
     """Events of a connection that carries frames together with other connections."""
 
     def share(self, header: FrameHeader) -> int:
-        """Return how many bytes of the payload come over this connection."""
+        """Return the number of bytes of the payload that come over this connection."""
         ...
 
     def ended(self, header: FrameHeader) -> None:
@@ -28,7 +28,7 @@ class Connection(Lane):
 
     @abstractmethod
     def start_part(self, part: PartEvents) -> None:
-        """Begin to deliver, like ``start``, frames of which perhaps only a share comes over this connection."""
+        """Start to deliver, like ``start``, frames of which possibly only a share comes over this connection."""
 
     @abstractmethod
     def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
@@ -36,22 +36,22 @@ class Connection(Lane):
 
     @abstractmethod
     def hold(self) -> None:
-        """Deliver no further frame for now; inside ``lend``: nor this one, which will be lent for again."""
+        """Deliver no further frame for now; inside ``lend``: nor this one, for which ``lend`` will be called again."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Go on after ``hold``; otherwise do nothing."""
+        """Resume delivery after ``hold``; otherwise do nothing."""
 
     @abstractmethod
     def leave(self, error: PeerLost) -> None:
-        """Close without waiting for it: pending sends end with ``error``, what was sent goes out, for a second at most.
+        """Close without waiting: pending sends end with ``error``; sent frames are flushed, for a second at most.
 
         All lent memory is given back before this returns, and no event follows.  Idempotent.
         """
 
 
 def as_connection(lane: Lane) -> Connection:
-    """Return ``lane``, which can be part of another one.  Raises ``UsageError`` if it cannot."""
+    """Return ``lane`` as a connection that can be part of another lane.  Raises ``UsageError`` if it cannot."""
     if not isinstance(lane, Connection):
         raise UsageError(f"lane {lane.kind!r}: is_striped: its lanes are no Connection; make them one, or leave it out")
     return lane

@@ -1,16 +1,16 @@
-"""Close unauthenticated connections to the gRPC servers of this process before they take what peers need.
+"""Closing of unauthenticated connections to this process's gRPC servers before they exhaust what peers need.
 
-gRPC accepts connections itself and bounds only how many there are: once strangers hold them all, no peer gets in, and
-what a stranger sends before its first call costs memory (an endless header block, say).  The sockets are descriptors of
-this process, though.  A thread looks at them: those that lead to a port of ours and have made no call with the job's
-token are unauthenticated, and ``stranger_limits.choose_evictions`` says which of them to close.  Shutting a socket down
-is enough; gRPC then ends the connection as if the peer had.
+gRPC accepts connections itself and only limits their number: once strangers hold them all, no peer gets in, and data
+that a stranger sends before its first call costs memory (an endless header block, say).  The sockets are descriptors of
+this process, though.  A thread inspects them: those that lead to a port of ours and have made no call with the job's
+token are unauthenticated, and ``stranger_limits.choose_evictions`` decides which of them to close.  Shutting a socket
+down is enough; gRPC then ends the connection as if the peer had.
 
-The thread is one for the process, as the table of descriptors is, and runs while there is a server.  It does not depend
-on an event loop: a flood during a long computation is bounded, too; but the time that a connection waits counts only
-while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.  It needs
-no new descriptor, so that it goes on when there is none left.  Where
-descriptors cannot be listed (``/dev/fd`` does not exist) there is no thread, and gRPC's own limits are all there is.
+There is one thread for the process, as there is one table of descriptors, and it runs while there is a server.  It does
+not depend on an event loop, so a flood during a long computation is bounded, too; but the time that a connection waits
+counts only while its server's event loop takes calls and the process is not stopped, or peers would pass for strangers.
+It needs no new descriptor, so it goes on when none is left.  Where descriptors cannot be listed (``/dev/fd`` does not
+exist) there is no thread, and only gRPC's own limits apply.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from asyncpar.core.heap import give_back_free_memory
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
 
 CALM_SECONDS = 0.5
-"""Time between two looks while every connection is authenticated."""
+"""Seconds between two inspections while every connection is authenticated."""
 
 BUSY_SECONDS = 0.05
-"""Time between two looks while some are not."""
+"""Seconds between two inspections while some are not."""
 
 FLOOD_SECONDS = 0.01
-"""Time between two looks while some send more than a peer does before its first call."""
+"""Seconds between two inspections while some send more than a peer does before its first call."""
 
 _FLOOD_BYTES = 1 << 16
 _TRIM_SECONDS = 0.5
@@ -54,18 +54,18 @@ _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _log = logging.getLogger(__name__)
 
 Peer = tuple[str, int]
-"""Address and port of the other end of a connection; IPv4 addresses in their own form also where IPv6 carries them."""
+"""Address and port of the other end of a connection; IPv4 addresses in IPv4 form even if IPv6 carries them."""
 
 
 class _Connection(msgspec.Struct):
     port: int
     peer: Peer
     waited: float | None = None
-    """Seconds in which it could have made a call; None before the first look at it."""
+    """Seconds in which it could have made a call; None before its first inspection."""
 
 
 class ServerConnections:
-    """The connections of one server: which of them have made a call that the server, on ``loop``, accepted."""
+    """The connections of one server, and which of them have made a call that the server, on ``loop``, accepted."""
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.port = port
@@ -73,29 +73,29 @@ class ServerConnections:
         self._has_answered = True
         self._accepted: dict[Peer, float] = {}
         self.open_strangers = 0
-        """Unauthenticated connections at the last look."""
+        """Unauthenticated connections at the last inspection."""
         self._evicted = 0
         self._told_at = float("-inf")
 
     @property
     def evicted(self) -> int:
-        """Connections that were closed because they had made no accepted call."""
+        """Number of connections closed because they had made no accepted call."""
         return self._evicted
 
     def accept(self, peer: str) -> None:
         """Note that a call of ``peer`` (gRPC's form: ``ipv4:127.0.0.1:4000``) was accepted.  Any thread."""
         place = parse_peer(peer)
-        if place is not None:  # anew each time: it may be another connection from there than the one before
+        if place is not None:  # updated each time: it may be a new connection from the same place
             self._accepted[place] = time.monotonic()
 
     def takes_calls(self) -> bool:
-        """Has the event loop run since this was asked last?"""
+        """Return whether the event loop has run since the last call."""
         has_answered = self._has_answered
         if has_answered:
             self._has_answered = False
             try:
                 self._loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # it is closed, and so is the server soon
+            except RuntimeError:  # it is closed, and the server soon will be
                 return False
         return has_answered
 
@@ -103,17 +103,17 @@ class ServerConnections:
         self._has_answered = True
 
     def is_accepted(self, peer: Peer) -> bool:
-        """Has the connection from ``peer`` made an accepted call?"""
+        """Return whether the connection from ``peer`` has made an accepted call."""
         return peer in self._accepted
 
     def forget_closed(self, live: set[Peer], *, before: float) -> None:
-        """Forget what was accepted ``before`` and is not among the ``live`` connections any more."""
+        """Forget peers accepted ``before`` that are no longer among the ``live`` connections."""
         for peer, since in tuple(self._accepted.items()):
             if since < before and peer not in live:
                 del self._accepted[peer]
 
     def count_evicted(self, count: int, *, now: float) -> None:
-        """Count closed connections, and tell the log once a minute."""
+        """Count closed connections, and log them once a minute."""
         self._evicted += count
         if now - self._told_at >= _TELL_SECONDS:
             self._told_at = now
@@ -127,7 +127,7 @@ class ServerConnections:
 
 
 class ConnectionWatch:
-    """A thread that looks at the connections of registered servers for as long as there is one."""
+    """A thread that inspects the connections of registered servers as long as there is one."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -141,11 +141,11 @@ class ConnectionWatch:
         self._thread: threading.Thread | None = None
 
     def register(self, port: int) -> ServerConnections:
-        """Begin to watch the server at ``port`` of the running event loop, before it takes its first call."""
+        """Start to watch the server at ``port`` of the running event loop, before it takes its first call."""
         server = ServerConnections(port, asyncio.get_running_loop())
         with self._changed:
             self._servers[port] = server
-            self._seen.clear()  # sockets of this port may have been looked at before it was ours
+            self._seen.clear()  # sockets of this port may have been inspected before it was ours
             if os.path.isdir(_DESCRIPTORS) and (self._thread is None or not self._thread.is_alive()):
                 self._spare = self._spare or SpareDescriptor()
                 self._thread = threading.Thread(target=self._run, name="asyncpar connection watch", daemon=True)
@@ -153,7 +153,7 @@ class ConnectionWatch:
         return server
 
     def unregister(self, server: ServerConnections) -> None:
-        """End watching ``server``; the thread ends with the last one."""
+        """Stop watching ``server``; the thread ends with the last one."""
         with self._changed:
             if self._servers.get(server.port) is server:
                 del self._servers[server.port]
@@ -166,7 +166,7 @@ class ConnectionWatch:
             self._release()
 
     def _release(self) -> None:
-        """Close the spare descriptor, unless another server has come meanwhile."""
+        """Close the spare descriptor, unless another server was registered meanwhile."""
         with self._changed:
             spare, self._spare = self._spare, None if self._thread is None else self._spare
         if spare is not None and spare is not self._spare:
@@ -174,7 +174,7 @@ class ConnectionWatch:
 
     @property
     def servers(self) -> int:
-        """How many servers are watched."""
+        """Number of watched servers."""
         return len(self._servers)
 
     def _run(self) -> None:
@@ -183,7 +183,7 @@ class ConnectionWatch:
                 self._changed.wait(self._look(time.monotonic()))
 
     def _look(self, now: float) -> float:
-        """Close what is too much; return the seconds until the next look."""
+        """Close excess connections; return the seconds until the next inspection."""
         descriptors = self._list()
         passed, self._looked_at = min(now - self._looked_at, 2 * CALM_SECONDS), now  # more: the process was stopped
         live: dict[int, dict[Peer, int]] = {port: {} for port in self._servers}
@@ -207,7 +207,7 @@ class ConnectionWatch:
         return FLOOD_SECONDS if is_flood else BUSY_SECONDS if is_busy else CALM_SECONDS
 
     def _list(self) -> dict[int, int]:
-        """Return a descriptor of each open socket of this process, by inode."""
+        """Return one descriptor of each open socket of this process, by inode."""
         sockets = {}
         for descriptor in _open_descriptors():
             try:
@@ -223,7 +223,7 @@ class ConnectionWatch:
         return _Duplicate(self._spare, descriptor)
 
     def _inspect(self, descriptor: int) -> _Connection | None:
-        """Return the connection behind ``descriptor`` if it is one to a server of ours."""
+        """Return the connection behind ``descriptor`` if it leads to a server of ours."""
         with self._duplicate(descriptor) as sock:
             if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
@@ -243,7 +243,7 @@ class ConnectionWatch:
         now: float,
         passed: float,
     ) -> int:
-        """Close what is too much of ``waiting``; return how many bytes all of them have sent."""
+        """Close the excess of ``waiting``; return the number of bytes that all of them have sent."""
         strangers = []
         counted = passed if waiting and server.takes_calls() else 0.0
         for peer, inode in waiting.items():
@@ -266,9 +266,9 @@ class ConnectionWatch:
 
 
 class _Heap:
-    """Gives memory back that floods took: the allocator of the C library keeps what many threads have freed.
+    """Releases memory after floods: the allocator of the C library keeps memory that many threads have freed.
 
-    gRPC frees it while a flood lasts and for seconds after its end, so that the last trims come at growing intervals.
+    gRPC frees it during a flood and for seconds after its end, so the last trims come at growing intervals.
     """
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class _Heap:
         self._trimmed_at = float("-inf")
 
     def look(self, *, is_flood: bool, now: float) -> None:
-        """Take whether there is a flood now; trim at intervals while there is one, and a few times after it."""
+        """Note whether there is a flood now; trim at intervals during one, and a few times after it."""
         if is_flood:
             self._pause = _TRIM_SECONDS
         if self._pause <= _LAST_TRIM_SECONDS and now >= self._trimmed_at + self._pause:
@@ -287,7 +287,7 @@ class _Heap:
 
 
 def _end(sock: socket.socket, peer: Peer) -> None:
-    """Shut the connection to ``peer`` down; gRPC sees its end and closes it."""
+    """Shut down the connection to ``peer``; gRPC detects its end and closes it."""
     try:
         if _place(sock.getpeername()) == peer:  # the descriptor may be another's by now
             sock.shutdown(socket.SHUT_RDWR)
@@ -296,7 +296,7 @@ def _end(sock: socket.socket, peer: Peer) -> None:
 
 
 def _open_descriptors() -> Iterable[int]:
-    """Return the numbers of the open descriptors of this process, or all that may be open if it can open no more."""
+    """Return the open descriptors of this process, or all that may be open if it can open no more."""
     try:
         return [int(name) for name in os.listdir(_DESCRIPTORS)]
     except OSError as error:
@@ -306,7 +306,7 @@ def _open_descriptors() -> Iterable[int]:
 
 
 class _Duplicate:
-    """A socket object for a duplicate of a descriptor inside ``with``; None if it is closed or no socket."""
+    """A socket object for a duplicate of a descriptor inside ``with``; None if it is closed or not a socket."""
 
     def __init__(self, spare: SpareDescriptor, descriptor: int) -> None:
         self._spare = spare
@@ -331,7 +331,7 @@ class _Duplicate:
 
 
 def _bytes_received(sock: socket.socket) -> int:
-    """Return how many bytes the peer has sent; 0 where the system does not tell."""
+    """Return the number of bytes that the peer has sent; 0 if the system does not report it."""
     if _TCP_INFO is None:
         return 0
     try:
@@ -342,13 +342,13 @@ def _bytes_received(sock: socket.socket) -> int:
 
 
 def parse_peer(peer: str) -> Peer | None:
-    """Return the place that gRPC calls ``peer``, None if it is no internet address."""
+    """Return the address and port of gRPC's ``peer``; None if it is not an internet address."""
     place = place_of_peer(peer)
     return None if place is None else _place(place)
 
 
 def _place(name: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
-    """Return address and port in one form, however the system spells them."""
+    """Return address and port in canonical form, however the system spells them."""
     return spell_host(name[0].partition("%")[0]), name[1]
 
 

@@ -1,7 +1,7 @@
-"""Connect the lane that two ranks agreed on: the first of the agreed kinds that works.
+"""Connection of the lane that two ranks agreed on: the first of the agreed kinds that works.
 
-What fails at once in practice: a rank of the same host that is in another container has no Unix socket here, then TCP
-is the lane; TCP does not get through to where gRPC does, then the gRPC stream is.
+Failures that occur at once in practice: a rank of the same host in another container has no Unix socket here, so TCP is
+used; where TCP does not get through but gRPC does, the gRPC stream is.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 
 class LaneDialer:
-    """Connects lanes, and tells once of each kind that does not get through.
+    """Connects lanes, and logs once each kind that does not get through.
 
-    ``carry`` gets every gRPC lane, to run it for as long as it lives, and its channel, to close it then.
+    ``carry`` receives every gRPC lane, to run it as long as it lives, and its channel, to close it then.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LaneDialer:
     ) -> Lane:
         """Return a lane of the first of ``kinds`` that works, not started yet.
 
-        Raises ``PeerLost`` when the last one does not get through either, ``AuthenticationError`` when the peer cannot
-        prove itself.
+        Raises ``PeerLost`` if the last one does not get through either, and ``AuthenticationError`` if the peer cannot
+        authenticate itself.
         """
         rank, (host, _) = terms.listener, split_address(address)
         failed: dict[str, str] = {}
@@ -88,7 +88,7 @@ class LaneDialer:
         raise AssertionError("no kind of lane was agreed on")
 
     def _warn(self, rank: int, failed: Mapping[str, str], instead: str) -> None:
-        """Log once for each kind of lane why it is not used.  A rank that none reaches has ended, which is no news."""
+        """Log once for each kind of lane why it is not used; nothing for a rank that none reaches, which has ended."""
         for name, cause in failed.items():
             if name not in self._told:
                 self._told.add(name)
@@ -96,7 +96,7 @@ class LaneDialer:
 
 
 async def _dial_all(kind: LaneKind, dial: LaneDial) -> Lane:
-    """Return the lane of as many connections as was agreed on.  Raises what the first dial that failed raised."""
+    """Return the lane, of as many connections as agreed on.  Raises the error of the first dial that failed."""
     dials: list[asyncio.Task[Lane]] = []
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -119,7 +119,7 @@ async def _connect(kind: LaneKind, dial: LaneDial) -> Lane:
 
 
 def describe_failure(error: OSError) -> str:
-    """Say why there is no connection, for people."""
+    """Return the reason why there is no connection, as text."""
     if isinstance(error, TimeoutError):
         return "no answer"
     return os_reason(OSError(error.errno, os.strerror(error.errno))) if error.errno else str(error)

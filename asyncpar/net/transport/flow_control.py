@@ -1,10 +1,10 @@
-"""Flow control of a link: when payloads may travel, and how frames meet the receives posted for them.
+"""Flow control of a link: when payloads may be sent, and how frames meet the receives posted for them.
 
-Theory of operation.  A small payload (up to ``EAGER_LIMIT``) travels at once; if no receive is posted for it yet, it
+Theory of operation.  A small payload (up to ``EAGER_LIMIT``) is sent at once; if no receive is posted for it yet, it
 waits in the receiver's ``Inbox``.  The sum of such bytes is bounded by ``EAGER_WINDOW``: the sender's ``Outbox`` spends
 credit for each, and gets it back in a CREDIT frame when the payload has been consumed.  A larger payload, or a small
-one without credit, travels only after a GRANT, which is sent when memory is posted for it.  So memory is bounded, and
-since no frame ever waits in front of another in the channel, operations may complete in any order without a deadlock.
+one without credit, is sent only after a GRANT, which is sent when memory is posted for it.  So memory is bounded, and
+since no frame ever blocks another in the channel, operations may complete in any order without a deadlock.
 
 Both classes only decide; frames to send go through ``emit``.
 """
@@ -23,7 +23,7 @@ EAGER_LIMIT = 64 * 1024
 """Largest payload in bytes that may be sent before it is granted.  Part of the protocol: equal on all ranks."""
 
 EAGER_WINDOW = 4 * 1024 * 1024
-"""Most bytes (with headers) of eager payloads per link and direction that are not consumed yet."""
+"""Most bytes (with headers) of unconsumed eager payloads per link and direction."""
 
 MAX_PENDING = 65_536
 """Most grants and requests per link that wait for their counterpart."""
@@ -42,7 +42,7 @@ class Referee(Protocol):
     """Decisions of the owner of operations about frames."""
 
     def is_stale(self, group: int, sequence: int) -> bool:
-        """Is this operation over here, so that frames for it must be dropped?"""
+        """Return whether this operation is over here, so that frames for it must be dropped."""
         ...
 
     def mismatch(self, header: FrameHeader) -> None:
@@ -69,7 +69,7 @@ class _Landing(msgspec.Struct):
 
 
 class Inbox:
-    """Match arriving frames with posted receives, for one link."""
+    """Matches arriving frames with posted receives, for one link."""
 
     def __init__(self, *, referee: Referee, emit: Callable[[FrameKind, Key, int, int], None]) -> None:
         self._referee = referee
@@ -83,20 +83,20 @@ class Inbox:
 
     @property
     def early_bytes(self) -> int:
-        """Bytes of payloads for which no receive is posted yet."""
+        """Bytes of payloads for which no receive has been posted yet."""
         return self._held
 
     def due_bytes(self, key: Key) -> int:
-        """Return how many bytes are expected for ``key``; 0 if nothing is posted for it."""
+        """Return the number of bytes expected for ``key``; 0 if nothing is posted for it."""
         receive = self._posted.get(key)
         return 0 if receive is None else len(receive.buffer)
 
     def is_arriving(self, key: Key) -> bool:
-        """Is the payload for ``key`` arriving right now?"""
+        """Return whether the payload for ``key`` is arriving right now."""
         return self._landing is not None and self._landing.header.key == key
 
     def take_early(self, key: Key, fingerprint: int, buffer: memoryview) -> bool:
-        """Copy the payload for ``key`` into ``buffer`` if it is already here; True if it was.
+        """Copy the payload for ``key`` into ``buffer`` if it has already arrived; return whether it had.
 
         Raises ``OperationMismatch`` if a payload of another length waits for ``key``.
         """
@@ -122,7 +122,7 @@ class Inbox:
             self._emit(FrameKind.GRANT, key, fingerprint, len(buffer))
 
     def withdraw(self, key: Key) -> bool:
-        """Take back a posted receive; True if its payload is arriving right now, so that the lane must divert."""
+        """Withdraw a posted receive; return True if its payload is arriving right now, so that the lane must divert."""
         receive = self._posted.pop(key, None)
         landing = self._landing
         if receive is None or landing is None or landing.place is not receive:
@@ -133,7 +133,7 @@ class Inbox:
         return True
 
     def forget(self, group: int, sequence: int | None = None) -> None:
-        """Drop what has arrived early for an operation that is over."""
+        """Drop early payloads for an operation that is over."""
         over = (group,) if sequence is None else (group, sequence)
         for key in [key for key in self._early if key[: len(over)] == over]:
             self._consume(len(self._early.pop(key).buffer))
@@ -141,7 +141,7 @@ class Inbox:
             self._requested = {key for key in self._requested if key[: len(over)] != over}
 
     def lend(self, header: FrameHeader) -> memoryview | None:
-        """Say where the payload of an EAGER or BULK frame must land; None drops it."""
+        """Return the memory for the payload of an EAGER or BULK frame; None drops it."""
         key = header.key
         receive = self._posted.get(key)
         if receive is not None and receive.waiter.done():  # cancelled: its memory is not ours any more
@@ -162,7 +162,7 @@ class Inbox:
         return None
 
     def landed(self, header: FrameHeader) -> None:
-        """Complete the payload last lent for."""
+        """Complete the payload for which memory was last lent."""
         landing, self._landing = self._landing, None
         assert landing is not None, "a payload landed that was not lent for"
         key = header.key
@@ -185,7 +185,7 @@ class Inbox:
             self._match_late(key, posted)
 
     def request(self, header: FrameHeader) -> None:
-        """Handle a REQUEST of the peer for a grant for ``header.key``."""
+        """Handle a peer's REQUEST for a grant for ``header.key``."""
         receive = self._posted.get(header.key)
         if receive is not None:
             if receive.fingerprint != header.fingerprint:
@@ -198,9 +198,9 @@ class Inbox:
             self._requested.add(header.key)
 
     def fail(self, error: BaseException) -> None:
-        """End every posted receive with ``error``: nothing more arrives, and nothing may land any more.
+        """End every posted receive with ``error``: nothing more arrives, and nothing may be written any more.
 
-        Payloads that are already here stay, for receives that are posted later.
+        Payloads that have already arrived stay, for receives posted later.
         """
         self._landing = None
         self._requested.clear()
@@ -237,7 +237,7 @@ class Inbox:
         receive.waiter.set_result(None)
 
     def _refuse(self, header: FrameHeader, receive: _Receive) -> None:
-        """Fail a receive for which the peer sends another length than was posted, and drop the payload."""
+        """Fail a receive whose length differs from that of the peer's payload, and drop the payload."""
         del self._posted[header.key]
         if header.kind is FrameKind.EAGER:
             self._return_credit(header.length)
@@ -252,7 +252,7 @@ class Inbox:
         self._return_credit(length)
 
     def _return_credit(self, length: int) -> None:
-        """Give credit back in lumps, so that small messages do not each cost a frame."""
+        """Return credit in batches, so that small messages do not each cost a frame."""
         self._owed += length + HEADER_BYTES
         if self._owed >= EAGER_WINDOW // 4:
             owed, self._owed = self._owed, 0
@@ -275,13 +275,13 @@ def _check_length(key: Key, *, expected: int, got: int) -> None:
 
 
 class SendNow(msgspec.Struct, frozen=True):
-    """The payload may travel as a frame of this kind."""
+    """The payload may be sent as a frame of this kind."""
 
     kind: FrameKind
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A grant must come first; ``ask`` says whether it has to be requested."""
+    """A grant must come first; ``ask``: it has to be requested."""
 
     ask: bool
 
@@ -299,7 +299,7 @@ class Outbox:
         self._grants: dict[Key, tuple[int, int]] = {}
 
     def admit(self, key: Key, length: int) -> SendNow | Wait:
-        """Decide how a payload of ``length`` bytes travels.
+        """Decide how to send a payload of ``length`` bytes.
 
         Raises ``OperationMismatch`` if the receiver granted another length.
         """
@@ -312,7 +312,7 @@ class Outbox:
         return BULK_NOW
 
     def spend(self, length: int) -> bool:
-        """Spend credit for a payload of ``length`` bytes; False if it may not travel eagerly."""
+        """Spend credit for a payload of ``length`` bytes; return False if it may not be sent eagerly."""
         cost = length + HEADER_BYTES
         if length > EAGER_LIMIT or cost > self._credit:
             return False
@@ -326,9 +326,9 @@ class Outbox:
             raise ProtocolError(f"credit: the peer returned {self._credit - EAGER_WINDOW} bytes more than were sent")
 
     def granted(self, header: FrameHeader, length: int) -> None:
-        """Remember a grant that came before its send."""
+        """Store a grant that came before its send."""
         if header.group == MESSAGE_GROUP or self._referee.is_stale(header.group, header.sequence):
-            return  # no operation waits for it any more
+            return  # no operation waits for it any longer
         if len(self._grants) >= MAX_PENDING:
             raise ProtocolError(f"more than {MAX_PENDING} grants wait for a send")
         self._grants[header.key] = (header.fingerprint, length)
@@ -340,13 +340,13 @@ class Outbox:
             del self._grants[key]
 
     def grant_fingerprint(self, key: Key) -> int | None:
-        """Return the fingerprint of the grant that waits for ``key``, if there is one."""
+        """Return the fingerprint of the grant that waits for ``key``; None if there is none."""
         grant = self._grants.get(key)
         return None if grant is None else grant[0]
 
 
 def check_grant(key: Key, granted: int, length: int) -> None:
-    """Raise ``OperationMismatch`` unless the receiver granted what the sender has."""
+    """Raise ``OperationMismatch`` unless the receiver granted the length of the send."""
     if granted != length:
         raise OperationMismatch(
             f"group {key.group:#x} operation #{key.sequence} message {key.tag}: "

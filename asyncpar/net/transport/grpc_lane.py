@@ -1,17 +1,18 @@
-"""The gRPC lane: one bidirectional stream of raw bytes, for wherever only HTTP/2 gets through.
+"""The gRPC lane: one bidirectional stream of raw bytes, for networks where only HTTP/2 gets through.
 
-Frames are packed into chunks of up to 512 KiB; frames that wait together travel together.  Each chunk begins with two
-u32: how many chunks the sender of this one has consumed since it last said so, and the CRC-32 of that and of how many
-chunks went before.  A side never has more than ``WINDOW`` chunks out that the other has not consumed, so whatever gRPC
-buffers on the way is bounded.  A chunk of nothing but this beginning takes no room in the window.
+Frames are packed into chunks of up to 512 KiB; frames that wait together are sent together.  Each chunk begins with two
+u32: how many chunks its sender has consumed since it last reported that, and the CRC-32 of that and of the number of
+preceding chunks.  A side never has more than ``WINDOW`` unconsumed chunks in transit, so the data buffered by gRPC on
+the way is bounded.  A chunk that consists of this prefix alone takes no room in the window.
 
 Where nothing else protects the bytes, each side sends such a chunk once a second, as long as it reads and its loop is
-in time: the bytes of all chunks that it has not consumed although they were written long ago are lost.  A damaged
-length of a message, for one, makes gRPC wait for its end for ever, and swallow all that follows.  These chunks do not
-wait for the window, because what would open it again may be what is lost.
+on time: the bytes of all chunks that it has not consumed although they were written long ago are lost.  A damaged
+length of a message, for one, makes gRPC wait forever for its end, and swallow everything that follows.  These chunks do
+not wait for the window, because the chunk that would open it again may be the one that is lost.
 
-The side that closes says so in a last chunk and then waits for the other side to end the stream: if a server simply
-returned, a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
+The side that closes announces it in a last chunk and then waits for the other side to end the stream: if a server
+simply returned, a client that is writing would get an error, and gRPC would withhold data that has arrived but has not
+been read.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ CHUNK_BYTES = 512 * 1024
 """Larger ones are no faster, and a payload of 1 MiB takes half the time in two chunks, which overlap."""
 
 WINDOW = 16
-"""Most chunks of one direction that are under way."""
+"""Most chunks in transit in one direction."""
 
 FLUSH_SECONDS = 1.0
-"""How long a lane that is closed waits for a peer that takes nothing, or does not end the stream."""
+"""Seconds for which a lane that is closed waits for a peer that takes nothing, or does not end the stream."""
 
 _CHUNK_SECONDS = 4.0
-"""How much longer than an empty chunk a full one may be on its way: only its end is seen.  See ``positions``."""
+"""Seconds by which a full chunk may take longer than an empty one: only its end is seen.  See ``positions``."""
 
 _PREFIX = struct.Struct("<II")
 _NUMBERED = struct.Struct("<IQ")
 _LAST_CHUNK = 0xFFFF_FFFF
-"""What the last chunk of a side says it has consumed."""
+"""The number of consumed chunks in a side's last chunk."""
 
 
 def encode_prefix(consumed: int, number: int) -> bytes:
-    """Return what chunk ``number`` begins with."""
+    """Return the prefix of chunk ``number``."""
     return _PREFIX.pack(consumed, crc32(_NUMBERED.pack(consumed, number)))
 
 
 class GrpcLane(Connection):
-    """A lane over a stream whose handshake is complete.  Its maker must await ``run``, which carries the frames.
+    """A lane over a stream whose handshake is complete.  Its creator must await ``run``, which carries the frames.
 
-    ``protection`` is that of the connection.  ``link_timeout`` is for how many seconds nothing may come of what the
-    peer says it has not got, and for large chunks a little more.
+    ``protection`` is that of the connection.  ``link_timeout`` is the number of seconds for which nothing may arrive of
+    the bytes that the peer reports as missing; for large chunks it is a little more.
     """
 
     kind = "grpc"
@@ -80,11 +81,11 @@ class GrpcLane(Connection):
         self._end_cause = ""
         self._is_closing = False
         self._under_way: deque[int] = deque()
-        """How many bytes were written up to the end of each chunk that takes room in the window."""
+        """Number of bytes written up to the end of each chunk that takes room in the window."""
         self._owed = 0
         self._owes_position = False
         self._was_held = False
-        """Has the reader been held since the last second: then a chunk may take any time."""
+        """Whether the reader has been held since the last second: then a chunk may take any time."""
         self._chunks_sent = self._chunks_received = 0
         self._bytes_written = self._bytes_consumed = 0
         self._positions = Positions(patience=link_timeout, piece_bytes=CHUNK_BYTES, piece_seconds=_CHUNK_SECONDS)
@@ -168,7 +169,7 @@ class GrpcLane(Connection):
         try:
             await self._queue.flush(self._ended, FLUSH_SECONDS)
         except TimeoutError:
-            pass  # the peer takes nothing, or does not end the stream: enough was done for it
+            pass  # the peer takes nothing, or does not end the stream: it had its time
         finally:
             self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
 
@@ -179,7 +180,7 @@ class GrpcLane(Connection):
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader, writer = tasks.create_task(self._read_all()), tasks.create_task(self._write_all())
-                waited: set[asyncio.Future[None]] = {self._ended, reader}  # a cancelled call cancels who reads it
+                waited: set[asyncio.Future[None]] = {self._ended, reader}  # a cancelled call cancels its reader
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
                 reader.cancel()
                 writer.cancel()
@@ -197,7 +198,7 @@ class GrpcLane(Connection):
                         await self._free.wait()
                         left = self._reader.feed(left)
                 except ProtocolError as error:
-                    if not self._is_closing:  # else nothing that comes matters any more
+                    if not self._is_closing:  # else nothing that arrives matters any more
                         self._refuse(error)
                 else:
                     self._return_credit(len(content))
@@ -231,7 +232,7 @@ class GrpcLane(Connection):
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _open_chunk(self, chunk: bytes) -> memoryview:
-        """Take the credit out of one chunk of the peer and return the rest, bytes of frames."""
+        """Process the credit in one chunk of the peer and return the rest, bytes of frames."""
         if not _PREFIX.size <= len(chunk) <= _PREFIX.size + CHUNK_BYTES:
             raise ProtocolError(
                 f"chunk: expected {_PREFIX.size} to {_PREFIX.size + CHUNK_BYTES} bytes, got {len(chunk)}"
@@ -253,14 +254,14 @@ class GrpcLane(Connection):
         return memoryview(chunk)[_PREFIX.size :]
 
     def _return_credit(self, length: int) -> None:
-        """Give credit back in lumps: a chunk with ``length`` bytes of frames is through."""
+        """Return credit in batches: a chunk with ``length`` bytes of frames is consumed."""
         self._bytes_received += length
         self._owed += length > 0
         if self._owed >= WINDOW // 2:
             self._work.set()
 
     def _next_chunk(self) -> bytes:
-        """Return what to write now: frames if there are any and the window allows, or credit; empty for nothing."""
+        """Return the next chunk: frames if there are any and the window allows, or credit; empty for nothing."""
         segments: list[memoryview] = []
         if len(self._under_way) < WINDOW:
             segments = self._writer.segments(CHUNK_BYTES)
@@ -278,7 +279,7 @@ class GrpcLane(Connection):
         return chunk
 
     def _finish(self) -> None:
-        """Take nothing more, send what waits, and say that this was all."""
+        """Accept nothing more, flush waiting frames, and announce the end."""
         self._is_closing = True
         self._events = None
         if self._reader is not None:
@@ -288,7 +289,7 @@ class GrpcLane(Connection):
         self._work.set()
 
     def _tick(self) -> None:
-        """Check, once a second, whether all bytes come."""
+        """Check, once a second, whether all bytes arrive."""
         if self._ended.done() or self._is_closing or self._reader is None:
             return
         loop = asyncio.get_running_loop()
@@ -298,7 +299,7 @@ class GrpcLane(Connection):
             loop.time(),
             sent=self._bytes_sent,
             received=self._bytes_received,
-            is_in_frame=True,  # what gRPC has of a chunk is not seen, so it may always be in one
+            is_in_frame=True,  # gRPC's partial chunks are invisible, so it may always be in one
             is_reading=not self._was_held,
         )
         self._was_held = self._reader.is_held
@@ -306,13 +307,13 @@ class GrpcLane(Connection):
             self._work.set()
 
     def _refuse(self, error: ProtocolError) -> None:
-        """Tell both ends that the bytes that came are not what a peer of ours sends, and end."""
+        """Report to both ends that the received bytes are not those of a valid peer, and end."""
         cause = self._protection.describe(error, self.kind)
         events, self._events = self._events, None
         if events is None:
             self._lose(cause)
         else:
-            self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
+            self.leave(events.lost(cause))  # the owner reports the reason to the peer, over this lane
 
     def _lose(self, cause: str) -> None:
         """Report the end of the channel to the owner, once."""

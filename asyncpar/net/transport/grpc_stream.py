@@ -1,4 +1,4 @@
-"""Bidirectional gRPC streams of raw bytes, both ends alike, with gRPC's errors translated."""
+"""Bidirectional gRPC streams of raw bytes, with the same interface at both ends, and gRPC's errors translated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, grpc.aio.InternalError, asy
 
 
 class StreamEnded(Exception):  # noqa: N818
-    """The stream is over; the message says why, for people."""
+    """The stream is over; the message gives the reason, for people."""
 
 
 class ByteStream(ABC):
@@ -30,7 +30,7 @@ class ByteStream(ABC):
 
     @abstractmethod
     async def agree(self) -> None:
-        """Accept the call, or wait until the peer accepts it: before the first message.  Raises ``StreamEnded``.
+        """Accept the call, or wait until the peer accepts it, before the first message.  Raises ``StreamEnded``.
 
         gRPC replaces the status of a call by an internal error when a message is written between the end of the call
         and the arrival of its status, so a caller that wrote at once would not learn why it was refused.
@@ -42,7 +42,7 @@ class ByteStream(ABC):
 
     @abstractmethod
     async def write(self, message: bytes) -> None:
-        """Send one message; returns when there is room for another.  Raises ``StreamEnded``."""
+        """Send one message; return when there is room for another.  Raises ``StreamEnded``."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -50,9 +50,9 @@ class ByteStream(ABC):
 
 
 class ClientStream(ByteStream):
-    """The end of the side that called.
+    """The caller's end.
 
-    gRPC keeps the connection of a closed channel for as long as there is a call of it, so ``cancel`` lets go of it.
+    gRPC keeps the connection of a closed channel for as long as a call on it exists, so ``cancel`` drops the call.
     """
 
     def __init__(self, call: Call) -> None:
@@ -64,7 +64,7 @@ class ClientStream(ByteStream):
         except _BROKEN as error:
             raise StreamEnded(_describe(error)) from error
         if _ACCEPTED not in metadata:
-            await self.read()  # raises what the call ended with
+            await self.read()  # raises the error that ended the call
             raise StreamEnded("the peer did not accept the stream")
 
     async def read(self) -> bytes:
@@ -94,7 +94,7 @@ class ClientStream(ByteStream):
 
 
 class ServerStream(ByteStream):
-    """The end of the side that was called.  It ends when the handler returns."""
+    """The server's end.  It ends when the handler returns."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -126,7 +126,7 @@ class ServerStream(ByteStream):
 
 def call_frames(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> ClientStream:
     """Open the stream of frames to the server of ``channel``."""
-    untyped: Any = channel  # the stubs know neither raw bytes nor the reading and writing form of a call
+    untyped: Any = channel  # the stubs support neither raw bytes nor the read/write form of a call
     frames = untyped.stream_stream(f"/{SERVICE}/{FRAMES_METHOD}")
     return ClientStream(frames(metadata=metadata))  # does not wait for a server that has gone
 
@@ -152,7 +152,7 @@ async def shake_hands(stream: ByteStream, handshake: Handshake) -> None:
 
 def _describe(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INTERNAL:
-        return "the peer ended the stream"  # this is what a write gets that comes too late
+        return "the peer ended the stream"  # the error of a write that comes too late
     if isinstance(error, grpc.aio.AioRpcError):
         return f"the stream broke: {error.code().name} {error.details() or ''}".rstrip()
     return f"the stream broke: {str(error) or type(error).__name__}"

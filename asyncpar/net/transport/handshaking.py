@@ -1,6 +1,6 @@
-"""Turn fresh connections into lanes: no peer is admitted before the handshake is complete.
+"""Handshakes that turn new connections into lanes: no peer is admitted before its handshake is complete.
 
-When too many connections wait (``PendingConnections``), one leaves, and chance says who.
+When too many connections wait (``PendingConnections``), one of them is closed at random.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 STRANGER_SECONDS = 5.0
-"""How long a connection may stay open without having shown the secret."""
+"""Seconds for which a connection may stay open without having shown the secret."""
 
 PEER_SECONDS = 15.0
-"""How long a peer may take to finish the handshake: its event loop may be busy with a computation."""
+"""Seconds for which a peer may take to finish the handshake: its event loop may be busy with a computation."""
 
 MAX_STRANGERS = 64
 """Most connections of a listener that have not shown the secret; a further one pushes one of them out.
 
-As many may be in their handshake that have shown it; strangers do not push these out.
+As many that have shown it may be in their handshake; strangers do not push these out.
 """
 
 MAX_PER_ADDRESS = 48
-"""Most of them from one address, so that a flood from there leaves some places for everybody else."""
+"""Most of them from one address, so that a flood from there leaves places for others."""
 
 
 class TurnedAwayError(ConnectionResetError):
-    """The listener closed the connection without a word: it knows us not, or had to choose among too many."""
+    """The listener closed the connection silently: it does not know us, or had to choose among too many."""
 
 
 class Medium(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a handshake that differ between kinds of lanes.
 
-    ``prepare`` sets a fresh socket up, and raises ``OSError`` if the peer at its other end is none of ours; ``watch``
-    returns what tells that the peer is dead where the socket does not.  ``may_damage``: bytes may change on the way.
+    ``prepare`` configures a new socket, and raises ``OSError`` if its peer is not one of ours; ``watch`` returns the
+    detector of a dead peer where the socket does not detect it.  ``may_damage``: bytes may change in transit.
     """
 
     kind: str
@@ -61,7 +61,7 @@ def _ignore(_: HandshakeProtocol) -> None: ...
 
 
 class HandshakeProtocol(asyncio.BufferedProtocol):
-    """Runs a handshake; ends ``lane`` with a lane whose reading is paused, or with an error, and the socket closed.
+    """Runs a handshake; ends ``lane`` with a lane whose reading is paused, or with an error and the socket closed.
 
     ``on_stranger`` is called when the connection is made, unless the peer shows the secret at once; ``on_trusted`` when
     it shows it.
@@ -112,17 +112,17 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
 
     @property
     def address(self) -> str:
-        """The address of the peer; "" for a Unix socket, or where there is no connection any more."""
+        """The address of the peer; "" for a Unix socket, or without a connection."""
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return peer[0] if isinstance(peer, tuple) and peer else ""
 
     @property
     def takes_reserve(self) -> bool:
-        """Does this connection take one of the descriptors that the process keeps for itself?"""
+        """Whether this connection takes one of the descriptors that the process reserves for itself."""
         return self._socket is not None and is_reserved(self._socket.fileno())
 
     def fail(self, error: Exception) -> None:
-        """End without a lane, unless there is one; the peer learns nothing."""
+        """End without a lane, unless there is one; the peer is not told why."""
         self._timer.cancel()
         if self.lane.done():
             return
@@ -134,7 +134,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def push_out(self) -> None:
-        """Make room for others, unless the peer has shown the secret by now and only was not heard yet."""
+        """Make room for others, unless the peer has already shown the secret but was not read yet."""
         was_trusted = self.handshake.is_trusted
         if not was_trusted and not self.lane.done():
             try:
@@ -145,13 +145,13 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             self.fail(TimeoutError("too many connections are in their handshake"))
 
     def discard(self) -> None:
-        """Close the connection in whatever state it is."""
+        """Close the connection in any state."""
         self.fail(ConnectionAbortedError("the connection is not needed any more"))
         if self.lane.exception() is None:
             self.lane.result().abort(PeerLost("the connection is not needed any more", cause="cancelled"))
 
     async def finished(self) -> StreamLane:
-        """Wait for the lane; if that is cancelled, nothing is left of the connection."""
+        """Wait for the lane; if this is cancelled, discard the connection."""
         try:
             return await asyncio.shield(self.lane)
         except asyncio.CancelledError:
@@ -159,7 +159,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             raise
 
     def _read_now(self) -> int:
-        """Take what the peer has said already: who says the right thing at once never counts among the strangers."""
+        """Read what the peer has already sent: one that authenticates at once never counts as a stranger."""
         assert self._socket is not None
         try:
             return self._socket.recv_into(self.handshake.buffer())
@@ -193,7 +193,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         )
 
     def _say(self, message: bytes) -> None:
-        """Send on our own descriptor, as the lane does, whose first frame might overtake what a transport buffers."""
+        """Send on our own descriptor, as the lane does: its first frame might overtake data buffered by a transport."""
         assert self._socket is not None
         if message and self._socket.send(message) != len(message):
             raise ConnectionAbortedError("a fresh connection did not take a whole handshake message")
@@ -203,10 +203,10 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
 
 
 class Porter:
-    """Stands behind a listening socket: greets connections, and lets those in that prove themselves.
+    """Guards a listening socket: receives connections, and admits those that authenticate themselves.
 
-    ``find_terms`` is asked what was agreed under a token; ``on_lane`` gets each lane whose peer proved itself, which
-    shares ``busy_poll``.
+    ``find_terms`` returns the terms agreed on under a token; ``on_lane`` receives each lane whose peer is
+    authenticated, which shares ``busy_poll``.
     """
 
     def __init__(
@@ -233,16 +233,16 @@ class Porter:
 
     @property
     def strangers(self) -> int:
-        """Connections that have not shown the secret."""
+        """Number of connections that have not shown the secret."""
         return len(self._strangers)
 
     @property
     def guests(self) -> int:
-        """Connections that have shown the secret, and not answered the challenge yet."""
+        """Number of connections that have shown the secret, but not answered the challenge yet."""
         return len(self._guests)
 
     def greet(self) -> HandshakeProtocol:
-        """Return the protocol for a connection that was accepted."""
+        """Return the protocol for an accepted connection."""
         stranger = HandshakeProtocol(
             Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES)),
             self._medium,
@@ -255,7 +255,7 @@ class Porter:
         return stranger
 
     def turn_away(self) -> None:
-        """End every handshake that is not complete, and those to come; lanes live on."""
+        """End every incomplete handshake, and any later one; lanes live on."""
         self._is_closed = True
         for stranger in (*self._strangers, *self._guests):
             stranger.fail(_stopped())

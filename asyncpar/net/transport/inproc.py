@@ -1,9 +1,9 @@
-"""The inproc lane: ranks of one process hand frames to each other without a byte on any wire.
+"""The inproc lane: ranks of one process pass frames to each other without serializing them.
 
 Two ranks on one loop deliver inside ``send`` (``InprocLane``).  Two ranks on loops of different threads use a
-``ThreadLane``: each end belongs to the loop of its rank; a frame that is sent is copied once and put in the queue of
-the other end, whose loop is woken unless it has been already; it delivers all waiting frames in one callback.  The end
-of the channel travels in the same queue, behind what was sent before.
+``ThreadLane``: each end belongs to the loop of its rank; a frame is copied once when sent and put in the queue of the
+other end, whose loop is woken unless it already has been; it delivers all waiting frames in one callback.  The end of
+the channel goes through the same queue, after the frames sent before it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _LocalLane(Lane):
 
     @abstractmethod
     def _part(self, cause: str) -> None:
-        """End the channel from this side: no event follows here; the other side gets what was sent, then ``cause``."""
+        """End the channel from this side: no event follows here; the other side gets sent frames, then ``cause``."""
 
     @abstractmethod
     def _drain(self) -> None:
-        """Deliver what has come, then the end of the channel if it came."""
+        """Deliver waiting frames, then the end of the channel if it has arrived."""
 
     def _land(self, events: LaneEvents, header: FrameHeader, payload: Payload) -> None:
         """Deliver one frame.  Raises ``ProtocolError`` if it is refused."""
@@ -74,7 +74,7 @@ class ThreadLane(_LocalLane):
         self._loop = loop
         self._peer: ThreadLane = self
         self._queue: deque[tuple[FrameHeader, bytes] | str] = deque()
-        """Frames, and in the end the cause for which there are no more."""
+        """Frames, followed by the cause why there are no more."""
         self._lock = threading.Lock()
         self._is_woken = False
         self._is_over = False
@@ -104,7 +104,7 @@ class ThreadLane(_LocalLane):
             self._peer._put(cause)
 
     def _put(self, item: tuple[FrameHeader, bytes] | str) -> bool:
-        """Hand ``item`` to this end, from any thread; False if its loop is closed."""
+        """Pass ``item`` to this end, from any thread; return False if its loop is closed."""
         self._queue.append(item)
         with self._lock:
             if self._is_woken:
@@ -137,7 +137,7 @@ class ThreadLane(_LocalLane):
 
 
 _MAX_DEPTH = 8
-"""How deep deliveries may nest (a frame that is answered inside its delivery) before the rest goes through the loop."""
+"""How deep deliveries may nest (a frame answered inside its delivery) before the rest goes through the loop."""
 
 
 class InprocLane(_LocalLane):
@@ -187,7 +187,7 @@ class InprocLane(_LocalLane):
             if events is not None:
                 events.lost(cause)
             else:
-                self._is_closed, self._end = False, cause  # not started yet: ``start`` tells it
+                self._is_closed, self._end = False, cause  # not started yet: ``start`` reports it
 
     def _arrive(self, header: FrameHeader, payload: Payload) -> None:
         if self._events is None or self._waiting or self._depth >= _MAX_DEPTH:
@@ -219,7 +219,7 @@ class InprocLane(_LocalLane):
 
 
 class _RankLinks(msgspec.Struct, frozen=True):
-    """The links of a rank, and the loop that they are used on."""
+    """The links of a rank, and the loop on which they are used."""
 
     links: Links
     loop: asyncio.AbstractEventLoop
@@ -231,22 +231,22 @@ class InprocFabric:
     def __init__(self) -> None:
         self._places: dict[int, _RankLinks] = {}
         self._ends: dict[tuple[int, int], ThreadLane] = {}
-        """Ends of channels between loops that were not adopted yet, by (rank, peer)."""
+        """Ends of channels between loops that have not been adopted yet, by (rank, peer)."""
         self._joined: set[frozenset[int]] = set()
         self._lock = threading.Lock()
 
     def join(self, links: Links) -> None:
-        """Make ``links``, which are of the running loop, reachable for the other ranks."""
+        """Make ``links``, which belong to the running loop, reachable for the other ranks."""
         self._places[links.rank] = _RankLinks(links, asyncio.get_running_loop())
 
     def leave(self, rank: int) -> None:
-        """Make ``rank`` unreachable: ranks that connect from now on learn that it is lost."""
+        """Make ``rank`` unreachable: ranks that connect from now on are told that it is lost."""
         self._places.pop(rank, None)
 
     def connect(self, links: Links, rank: int) -> None:
-        """Bring up the link between ``links``, which are of the running loop, and ``rank``.
+        """Bring up the link between ``links``, which belong to the running loop, and ``rank``.
 
-        Raises ``PeerLost`` when it is not there any more.
+        Raises ``PeerLost`` if it is no longer there.
         """
         place = self._places.get(rank)
         if place is not None and place.links.is_closing:
@@ -276,7 +276,7 @@ class InprocFabric:
             ) from None
 
     def _adopt(self, links: Links, peer: int) -> None:
-        """Give ``links`` their end of the channel to ``peer``, unless they have it; on their loop."""
+        """Attach to ``links`` their end of the channel to ``peer``, unless they have it; called on their loop."""
         with self._lock:
             end = self._ends.pop((links.rank, peer), None)
         if end is not None:
@@ -284,7 +284,7 @@ class InprocFabric:
 
 
 class InprocConnector(Connector):
-    """Connects over a fabric."""
+    """Connects ranks over a fabric."""
 
     def __init__(self, fabric: InprocFabric) -> None:
         self._fabric = fabric

@@ -10,13 +10,13 @@ from asyncpar.errors import PeerLost
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameSink, Payload
 
 MAX_FRAME_BYTES = 1 << 36
-"""Longest payload that a lane accepts.  What lands is bounded by what was posted; this bounds what is dropped."""
+"""Longest payload that a lane accepts.  Delivered bytes are bounded by posted receives; this bounds dropped ones."""
 
 
 class CarriedBytes(NamedTuple):
-    """What a channel has carried so far: ``nbytes`` that arrived, in the ``seconds`` in which it had to carry any.
+    """The traffic of a channel so far: ``nbytes`` delivered, in the ``seconds`` in which there were any to deliver.
 
-    Time in which the peer took no more is not among them.  ``is_full``: there is more to send than it takes just now.
+    Time in which the peer accepted no more is excluded.  ``is_full``: there is currently more to send than it accepts.
     """
 
     nbytes: int
@@ -36,27 +36,27 @@ class Sending(ABC):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that the channel has not taken; 0 where that is not known."""
+        """Bytes that the channel has not accepted yet; 0 if that is not known."""
         return 0
 
     @abstractmethod
     def release(self) -> bool:
-        """Give the memory back before this returns; ``done`` is cancelled.
+        """Release the memory before this returns; ``done`` is cancelled.
 
-        A frame that has begun to travel still goes out whole and as it was (from a copy of its rest); one that has not
-        is dropped.  True if the frame goes out, or went; False if the peer will never see it.
+        A frame that is partly sent still goes out whole and unchanged (from a copy of its rest); one that is not is
+        dropped.  Returns True if the frame goes or went out, False if the peer will never see it.
         """
 
 
 LENT_KINDS = frozenset({FrameKind.BULK, FrameKind.STRIPED})
-"""Frames whose payloads stay in the sender's memory; all others are copied if they have to wait."""
+"""Frames whose payloads stay in the sender's memory; all others are copied if they must wait."""
 
 
 class LaneEvents(FrameSink, Protocol):
-    """Events of a lane, for its owner.  All calls come on the event loop and never block."""
+    """Events of a lane, for its owner.  All are called on the event loop and never block."""
 
     def lost(self, cause: str) -> PeerLost:
-        """Report that the channel ended, for any reason; called once.  Returns the error for pending sends.
+        """Report the end of the channel, for any reason; called once.  Returns the error for pending sends.
 
         Never called after ``Lane.close``.
         """
@@ -70,7 +70,7 @@ class Lane(ABC):
     """
 
     kind: str
-    """``inproc``, ``shm``, ``tcp``, ``grpc``: what users write after ``--transport``."""
+    """``inproc``, ``shm``, ``tcp``, ``grpc``: the name that users write after ``--transport``."""
 
     _bytes_sent = _bytes_received = 0
 
@@ -86,46 +86,46 @@ class Lane(ABC):
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the payload that is arriving which have not come; 0 where payloads come whole."""
+        """Bytes still missing from the arriving payload; 0 if payloads arrive whole."""
         return 0
 
     @property
     def round_trip(self) -> float | None:
-        """The least round trip seen lately, in seconds; None where the channel does not know it."""
+        """The least recent round trip, in seconds; None if the channel does not know it."""
         return None
 
     @property
     def delivery(self) -> CarriedBytes | None:
-        """What the channel has carried so far; None where it does not know."""
+        """The traffic of the channel so far; None if it does not know."""
         return None
 
     @abstractmethod
     def start(self, events: LaneEvents) -> None:
-        """Begin to deliver frames to ``events``.  Nothing is delivered before."""
+        """Start to deliver frames to ``events``.  Nothing is delivered before."""
 
     @abstractmethod
     def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
-        """Hand one frame to the channel, which was started; None if ``payload`` may be reused at once.
+        """Hand one frame to the started channel; return None if ``payload`` may be reused at once.
 
         ``payload`` holds ``header.length`` bytes (format ``B``), contiguous or in segments.  Only a BULK frame ever
         returns a ``Sending``: all others are small, and are copied if the channel cannot take them now.  Once the
-        channel has ended, frames vanish.
+        channel has ended, frames are discarded.
         """
 
     @abstractmethod
     def divert(self) -> None:
-        """Forget the memory lent for the frame that is arriving: its other bytes are dropped, ``landed`` not called."""
+        """Stop writing to the memory lent for the arriving frame: drop its other bytes, and do not call ``landed``."""
 
     @abstractmethod
     def abort(self, error: PeerLost) -> None:
-        """Close at once and drop what is queued: pending sends end with ``error``.  Idempotent.  No event follows.
+        """Close at once and drop queued frames: pending sends end with ``error``.  Idempotent.  No event follows.
 
         All lent memory is given back before this returns.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Flush what was sent (for at most a second), then close.  Idempotent.  No event follows."""
+        """Flush sent frames (for at most a second), then close.  Idempotent.  No event follows."""
 
 
 def fail_future(future: asyncio.Future[None], error: BaseException) -> None:

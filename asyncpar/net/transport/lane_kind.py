@@ -1,8 +1,8 @@
 """A kind of lane: its name, its costs, and the functions that dial and accept a lane of it.
 
 ``lane_kinds`` has the registry.  Two ranks first agree by gRPC on the kinds that both can use (see ``negotiation``).
-The side that accepts then waits at its listeners, and the side that dials tries the kinds in turn.  Both sides prove
-to each other that they hold the secret (``wire.handshake``) before a lane is handed over.
+The accepting side then waits at its listeners, and the dialing side tries the kinds in turn.  Both prove to each other
+that they hold the secret (``wire.handshake``) before a lane is handed over.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from asyncpar.net.wire.handshake import LinkTerms
 class LaneDial:
     """One lane, or one connection of a lane, to be dialed.
 
-    ``host`` and ``server`` (``host:port``) are the peer's, as this rank reaches it.  ``place`` is what the peer's
-    listener of this kind says of itself, not trusted; empty if it has none.  ``terms`` are proved in the handshake.
-    ``carry`` runs a gRPC lane for as long as it lives and closes its channel then.
+    ``host`` and ``server`` (``host:port``) are the peer's, as reached from this rank.  ``place`` is the address claimed
+    by the peer's listener of this kind, not trusted; empty if it has none.  ``terms`` are proved in the handshake.
+    ``carry`` runs a gRPC lane as long as it lives and closes its channel then.
     """
 
     host: str
@@ -46,8 +46,8 @@ class LaneDial:
 class LaneGate:
     """The settings and callbacks of a listener.
 
-    ``bind`` is the address to listen at.  ``find_terms`` returns what was agreed under a token; ``on_lane`` takes each
-    lane whose peer proved itself, and ``on_refused`` why another one did not.
+    ``bind`` is the address to listen at.  ``find_terms`` returns the terms agreed on under a token; ``on_lane``
+    receives each lane whose peer is authenticated, and ``on_refused`` the error of any other.
     """
 
     bind: str
@@ -65,15 +65,15 @@ class LaneListener(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The address at which a dialer finds the listener: a port, a name.  Known once it was started."""
+        """The address at which a dialer finds the listener: a port, a name.  Known after the start."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Listen.  Raises ``OSError`` where this kind does not work, ``UsageError`` for a wrong setting."""
+        """Start to listen.  Raises ``OSError`` if this kind does not work, ``UsageError`` for a wrong setting."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Accept nothing more and end all handshakes.  Idempotent; lanes live on."""
+        """Stop accepting and end all handshakes.  Idempotent; lanes live on."""
 
 
 def _is_there() -> str:
@@ -82,18 +82,18 @@ def _is_there() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneKind:
-    """A kind of lane as ``lane_kinds.register_lane`` takes it.
+    """A kind of lane, to be passed to ``lane_kinds.register_lane``.
 
-    ``name`` is what users write after ``transport=``, and ``Lane.kind`` of its lanes.  ``costs`` are what the cost
-    model reckons with where the kind is pinned; of kinds that two ranks share, the one of least latency is tried first.
-    ``dial`` connects a lane that is not started yet: it raises ``OSError`` where another kind may still work.
-    ``listen`` makes the listener; None: lanes come in through the node's gRPC server.
+    ``name`` is the name that users write after ``transport=``, and ``Lane.kind`` of its lanes.  ``costs`` are used by
+    the cost model if the kind is pinned; of the kinds that two ranks share, the one of least latency is tried first.
+    ``dial`` connects a lane that is not started yet: it raises ``OSError`` if another kind may still work.  ``listen``
+    makes the listener; None: lanes come in through the node's gRPC server.
 
-    ``title`` is how log messages call it.  ``is_local``: it joins ranks of one host only.  ``is_encrypted``: it uses
-    the certificates of the job, so it may leave the host where there are some.  ``is_striped``: its lanes are of type
-    ``Connection``, of which several may be one lane.  ``shares_memory``: ranks that pin it want shared memory, too.
-    ``absence`` returns why it cannot be used on this machine, or an empty text.  ``attempt`` returns what was tried in
-    vain, for people.
+    ``title`` is its name in log messages.  ``is_local``: it joins ranks of one host only.  ``is_encrypted``: it uses
+    the certificates of the job, so it may leave the host if there are some.  ``is_striped``: its lanes are of type
+    ``Connection``, of which several may form one lane.  ``shares_memory``: ranks that pin it want shared memory, too.
+    ``absence`` returns the reason why it cannot be used on this machine, or an empty text.  ``attempt`` describes a
+    failed attempt, for people.
     """
 
     name: str
@@ -126,7 +126,7 @@ class LaneKind:
         return self.title or self.name
 
     def describe_attempt(self, dial: LaneDial, error: OSError, why: str) -> str:
-        """Return as text what was tried and ``why`` it failed."""
+        """Describe the failed attempt, and ``why`` it failed."""
         if self.attempt is not None:
             return self.attempt(dial, error, why)
         return f"no {self.described} connection to {dial.place or dial.server} ({why})"

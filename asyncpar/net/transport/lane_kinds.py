@@ -1,6 +1,6 @@
 """The registry of lanes between processes, and the lanes that come with asyncpar: shm, tcp, grpc.
 
-``register_lane`` makes a kind of lane known in this process.  Ranks use it with all ranks that know it, too.
+``register_lane`` makes a kind of lane known in this process, which uses it with all ranks that know it, too.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _PORT_DIGITS = 5
 
 
 def register_lane(kind: LaneKind) -> None:
-    """Make ``kind`` known by its name.  Raises ``UsageError`` for a name that is taken."""
+    """Register ``kind`` under its name.  Raises ``UsageError`` for a name that is taken."""
     LANES.register(kind)
 
 
 def unregister_lane(name: str) -> None:
-    """Forget the lane called ``name``.  Raises ``UsageError`` if there is none."""
+    """Unregister the lane called ``name``.  Raises ``UsageError`` if there is none."""
     LANES.unregister(name)
 
 
 def parse_transport(name: str | None, *, besides: tuple[str, ...] = ()) -> str | None:
-    """Return the name of the lane kind ``name``; None, for None and the empty string: choose the best.
+    """Return the name of the lane kind ``name``; None for None and the empty string: choose the best.
 
-    ``package.module:NAME`` imports the module and registers the ``LaneKind`` that it calls NAME.  ``besides`` names
-    others that are known where this is called.  Raises ``UsageError`` for an unknown name.
+    ``package.module:NAME`` imports the module and registers its ``LaneKind`` called NAME.  ``besides`` are other names
+    that the caller knows.  Raises ``UsageError`` for an unknown name.
     """
     if not name:
         return None
@@ -82,7 +82,7 @@ def _register_from(module: str, name: str) -> str:
 
 
 def lane_kind(name: str) -> LaneKind:
-    """Return the kind called ``name``, which is known."""
+    """Return the kind called ``name``.  Raises ``UsageError`` if it is unknown."""
     kind = LANES.get(name)
     if kind is None:
         raise UsageError(f"lane: expected one of {', '.join(LANES.names)}, got {name!r}")
@@ -90,7 +90,7 @@ def lane_kind(name: str) -> LaneKind:
 
 
 def usable_lanes(pinned: str | None) -> tuple[str, ...]:
-    """Return the kinds of lanes to use, best first.  Raises ``UsageError`` if a pinned one cannot be used here."""
+    """Return the names of usable kinds, best first.  Raises ``UsageError`` if a pinned one cannot be used here."""
     if pinned is not None:
         absence = lane_kind(pinned).absence()
         if absence:
@@ -175,9 +175,9 @@ TCP = LaneKind(
 
 
 async def _dial_grpc(dial: LaneDial) -> GrpcLane:
-    """Open a stream on a channel of its own: streams of one channel share its TCP connection.
+    """Open a stream on a channel of its own: streams of one channel would share its TCP connection.
 
-    The token goes with the call, because interceptors slow streams down.
+    The token is passed with the call, because interceptors slow streams down.
     """
     credentials, rank = dial.credentials, dial.terms.listener
     role = None if credentials is None else credentials.role_of(rank)
@@ -213,4 +213,4 @@ GRPC = LaneKind(
 )
 
 LANES: Registry[LaneKind] = Registry("lane", (SHM, TCP, GRPC), reserved=("inproc",))
-"""The kinds of lanes by name; ``with LANES.registered(kind):`` adds one for a while."""
+"""The kinds of lanes by name; ``with LANES.registered(kind):`` adds one temporarily."""

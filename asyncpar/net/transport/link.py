@@ -1,4 +1,4 @@
-"""A link: everything that goes between this rank and one other, over the lane that was negotiated."""
+"""A link: all traffic between this rank and one other, over the negotiated lane."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTROL_LIMIT = 64 * 1024
 """Most bytes of a control frame's payload."""
 
 _TAKEN_BACK = 1
-"""Fingerprint of a REQUEST in the message group that says: this message will not come after all."""
+"""Fingerprint of a REQUEST in the message group that withdraws an announced message."""
 
 _LENGTH_KINDS = frozenset({FrameKind.REQUEST, FrameKind.GRANT, FrameKind.CREDIT, FrameKind.CHUNK, FrameKind.FREED})
 _PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
@@ -35,7 +35,7 @@ _PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
 class Link:
     """Sends, receives and control frames to and from one peer.  One event loop, never blocks.
 
-    Order between different keys is not promised; a key is used once.  When the peer is lost, everything pending ends
+    Order between different keys is not guaranteed; a key is used once.  When the peer is lost, everything pending ends
     with ``PeerLost`` and everything new raises it.
     """
 
@@ -84,13 +84,13 @@ class Link:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that left for the peer, over the lane or through memory."""
+        """Bytes sent to the peer, over the lane or through shared memory."""
         shared = 0 if self._exchange is None else self._exchange.exporter.bytes_sent
         return shared + (0 if self._lane is None else self._lane.bytes_sent)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that came from the peer, over the lane or through memory."""
+        """Bytes received from the peer, over the lane or through shared memory."""
         shared = 0 if self._exchange is None else self._exchange.importer.bytes_received
         return shared + (0 if self._lane is None else self._lane.bytes_received)
 
@@ -100,9 +100,9 @@ class Link:
         return self._lane
 
     def attach(self, lane: Lane) -> None:
-        """Put the negotiated lane into service and send what has been waiting for it.
+        """Put the negotiated lane into service and send everything that waits for it.
 
-        A lane that comes too late, to a link that is lost or already in service, is closed.
+        A lane that arrives too late, for a link that is lost or already in service, is closed.
         """
         if self.error is not None or self._lane is not None:
             lane.abort(self.error or PeerLost("the link already has a lane", rank=self.peer, cause="second lane"))
@@ -110,14 +110,14 @@ class Link:
         self._lane = lane
         lane.start(self)
         backlog, self._backlog = self._backlog, []
-        for send in backlog:  # all of it, even if the lane breaks over it: then the rest ends with the loss
+        for send in backlog:  # all of it, even if the lane breaks meanwhile: then the rest ends with the loss
             send()
 
     def post(self, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
-        """Receive into ``buffer`` what the peer sends for ``key``; None if it is already there.
+        """Receive into ``buffer`` the peer's payload for ``key``; return None if it has already arrived.
 
-        What came before the peer was lost can still be received.  To stop waiting, ``withdraw``: cancelling the future
-        alone does not stop a payload that is arriving.
+        Payloads that arrived before the peer was lost can still be received.  To stop waiting, call ``withdraw``:
+        cancelling the future alone does not stop a payload that is arriving.
         """
         if self._inbox.take_early(key, fingerprint, buffer):
             return None
@@ -128,13 +128,13 @@ class Link:
         return waiter
 
     def missing_bytes(self, key: Key) -> int:
-        """Return how many bytes of what is posted for ``key`` have not come."""
+        """Return the number of bytes still missing of the receive posted for ``key``."""
         if self._lane is not None and self._inbox.is_arriving(key):
             return self._lane.missing_bytes
         return self._inbox.due_bytes(key)
 
     def withdraw(self, key: Key) -> None:
-        """Take back a posted receive: its memory is not written any more once this returns."""
+        """Withdraw a posted receive: its memory is not written any more once this returns."""
         if self._inbox.withdraw(key) and self._lane is not None:
             self._lane.divert()
 
@@ -147,7 +147,7 @@ class Link:
         expected = self._outbox.grant_fingerprint(key)
         if expected is not None and expected != fingerprint:
             self._referee.mismatch(self._header(FrameKind.GRANT, key, expected, 8))
-            decision: SendNow | Wait = Wait(ask=False)  # until the operation fails, which knows more than lengths
+            decision: SendNow | Wait = Wait(ask=False)  # until the operation fails, whose error says more than lengths
         else:
             decision = self._outbox.admit(key, len(payload))
         if isinstance(decision, SendNow):
@@ -161,7 +161,7 @@ class Link:
     def send_message(self, payload: Payload) -> Sending | None:
         """Send an actor message; messages to one peer are delivered in order.
 
-        Raises ``UsageError`` for one that is too long for the peer.
+        Raises ``UsageError`` for a message that is too long for the peer.
         """
         if len(payload) > self._max_message_bytes:
             raise UsageError(
@@ -180,11 +180,11 @@ class Link:
         return MessageSending(sending, lambda: self._take_back(key))
 
     def deliver_to(self, on_message: OnMessage) -> None:
-        """Let ``on_message`` have the messages that come from now on."""
+        """Deliver messages to ``on_message`` from now on."""
         self._messages.deliver = on_message
 
     def control(self, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
-        """Send a control frame; never waits, and is dropped when the peer is lost."""
+        """Send a control frame without waiting; it is dropped if the peer is lost."""
         if self.error is not None:
             return
         if self._lane is None:
@@ -201,9 +201,9 @@ class Link:
             self._waiting.pop(key).release()
 
     def fail(self, error: PeerLost) -> None:
-        """End everything that waits on the peer, and all that will, with ``error``.
+        """End everything that waits for the peer, now and later, with ``error``.
 
-        Whatever still comes is dropped.  What the lane already has goes out, if the lane lives.
+        Anything that still arrives is dropped.  Frames already handed to the lane go out, if the lane lives.
         """
         if self.error is not None:
             return
@@ -294,7 +294,7 @@ class Link:
         self._emit(kind, key, READS if reads else fingerprint, value)
 
     def _moved(self, header: FrameHeader, offset: int) -> None:
-        """Handle a chunk of shared memory that changes hands."""
+        """Handle a chunk of shared memory that changes owner."""
         if self._exchange is None or header.group != MESSAGE_GROUP:
             raise ProtocolError(f"{header.kind.name} frame: the ranks of this link share no memory")
         self._exchange.moved(header, offset)

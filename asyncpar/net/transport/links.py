@@ -1,4 +1,4 @@
-"""All links of one rank: opened by need, watched for loss, closed together."""
+"""All links of one rank: opened on demand, watched for loss, closed together."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from asyncpar.net.transport.shared import SharedMemory
 from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key, Payload
 
 LEFT = "it left the world"
-"""The ``cause`` of a loss that is none: the rank has closed its links in good order."""
+"""The ``cause`` when a rank is gone but did not fail: it has closed its links in good order."""
 
 _REASON_SECONDS = 0.2
-"""How long the end of a rank waits for its goodbye, and for the end of another rank that explains it."""
+"""Seconds for which the end of a rank is held back: its goodbye, or another rank's end, may explain it."""
 
 _REASON_BYTES = 1024
 
 _LAST_SECONDS = 0.05
-"""How long a rank that closes its links waits for peers to which nothing needs to be sent any more."""
+"""Seconds for which a rank that closes its links waits for peers to which nothing needs to be sent any more."""
 
 MAX_MESSAGE_BYTES = 1 << 30
 MESSAGE_BUDGET = 64 << 20
@@ -53,24 +53,23 @@ class Connector(ABC):
     async def connect(self, links: Links, rank: int) -> None:
         """Bring up the link to ``rank``.
 
-        On return ``links.adopt`` has been called for it, by us or by the side that accepts connections.
-
-        Raises ``PeerLost`` when the peer cannot be reached.
+        On return ``links.adopt`` has been called for it, by us or by the side that accepts connections.  Raises
+        ``PeerLost`` if the peer cannot be reached.
         """
 
     @abstractmethod
     def default_lane(self, rank: int) -> str:
-        """Return the lane kind that will be used with ``rank``, as far as it is known before the link is up."""
+        """Return the kind of lane that will be used with ``rank``, as far as it is known before the link is up."""
 
 
 T = TypeVar("T")
 
 
 class OperationEvents(Protocol):
-    """The owner of collective operations, as links see it: questions and events."""
+    """The owner of collective operations, as links see it: queries and events."""
 
     def is_stale(self, group: int, sequence: int) -> bool:
-        """Is this operation over here, so that frames for it must be dropped?"""
+        """Return whether this operation is over here, so that frames for it must be dropped."""
         ...
 
     def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
@@ -86,16 +85,16 @@ class OperationEvents(Protocol):
         ...
 
     def job_ends(self, error: PeerLost) -> None:
-        """End everything that is awaited with ``error``: the whole job ends because of a lost rank."""
+        """End every wait with ``error``: the whole job ends because of a lost rank."""
         ...
 
     def closed(self, error: PeerLost) -> None:
-        """End everything that is pending with ``error``: this rank leaves."""
+        """End every pending operation with ``error``: this rank leaves."""
         ...
 
 
 class _NoOperations:
-    """Stands in until a group is made: early frames wait, nothing is stale."""
+    """A stand-in until a group is made: early frames wait, nothing is stale."""
 
     def is_stale(self, group: int, sequence: int) -> bool:  # noqa: ARG002
         return False
@@ -108,20 +107,20 @@ class _NoOperations:
 
 
 class _LinkReferee:
-    """The calls of one link to the owner of operations."""
+    """The calls from one link to the owner of operations."""
 
     def __init__(self, operations: OperationEvents, rank: int) -> None:
         self._rank = rank
         self.ask(operations)
 
     def ask(self, operations: OperationEvents) -> None:
-        """Ask ``operations`` from now on."""
+        """Direct calls to ``operations`` from now on."""
         self.is_stale = operations.is_stale
         self.mismatch = partial(operations.frame_mismatch, self._rank)
 
 
 class _LinksByRank(dict[int, Link]):
-    """Links that were made; one that is missing is made when it is looked up."""
+    """Existing links; a missing one is made when it is looked up."""
 
     def __init__(self, make: Callable[[int], Link]) -> None:
         super().__init__()
@@ -149,7 +148,7 @@ class Links:
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for operations that need them."""
         self.is_elastic = False
-        """Is the world one of an elastic job, which another one follows when ranks go or come?"""
+        """Whether the world belongs to an elastic job, and another one follows when ranks leave or join."""
         member = world.members[rank]
         self.observer = RankObserver(rank)
         self.recorder = open_recorder(
@@ -163,31 +162,31 @@ class Links:
             ),
             asyncio.get_running_loop(),
         )
-        """What this rank did lately; the layers above write into it, too."""
+        """The recorder of this rank's recent events; the layers above write to it, too."""
         self._record_change(f"world {world.generation} of {world.size} ranks")
         self.pauses: PauseRecorder | None = None
-        """Records what takes time from a launched rank; to be sampled a few times a second."""
+        """Recorder of pauses of a launched rank; to be sampled a few times a second."""
         self._connector = connector
         self._links = _LinksByRank(self._first_link)
         self._referees: list[_LinkReferee] = []
         self.link: Callable[[int], Link] = self._links.__getitem__
         """Returns the link to a rank, which is opened in the background if it is new."""
         self.memory = MemoryPool()
-        """Memory of what is received: large messages, and results that are given back without ``out``."""
+        """Memory for received data: large messages, and results that are returned without ``out``."""
         self._tasks = asyncio.TaskGroup()
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._leaving: list[asyncio.TimerHandle] = []
-        """Ranks that were seen to leave, and have not said why yet."""
+        """Timers of ranks that were seen to leave, but have not given a reason yet."""
         self._listeners: list[Callable[[int, PeerLost], None]] = []
         self.closed: PeerLost | None = None
-        """What every operation gets once this rank has begun to leave; None until then."""
+        """The error of every operation once this rank has begun to leave; None until then."""
         self._reasons: dict[int, tuple[int, str]] = {}
-        """Ranks that left because of another rank: that rank, and what was wrong with it."""
+        """Ranks that left because of another rank, with that rank and its failure."""
         self._job_end: PeerLost | None = None
         self.is_revoked = False
-        """Has the whole world been revoked, so that nothing matters any more that is under way?"""
+        """Whether the whole world has been revoked, so that operations under way do not matter any more."""
         self.expelled: PeerLost | None = None
-        """What a rank that lives said when it told this one that it holds it for lost."""
+        """The error if a live rank has notified this one that it has declared it lost."""
         self._goodbye = _name_culprit(None, rank)
 
     @property
@@ -235,7 +234,7 @@ class Links:
         self.link(to).control(kind, key, payload)
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run what goes on behind its caller, until these links are closed at the latest; it must not raise."""
+        """Run a background task, until these links are closed at the latest; it must not raise."""
         return self._tasks.create_task(coroutine, name=name)
 
     def forget(self, group: int, sequence: int | None = None) -> None:
@@ -263,39 +262,39 @@ class Links:
         return self._connector.default_lane(rank)
 
     def add_loss_listener(self, listener: Callable[[int, PeerLost], None]) -> Callable[[], None]:
-        """Call ``listener(rank, error)`` once for every rank that fails or leaves, until the function returned is."""
+        """Call ``listener(rank, error)`` once per rank that fails or leaves, until the returned function is called."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of frames, headers included, that left this rank."""
+        """Bytes of frames sent by this rank, headers included."""
         return sum(link.bytes_sent for link in self._links.values())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of frames, headers included, that reached this rank."""
+        """Bytes of frames received by this rank, headers included."""
         return sum(link.bytes_received for link in self._links.values())
 
     # -- the connector's side ----------------------------------------------------------------------------------------
 
     @property
     def is_broken(self) -> bool:
-        """Is the world revoked, or has a rank of it failed?"""
+        """Whether the world is revoked, or one of its ranks has failed."""
         return self.is_revoked or any(error.cause != LEFT for error in self.lost.values())
 
     @property
     def is_closing(self) -> bool:
-        """Has this rank begun to leave?"""
+        """Whether this rank has begun to leave."""
         return self.closed is not None
 
     def is_up(self, rank: int) -> bool:
-        """Is the link to ``rank`` in service?"""
+        """Return whether the link to ``rank`` is in service."""
         link = self._links.get(rank)
         return link is not None and link.lane is not None and link.error is None
 
     def adopt(self, rank: int, lane: Lane) -> None:
-        """Put ``lane`` into service as the link to ``rank``; if that is lost, or this rank is leaving, close it."""
+        """Put ``lane`` into service as the link to ``rank``; close it if the rank is lost, or this one is leaving."""
         error = self.closed or self.lost.get(rank)
         if error is not None:
             lane.abort(error)
@@ -308,9 +307,9 @@ class Links:
                 link.control(FrameKind.NOTICE, Key(0, lost, 0), _reason_bytes(failure.cause))
 
     def report_lost(self, rank: int, cause: str, *, because: BaseException | None = None) -> PeerLost:
-        """Mark ``rank`` as failed, tell everyone who is linked to us, and return the error.
+        """Mark ``rank`` as failed, notify all linked ranks, and return the error.
 
-        ``rank`` is told too, for the case that it lives: it must not wait for us, nor call us lost to others.
+        ``rank`` is notified, too, in case it lives: it must not wait for us, nor report us as lost to others.
         """
         error = self.lost.get(rank)
         if error is not None:
@@ -327,18 +326,18 @@ class Links:
         return error
 
     def hear_end(self, rank: int, cause: str) -> None:
-        """Mark ``rank``, which was seen to end, as failed (see ``report_lost``)."""
+        """Mark ``rank``, whose end was observed, as failed (see ``report_lost``)."""
         self.report_lost(rank, cause)
 
     def end_job(self, rank: int, cause: str) -> None:
-        """End the job, as the launcher does, because ``rank`` is lost."""
+        """End the job because ``rank`` is lost, as the launcher does."""
         if self.closed is None:
             error = self.report_lost(rank, cause)
             self._job_end = self._job_end or error
             self._operations.job_ends(error)
 
     def hear_left(self, rank: int) -> None:
-        """Mark ``rank`` as left, after a moment in which its goodbye, with the reason, may still arrive."""
+        """Mark ``rank`` as left, after a delay in which its goodbye, with the reason, may still arrive."""
         if self.closed is None:
             self._leaving.append(asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank))
 
@@ -348,10 +347,10 @@ class Links:
             self._mark_lost(rank, self._lost_error(rank, LEFT))
 
     def explain(self, error: PeerLost) -> PeerLost:
-        """Return ``error``, or the error of the rank that is behind it.
+        """Return ``error``, or the error of the rank that caused it.
 
         A rank that leaves in good order may do so because of another one, which the error must name: the one in its
-        goodbye, or the first that has failed.  In a job that ends it is the one because of which it ends.
+        goodbye, or the first that has failed.  In a job that ends, it is the rank that caused the end.
         """
         if error.rank is None or error.rank == self.rank:
             return error
@@ -369,17 +368,17 @@ class Links:
         return self._behind(error.rank, culprit, why)
 
     def leave_because(self, error: BaseException | None) -> None:
-        """Name the rank that ``error`` names, if any, in this rank's goodbye."""
+        """Put the rank that ``error`` names, if any, into this rank's goodbye."""
         self._goodbye = _name_culprit(error, self.rank)
 
     async def close(self) -> None:
-        """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
+        """Send a goodbye on every link and close the lanes; pending operations end with ``PeerLost``.  Idempotent."""
         if self.closed is not None:
             return
         self.closed = NodeClosed.of(self.rank)
         for opening in list(self._opening.values()):
             opening.cancel()
-        for timer in self._leaving:  # they would keep everything of this node alive until they fire
+        for timer in self._leaving:  # they would keep this node's objects alive until they fire
             timer.cancel()
         self._leaving.clear()
         links = list(self._links.values())
@@ -431,7 +430,7 @@ class Links:
         try:
             await self._connector.connect(self, rank)
         except PeerLost as error:
-            await asyncio.sleep(_REASON_SECONDS)  # a rank that does not answer may have left because of another one
+            await asyncio.sleep(_REASON_SECONDS)  # a silent rank may have left because of another one
             if error.cause == LEFT:
                 self.report_left(rank)
             else:
@@ -463,7 +462,7 @@ class Links:
             self.report_lost(lost, as_reported(cause, rank))
 
     def _record_change(self, name: str, *, peer: int = NO_PEER) -> None:
-        """Record a change of the world, at this moment."""
+        """Record a change of the world, with the current time."""
         recorder = self.recorder
         recorder.end(recorder.begin(EventKind.WORLD, recorder.name(name), peer=peer))
 
@@ -483,7 +482,7 @@ class Links:
         return kind(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
 
     def _behind(self, left: int, culprit: int | None, why: str | None) -> PeerLost:
-        """Return the error for operations that need rank ``left``, which is gone because of ``culprit``."""
+        """Return the error for operations that need rank ``left``, which left because of ``culprit``."""
         assert culprit is not None
         host, cause = self.world.members[culprit].host, f"{why}; then rank {left} left"
         kind = LinkDamaged if DAMAGED in cause else PeerLost
@@ -501,14 +500,14 @@ class Links:
 
 
 def as_reported(cause: str, rank: int) -> str:
-    """Return ``cause`` with the rank that reports it; a rank that left has left, whichever rank says so."""
+    """Return ``cause`` with the reporting rank, unless it is that a rank left, which is true in any report."""
     return cause if cause == LEFT or "(reported by" in cause else f"{cause} (reported by rank {rank})"
 
 
 def _name_culprit(error: BaseException | None, me: int) -> tuple[Key, bytes]:
     """Return key and payload of the goodbye of rank ``me``, which leaves with ``error``.
 
-    The key's sequence is one more than the rank to blame, 0 if there is none; the payload says what is wrong with it.
+    The key's sequence is one more than the rank to blame, 0 if there is none; the payload states its failure.
     """
     peer = None if error is None else find_peer_error(error)
     if not isinstance(peer, PeerLost | PeerTimeout | PeerCancelled) or peer.rank in (None, me) or peer.cause == LEFT:
@@ -522,5 +521,5 @@ def _reason_bytes(cause: str | None) -> bytes:
 
 
 def _refuse_message(rank: int, payload: memoryview, release: Callable[[], None]) -> None:  # noqa: ARG001
-    """Drop messages of a node that has no actors."""
+    """Drop messages for a node that has no actors."""
     release()

@@ -1,6 +1,6 @@
-"""Negotiation of a lane: which of two ranks dials the other, and over what.  Sans-I/O.
+"""Negotiation of a lane: which of two ranks dials the other, and over which kind.  Sans-I/O.
 
-Either side may dial.  If both do at once, the dial of the lower rank wins: it puts the other off, and the higher rank
+Either side may dial.  If both do at once, the dial of the lower rank wins: it defers the other, and the higher rank
 accepts although it is dialing itself.  A rank that has accepted does not dial but waits for the lane.  So at most one
 lane is made, whatever the order in which the calls cross.
 """
@@ -39,18 +39,18 @@ class Proposal:
 
 
 class Accept(msgspec.Struct, frozen=True):
-    """Connect, over the first of ``lanes`` that works."""
+    """Acceptance: connect, over the first of ``lanes`` that works."""
 
     terms: LinkTerms
     lanes: tuple[str, ...]
 
 
 class Defer(msgspec.Struct, frozen=True):
-    """Do not connect: the link comes from the other side."""
+    """Deferral: do not connect, the link comes from the other side."""
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """There will be no link."""
+    """Refusal: there will be no link."""
 
     reason: Reason
     message: str
@@ -63,8 +63,8 @@ class Negotiator:
     """The negotiations of one rank.
 
     ``lanes`` are the kinds that it can use with the ranks in ``near``, best first, ``far`` those for the other ranks
-    (None: the same).
-    A TCP or gRPC lane takes as many ``connections`` as both sides want, and checks payloads if one side wants that.
+    (None: the same).  A TCP or gRPC lane uses as many ``connections`` as both sides want, and checks payloads if one
+    side wants that.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Negotiator:
         self._accepted: dict[int, LinkTerms] = {}
 
     def propose(self, rank: int) -> Proposal:
-        """Begin to dial ``rank``; until ``end_dial``, a higher rank is put off."""
+        """Begin to dial ``rank``; until ``end_dial``, the dial of a higher rank is deferred."""
         self._dialing.add(rank)
         return Proposal(
             job=self._job,
@@ -110,13 +110,13 @@ class Negotiator:
         return self._lanes if rank in self._near else self._far
 
     def end_dial(self, rank: int) -> None:
-        """Note the end of the dial of ``rank``, with or without success."""
+        """End the dial of ``rank``, with or without success."""
         self._dialing.discard(rank)
 
     def answer(self, proposal: Proposal, *, token: bytes, is_up: bool, lost: str | None) -> Answer:
-        """Decide about ``proposal``; an acceptance gets ``token``, which must be fresh and random.
+        """Decide about ``proposal``; an acceptance gets ``token``, which must be new and random.
 
-        ``is_up`` says whether the link is in service here, ``lost`` why it never will be.
+        ``is_up``: the link is in service here; ``lost``: why it never will be.
         """
         dialer = proposal.dialer
         refusal = self._refusal(proposal, lost)
@@ -137,15 +137,15 @@ class Negotiator:
         return Accept(terms, self._common(proposal))
 
     def is_accepting(self, rank: int) -> bool:
-        """Has ``rank`` been accepted, and not connected yet?"""
+        """Return whether ``rank`` has been accepted, but not connected yet."""
         return rank in self._accepted
 
     def find(self, token: bytes) -> LinkTerms | None:
-        """Return what was agreed under ``token``."""
+        """Return the terms agreed on under ``token``."""
         return next((terms for terms in self._accepted.values() if terms.token == token), None)
 
     def take(self, terms: LinkTerms) -> bool:
-        """Use up an agreement, because its lane is there or it has expired; False if it was used up before."""
+        """Use up an agreement, because its lane is there or it has expired; return False if it was used up before."""
         if self._accepted.get(terms.dialer) != terms:
             return False
         del self._accepted[terms.dialer]
@@ -183,7 +183,7 @@ class Negotiator:
 
 
 def describe_versions(rank: int, peer: int, version: int) -> str:
-    """Name the versions of the wire that ``rank``, which is this one, and ``peer`` speak; 0 is an earlier one."""
+    """Describe the wire versions of ``rank``, which is this one, and ``peer``; 0 is an earlier one."""
     return (
         f"version of asyncpar: rank {rank} speaks version {WIRE_VERSION} of the wire, rank {peer} "
         f"{version or 'an earlier one'}; install the same version of asyncpar on all hosts"

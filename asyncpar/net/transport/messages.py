@@ -1,4 +1,4 @@
-"""Receive messages: payloads of group 0, which come unasked and are delivered in the order of their sequence numbers.
+"""Receipt of messages: unsolicited payloads of group 0, delivered in the order of their sequence numbers.
 
 Small ones arrive eagerly and spend the link's credit until they are released; larger ones are granted while the bytes
 delivered but not yet released stay below a budget.  So a slow consumer slows its senders down, and memory is bounded.
@@ -15,7 +15,7 @@ from asyncpar.net.transport.flow_control import EAGER_LIMIT, EAGER_WINDOW, MAX_P
 from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, Key, allocate
 
 OnMessage = Callable[[memoryview, Callable[[], None]], None]
-"""Called with a payload and with the function that releases its budget, which must be called once."""
+"""Called with a payload and the function that releases its budget, which must be called once."""
 
 
 class MessageInbox:
@@ -37,7 +37,7 @@ class MessageInbox:
         self._allocate = allocate
         self._next = 0
         self._ready: dict[int, tuple[FrameHeader, memoryview] | None] = {}
-        """What is complete but not next; None where the sender took its message back."""
+        """Messages that are complete but not next; None if the sender withdrew the message."""
         self._granted: dict[Key, int] = {}
         self._queue: OrderedDict[Key, int] = OrderedDict()
         self._landing: memoryview | None = None
@@ -59,7 +59,7 @@ class MessageInbox:
         self._grant()
 
     def accept(self, header: FrameHeader, payload: memoryview) -> bool:
-        """Deliver a copy of an eager message that is whole; False if it is not the next."""
+        """Deliver a copy of a whole eager message; return False if it is not the next."""
         if header.sequence != self._next or self._ready:
             return False
         self._admit_eager(header)
@@ -68,12 +68,12 @@ class MessageInbox:
         return True
 
     def lend(self, header: FrameHeader) -> memoryview:
-        """Return fresh memory for the payload."""
+        """Return new memory for the payload."""
         self._landing = self._reserve(header)
         return self._landing
 
     def reserve_granted(self, key: Key) -> tuple[FrameHeader, memoryview]:
-        """Return fresh memory for a granted message that comes another way than in one frame, and its header."""
+        """Return new memory for a granted message that arrives other than in one frame, and its header."""
         header = FrameHeader(FrameKind.BULK, 0, *key, 0, self._granted.get(key, 0))
         return header, self._reserve(header)
 
@@ -88,13 +88,13 @@ class MessageInbox:
         return self._allocate(header.length)
 
     def landed(self, header: FrameHeader) -> None:
-        """Deliver what is now complete and in order."""
+        """Deliver the messages that are now complete and in order."""
         landing, self._landing = self._landing, None
         assert landing is not None
         self.complete(header, landing)
 
     def complete(self, header: FrameHeader, landing: memoryview) -> None:
-        """Deliver what is in ``landing``, as soon as it is its turn."""
+        """Deliver the message in ``landing``, as soon as it is its turn."""
         if header.sequence == self._next and not self._ready:
             self._next += 1
             self.deliver(landing, partial(self._release, header))
@@ -103,7 +103,7 @@ class MessageInbox:
         self._deliver_ready()
 
     def taken_back(self, header: FrameHeader) -> None:
-        """Stop waiting for a message that the sender announced and will not send."""
+        """Stop waiting for a message that the sender announced but will not send."""
         if header.sequence < self._next or header.sequence in self._ready:
             raise ProtocolError(f"message {header.sequence} was taken back after it came")
         if len(self._ready) >= MAX_PENDING:

@@ -1,6 +1,6 @@
-"""Open links between processes: agree by gRPC, then connect the lane that was agreed on.
+"""Links between processes: agreement by gRPC, then connection of the agreed lane.
 
-``machine`` holds the rules; this module makes the calls.  What a dial can meet, and how long it may take:
+``machine`` holds the rules; this module makes the calls.  Possible outcomes of a dial, and their time limits:
 
 - no server listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
 - nothing answers at that address: lost after ``REACH_SECONDS``;
@@ -8,7 +8,7 @@
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
 - the TLS handshake fails: an error that says why, at once (see ``tls_probe``);
 - a lane does not get through although gRPC does: the next best is used (see ``dialing``); if there is none, because one
-  is pinned, the peer is told at once, and both are lost to each other.
+is pinned, the peer is notified at once, and both are lost to each other.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from asyncpar.net.transport.tls_probe import check_tls
 from asyncpar.net.wire.handshake import TOKEN_BYTES, LinkTerms
 
 REACH_SECONDS = 5.0
-"""How long a peer's host may take to answer at all."""
+"""Seconds within which a peer's host must answer at all."""
 
 CROWDED_SECONDS = 20.0
-"""How long a peer's server may turn connections away before the peer counts as lost."""
+"""Seconds for which a peer's server may turn connections away before the peer is declared lost."""
 
 LINK_UP_SECONDS = 60.0
-"""How long a peer that is alive may take to make a link."""
+"""Seconds within which a live peer must make a link."""
 
 WAIT_SECONDS = 1.0
-"""How long to wait for a lane that the peer connects before asking whether the peer is still there."""
+"""Seconds to wait for a lane that the peer connects before checking whether the peer is still there."""
 
 WITHDRAW_SECONDS = 1.0
-"""How long a peer may take to hear that no lane to it gets through."""
+"""Seconds for notifying a peer that no lane to it gets through."""
 
 RETRY_SECONDS = 0.05
 
@@ -60,11 +60,12 @@ _Refused = link_pb2.OpenReply.Refused
 class GrpcConnector(Connector):
     """Connects ranks of different processes (or of one) over the best lane that works: Unix socket, TCP, gRPC stream.
 
-    In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
-    is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
-    ``processors`` says how many this process may use: if it is enough for all ranks of the host, lanes over sockets
-    stay awake for answers.  ``connections`` is how many a TCP or gRPC lane takes, if the other side wants as many.
-    ``checks_payloads`` False leaves out the checksums of payloads that leave the host, if the other side agrees.
+    Use in this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the
+    world is known.  Calls from faster ranks are kept waiting.  Call ``await stop()`` after the links are closed.
+
+    ``processors`` is the number that this process may use: if it is enough for all ranks of the host, lanes over
+    sockets stay awake for answers.  ``connections`` is the number used by a TCP or gRPC lane, if the other side wants
+    as many.  ``checks_payloads`` False omits the checksums of payloads that leave the host, if the other side agrees.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class GrpcConnector(Connector):
         self._acceptor.register(server.server)
 
     async def start(self) -> None:
-        """Begin to listen.  Raises ``UsageError`` when the bind address is not ours, or a pinned lane cannot work."""
+        """Start to listen.  Raises ``UsageError`` if the bind address is not ours, or a pinned lane cannot work."""
         await self._acceptor.start()
         self._lanes = self._acceptor.lanes
         await self._tasks.__aenter__()
@@ -119,7 +120,7 @@ class GrpcConnector(Connector):
     def join(self, links: Links) -> None:
         """Accept links for ``links`` from now on.
 
-        Raises ``UsageError`` when a lane that stays inside a host is pinned, and the world spans several.
+        Raises ``UsageError`` if a lane that stays inside a host is pinned, and the world spans several hosts.
         """
         world = links.world
         if all(lane_kind(name).is_local for name in self._lanes):
@@ -140,7 +141,7 @@ class GrpcConnector(Connector):
         self._acceptor.join(links, negotiator)
 
     async def stop(self) -> None:
-        """Accept nothing more and end all streams.  Idempotent."""
+        """Stop accepting and end all streams.  Idempotent."""
         await self._acceptor.stop()
         for carrier in self._carriers:
             carrier.cancel()
@@ -152,9 +153,9 @@ class GrpcConnector(Connector):
         return self._acceptor.negotiator.lanes_to(rank)[0]
 
     async def connect(self, links: Links, rank: int) -> None:
-        """See ``Connector.connect``.
+        """Bring up the link to ``rank``, as ``Connector.connect`` specifies.
 
-        Raises ``PeerLost``, and for settings that do not fit ``UsageError``, ``StaleGeneration``.
+        Raises ``PeerLost``; for incompatible settings ``UsageError`` or ``StaleGeneration``.
         """
         negotiator = self._acceptor.negotiator
         try:
@@ -171,7 +172,7 @@ class GrpcConnector(Connector):
     def _far_lanes(self) -> tuple[str, ...]:
         """Return the kinds for ranks of other hosts.
 
-        Where the job has certificates, what leaves a host is encrypted.  A pinned lane is the user's decision.
+        In a job with certificates, traffic that leaves a host is encrypted.  A pinned lane is the user's decision.
         """
         must_encrypt = self._is_encrypted and not self._is_pinned
         kinds = [lane_kind(name) for name in self._lanes]
@@ -180,7 +181,7 @@ class GrpcConnector(Connector):
     # -- dialing -----------------------------------------------------------------------------------------------------
 
     async def _dial(self, links: Links, negotiator: Negotiator, rank: int) -> None:
-        """Ask the peer once, and do as it says."""
+        """Send the peer one proposal, and act on its answer."""
         address = links.world.members[rank].address
         proposal = negotiator.propose(rank)
         channel = open_channel(address, self._credentials, peer=self._role_of(rank), adds_token=False)
@@ -203,7 +204,8 @@ class GrpcConnector(Connector):
     async def _ask(self, channel: grpc.aio.Channel, address: str, proposal: Proposal) -> link_pb2.OpenReply:
         """Return the peer's answer.
 
-        Raises ``PeerLost`` when it cannot be reached, ``AuthenticationError`` when one of us cannot prove itself.
+        Raises ``PeerLost`` if it cannot be reached, and ``AuthenticationError`` if either side cannot authenticate
+        itself.
         """
         rank = proposal.listener
         request = link_pb2.OpenRequest(
@@ -235,7 +237,7 @@ class GrpcConnector(Connector):
     async def _connect_or_withdraw(
         self, channel: grpc.aio.Channel, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted
     ) -> Lane:
-        """Connect the lane that was agreed on; if none gets through, tell the peer, which waits for it."""
+        """Connect the agreed lane; if none gets through, notify the peer, which waits for it."""
         try:
             return await self._connect_lane(address, proposal, accepted)
         except Exception as error:
@@ -244,12 +246,12 @@ class GrpcConnector(Connector):
             request = link_pb2.WithdrawRequest(token=accepted.token, cause=cause)
             try:
                 await stub.Withdraw(request, metadata=self._metadata, timeout=WITHDRAW_SECONDS)
-            except grpc.aio.AioRpcError as failure:  # it ends the agreement itself, after a while
+            except grpc.aio.AioRpcError as failure:  # it lets the agreement expire after a while
                 error.add_note(f"rank {proposal.listener} could not be told: {failure.code().name}")
             raise
 
     async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:
-        """Connect the lane that was agreed on.  Raises ``UsageError`` if the peer is of another version."""
+        """Connect the agreed lane.  Raises ``UsageError`` if the peer has another version."""
         rank = proposal.listener
         if accepted.wire_version != proposal.wire_version:
             raise UsageError(describe_versions(proposal.dialer, rank, accepted.wire_version))
@@ -268,7 +270,7 @@ class GrpcConnector(Connector):
         return await self._dialer.connect(address, terms, kinds=kinds, accepted=accepted)
 
     def _carry(self, lane: GrpcLane, channel: grpc.aio.Channel) -> None:
-        """Let ``lane`` run for as long as it lives."""
+        """Run ``lane`` as long as it lives."""
 
         async def carry() -> None:
             try:
@@ -281,7 +283,7 @@ class GrpcConnector(Connector):
         carrier.add_done_callback(self._carriers.discard)
 
     async def _wait_for_peer(self, links: Links, rank: int) -> None:
-        """Wait a while for the lane that the peer connects, and see that the peer is still there."""
+        """Wait for the lane that the peer connects for a while, then check that the peer is still there."""
         if not links.is_up(rank):
             await self._acceptor.wait_for(rank, seconds=WAIT_SECONDS)
         if not links.is_up(rank):
@@ -298,7 +300,7 @@ def _check_one_host(world: World, kind: str) -> None:
 
 
 async def _reach(rank: int, address: str) -> None:
-    """Check that a server listens at ``address``.  Raises ``PeerLost``, at once if none does."""
+    """Check that a server listens at ``address``.  Raises ``PeerLost``; immediately if none does."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(REACH_SECONDS):

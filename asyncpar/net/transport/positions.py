@@ -1,11 +1,12 @@
-"""Find bytes that were sent and never came: once a second each end tells the other how many have come.
+"""Detection of bytes that were sent but never arrived: each end reports its received bytes once a second.
 
-Theory of operation.  A frame that is lost, or of which bytes are lost, is found by the frames behind it, whose numbers
-or checksums do not fit.  If none follow, both ends would wait.  So after traffic, and while a frame is incomplete, each
-end says in POSITION frames, which have numbers like all others, how many bytes it has read.  If that is less than what
-left this host ``patience`` seconds ago, and for as long the difference has not become less, the difference is lost.
-While much is being sent this is not judged: what is lost is then found by what comes in its place.  An end says nothing
-while its loop is late or it does not read, or did not a second ago: it may not have seen what is there.
+Theory of operation.  A frame that is lost, or of which bytes are lost, is detected by the frames behind it, whose
+numbers or checksums do not match.  If none follow, both ends would wait.  So after traffic, and while a frame is
+incomplete, each end reports in POSITION frames, which are numbered like all others, how many bytes it has read.  If
+that is less than what left this host ``patience`` seconds ago, and the difference has not shrunk for as long, the
+difference is lost.  While much is being sent this is not judged: a loss is then detected by the bytes that arrive in
+its place.  An end reports nothing while its loop is late or it does not read, or did not a second ago: it may not have
+seen all that has arrived.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ TICK_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 0.5
 _MOST_MARKS: Final = 64
 _BUSY_BYTES: Final = 65_536
-"""A peer that sends more since the difference was least is busy."""
+"""A peer that has sent more since the difference was smallest is busy."""
 
 
 class Positions:
-    """Decide, for one connection.  Sans-I/O; call ``tick`` every ``TICK_SECONDS``.
+    """Decides for one connection.  Sans-I/O; call ``tick`` every ``TICK_SECONDS``.
 
-    Where bytes come in pieces that count only when they are complete, ``piece_bytes`` is the size of the largest and
-    ``piece_seconds`` what such a piece may take beyond ``patience``, a smaller one in proportion.
+    If bytes come in pieces that count only when complete, ``piece_bytes`` is the size of the largest and
+    ``piece_seconds`` the time that such a piece may take beyond ``patience``, a smaller one in proportion.
     """
 
     def __init__(self, *, patience: float, piece_bytes: int = 1, piece_seconds: float = 0.0) -> None:
@@ -38,7 +39,7 @@ class Positions:
         self._marks: deque[tuple[float, int]] = deque()
         self._marked = 0
         self._backlog = math.inf
-        """The least difference, since there is one, between what was written and what the peer says has come."""
+        """The smallest difference so far between the bytes written and those that the peer reports as received."""
         self._written = 0
         self._since = 0.0
         self._heard = 0
@@ -48,13 +49,13 @@ class Positions:
         self._left = 0
 
     def mark(self, now: float, written: int) -> None:
-        """Note that ``written`` bytes have left this host by ``now``."""
+        """Record that ``written`` bytes have left this host by ``now``."""
         if written > self._marked and len(self._marks) < _MOST_MARKS:
             self._marked = written
             self._marks.append((now, written))
 
     def tick(self, now: float, *, sent: int, received: int, is_in_frame: bool, is_reading: bool) -> bool:
-        """Return whether to tell the peer how many bytes have come.
+        """Return whether to report the received bytes to the peer.
 
         ``sent`` and ``received`` grow with traffic, ``received`` also by POSITION frames.
         """
@@ -71,7 +72,7 @@ class Positions:
         return True
 
     def heard(self, now: float, position: int, *, written: int) -> None:
-        """Note that the peer has ``position`` of ``written`` bytes.  Raises ``FrameDamaged`` if some are lost."""
+        """Record that the peer has ``position`` of ``written`` bytes.  Raises ``FrameDamaged`` if some are lost."""
         self._heard += 1
         while self._marks and self._marks[0][1] <= position:
             self._marks.popleft()

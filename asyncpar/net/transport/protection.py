@@ -7,13 +7,13 @@ from asyncpar.net.wire.frame import FrameDamaged, FrameSealer, FrameVerifier
 from asyncpar.net.wire.handshake import Handshake, seed_of
 
 DAMAGED = "damaged link"
-"""How the cause of a loss begins that damage on the way has brought about."""
+"""Prefix of the cause of a loss that damage in transit has brought about."""
 
 
 class Protection:
-    """The two halves for this side of a connection whose handshake is complete.
+    """The sealer and verifier for this side of a connection whose handshake is complete.
 
-    ``may_damage`` says whether payloads can be damaged on the way: not inside a host, nor under TLS, which checks them.
+    ``may_damage``: payloads can be damaged in transit; not so inside a host, nor under TLS, which checks them.
     """
 
     def __init__(self, handshake: Handshake, *, may_damage: bool) -> None:
@@ -26,7 +26,7 @@ class Protection:
         self.verifier = FrameVerifier(seed_of(terms, peer), checks_payloads=checks)
 
     def describe(self, error: ProtocolError, kind: str) -> str:
-        """Return the cause of the loss that ``error`` is on this connection, a lane of ``kind`` or one of several."""
+        """Return ``error`` as the cause of a loss, for this connection of a lane of ``kind``, or one of several."""
         if not isinstance(error, FrameDamaged):
             return f"protocol error: {error}"
         count = self._terms.connections

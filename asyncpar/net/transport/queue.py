@@ -1,4 +1,4 @@
-"""Sends that wait in the queue of a byte channel, which lanes share."""
+"""Sends that wait in the queue of a byte channel; shared by the lanes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class QueuedSending(Sending):
         self.done = done
 
     def hold(self, frame: OutgoingFrame) -> None:
-        """Remember the frame to give back."""
+        """Store the frame for a later release."""
         self._frame = frame
 
     def written(self) -> None:
-        """Complete: the channel has taken the last byte."""
+        """Complete the send: the channel has taken the last byte."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -42,12 +42,12 @@ class QueuedSending(Sending):
 
     @property
     def is_through(self) -> bool:
-        """Has the channel taken all of it?"""
+        """Whether the channel has taken all of it."""
         return self.done.done() and not self.done.cancelled() and self.done.exception() is None
 
     @property
     def has_begun(self) -> bool:
-        """Has the channel taken some of it?"""
+        """Whether the channel has taken some of it."""
         return self._frame is not None and self._frame.has_begun
 
     def release(self) -> bool:
@@ -58,20 +58,20 @@ class QueuedSending(Sending):
         return goes_out
 
     def give_back(self, error: PeerLost) -> None:
-        """Give the memory back like ``release``, and end with ``error``."""
+        """Release the memory as ``release`` does, and end with ``error``."""
         if self._frame is not None:
             self._writer.release(self._frame)
         fail_future(self.done, error)
 
     def keep(self) -> None:
-        """Give the memory back before this returns, like ``release``, but let the frame go out in any case."""
+        """Release the memory before this returns, like ``release``, but send the frame in any case."""
         if self._frame is not None:
             self._writer.keep(self._frame)
             self.done.cancel()
 
 
 class SendQueue:
-    """Frames that the channel could not take at once.  ``sealer`` has sealed them (None: they are not)."""
+    """Frames that the channel could not take at once, sealed by ``sealer`` (None: not sealed)."""
 
     def __init__(self, sealer: FrameSealer | None = None) -> None:
         self.writer = FrameWriter()
@@ -82,7 +82,7 @@ class SendQueue:
 
     @property
     def is_overfull(self) -> bool:
-        """Has the peer stopped reading, so that copied frames pile up?"""
+        """Whether the peer has stopped reading, so that copied frames pile up."""
         return self._owned > OWNED_LIMIT
 
     async def flush(self, done: asyncio.Future[None], seconds: float) -> None:
@@ -105,7 +105,7 @@ class SendQueue:
         taken: int = 0,
         checksum: PayloadChecksum | None = None,
     ) -> QueuedSending | None:
-        """Queue one frame of which the channel already took ``taken`` bytes, under the rules of ``Lane.send``."""
+        """Queue one frame of which the channel has already taken ``taken`` bytes, under the rules of ``Lane.send``."""
         if header.kind not in LENT_KINDS:
             tail = b""
             if checksum is not None:
@@ -135,7 +135,7 @@ class SendQueue:
             fail_future(sending.done, error)
 
     def release_all(self, error: PeerLost) -> None:
-        """Give all payloads back: pending sends end with ``error``; what has begun goes out from a copy."""
+        """Release all payloads: pending sends end with ``error``; frames that have begun are sent from a copy."""
         for sending in list(self._sendings):
             sending.give_back(error)
 
@@ -144,7 +144,7 @@ class SendQueue:
 
 
 class MessageSending(Sending):
-    """A message that is not gone yet.  Taking it back tells the receiver, who would wait for it before later ones."""
+    """A message that is not sent yet.  Releasing it notifies the receiver, which would hold later ones back for it."""
 
     __slots__ = ("_inner", "_taken_back")
 

@@ -1,9 +1,9 @@
-"""Memory for large messages, which is used again once no array refers to it.
+"""Memory for large messages, reused once no array refers to it.
 
-Theory of operation.  Fresh memory is slow: the system clears every page when it is touched first, which can take as
-long as the bytes take on their way.  So memory is lent as a view on a larger block, and when the last array on the view
-is gone, the block comes back, from whatever thread dropped it, and waits for a message of about its size.  What has not
-been used again for a while goes back to the system.
+Theory of operation.  Fresh memory is slow: the system clears every page when it is first touched, which can take as
+long as the transfer of the bytes.  So memory is lent as a view on a larger block, and when the last array on the view
+is gone, the block comes back, from whichever thread dropped it, and waits for a message of about its size.  Memory that
+has not been reused for a while goes back to the system.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from asyncpar.net.wire.payload import ALIGNMENT
 
 MOST_BYTES: Final = 80 << 20
 MOST_BLOCKS: Final = 4
-"""So at most 320 MiB wait to be used again, for ``KEEP_SECONDS`` to twice as long."""
+"""So at most 320 MiB wait to be reused, for ``KEEP_SECONDS`` to twice as long."""
 
 KEEP_SECONDS: Final = 5.0
 
 
 class MemoryPool:
-    """Lends memory on the running loop.  Whatever was lent stays valid for as long as anybody holds it."""
+    """Lends memory on the running loop.  Lent memory stays valid as long as anything refers to it."""
 
     def __init__(self) -> None:
         self._idle: deque[Block] = deque(maxlen=MOST_BLOCKS)
         self._aging: deque[Block] = deque(maxlen=MOST_BLOCKS)
-        """What was idle already at the last look."""
+        """Blocks that were already idle at the last check."""
         self._leases: list[weakref.finalize[..., Any]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,7 +44,7 @@ class MemoryPool:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that wait to be used again."""
+        """Bytes that wait to be reused."""
         return sum(block.nbytes for block in (*self._idle, *self._aging))
 
     def allocate(self, length: int) -> memoryview:
@@ -72,7 +72,7 @@ class MemoryPool:
         return np.ndarray(shape, dtype, buffer=self.allocate(nbytes))
 
     def close(self) -> None:
-        """Free idle memory, and keep none from now on.  Idempotent."""
+        """Free idle memory, and keep none from then on.  Idempotent."""
         self._is_closed = True
         self._idle = deque(maxlen=0)
         self._aging.clear()
@@ -80,7 +80,7 @@ class MemoryPool:
             self._timer.cancel()
 
     def _is_at_home(self) -> bool:
-        """Is this the loop that memory was lent on first?"""
+        """Return whether this is the loop on which memory was first lent."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -89,7 +89,7 @@ class MemoryPool:
         return loop is self._loop
 
     def _age(self) -> None:
-        """Give back to the system what was idle at the last look, too."""
+        """Release to the system the blocks that were already idle at the last check."""
         self._aging.clear()
         while self._idle:
             self._aging.append(self._idle.popleft())

@@ -1,6 +1,6 @@
-"""Server reflection: generic clients (grpcurl, Postman) ask the server for its services and their messages.
+"""Server reflection: generic clients (grpcurl, Postman) query the server for its services and their messages.
 
-Calls need the job's token, as all others do.  What answers is imported with the first call: no rank waits for it.
+Calls need the job's token, as all others do.  The implementation is imported by the first call: no rank waits for it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _METHOD: Final = "ServerReflectionInfo"
 
 
 def add_reflection(server: grpc.aio.Server, names: Collection[str]) -> None:
-    """Have ``server``, which must not be started yet, describe the services ``names`` to callers that ask.
+    """Have ``server``, which must not be started yet, describe the services ``names`` to callers.
 
-    Without grpcio-reflection callers are told what to install.
+    Without grpcio-reflection callers receive the advice to install it.
     """
     served = tuple(sorted({*names, REFLECTION}))
 
@@ -46,7 +46,7 @@ def add_reflection(server: grpc.aio.Server, names: Collection[str]) -> None:
 
 
 class _BothPools:
-    """The descriptors of our messages, and the usual ones, which has those of the program's services."""
+    """The descriptors of our messages, and the default ones, which include those of the program's services."""
 
     def __getattr__(self, name: str) -> Any:
         from google.protobuf import descriptor_pool

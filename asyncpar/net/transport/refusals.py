@@ -10,7 +10,7 @@ LINES_PER_PERIOD: Final = 10
 
 
 class Refusals:
-    """Counts refused connections, and says which are told of."""
+    """Counts refused connections, and decides which ones are logged."""
 
     def __init__(self) -> None:
         self._began = -math.inf
@@ -18,7 +18,7 @@ class Refusals:
         self._untold = 0
 
     def line(self, error: Exception, *, now: float) -> str | None:
-        """Return what to log about a connection that was refused because of ``error``; None for nothing."""
+        """Return the log message about a connection that was refused because of ``error``; None for none."""
         if now - self._began >= PERIOD_SECONDS:
             self._began, self._told = now, 0
         if self._told >= LINES_PER_PERIOD:

@@ -48,18 +48,18 @@ _TOKEN_KEY = "asyncpar-token"
 
 @atexit.register
 def _keep_poller() -> None:
-    """Keep gRPC's thread through the end of the process, where it waits and holds nothing.
+    """Keep gRPC's thread alive to the end of the process, where it waits and holds nothing.
 
-    It goes down with the last server or channel, and one may be freed as late as in the interpreter's finalization.
-    Then the thread asks for an interpreter lock that is not given any more and is unwound while the process exits, of
-    which some processes die ("terminate called without an active exception", SIGABRT) after all their work.
+    It ends with the last server or channel, and one may be freed as late as in the interpreter's finalization.  Then
+    the thread requests an interpreter lock that is no longer granted, and is unwound while the process exits, which
+    kills some processes ("terminate called without an active exception", SIGABRT) after all their work.
     """
 
     async def keep() -> None:
         grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
 
     if any("_poll_wrapper" in thread.name for thread in threading.enumerate()):
-        loop = asyncio.SelectorEventLoop()  # it counts for the loop that runs
+        loop = asyncio.SelectorEventLoop()  # gRPC counts it for the running loop
         loop.run_until_complete(keep())
         loop.close()
 
@@ -75,7 +75,7 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
-    ("grpc.enable_channelz", 0),  # what it keeps of connections that have ended is as large as what they have sent
+    ("grpc.enable_channelz", 0),  # its records of ended connections are as large as the data they sent
     ("grpc.max_channel_trace_event_memory_per_node", 0),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
@@ -95,9 +95,9 @@ _CHANNEL_OPTIONS = (
 def _silence(link_timeout: float) -> tuple[tuple[str, int], tuple[str, int]]:
     """Return the options that end a connection over which nothing has come for ``link_timeout`` seconds.
 
-    A ping goes out after one second without anything.  The first option bounds how long the kernel waits for an
-    acknowledgement.  Where a middleman acknowledges, only the second counts in gRPC 1.85: how long the answer to a ping
-    takes.  That is twice the limit, because on a slow link much data may be under way before it.
+    A ping is sent after one second of silence.  The first option bounds how long the kernel waits for an
+    acknowledgement.  If a middlebox acknowledges, only the second counts in gRPC 1.85: how long the answer to a ping
+    takes.  That is twice the limit, because on a slow link much data may be in transit before it.
     """
     return (
         ("grpc.keepalive_timeout_ms", round((link_timeout - 1.0) * 1000)),
@@ -114,7 +114,7 @@ class Credentials:
     def __init__(
         self, secret: bytes, certificates: Certificates | None = None, *, certified: Sequence[int] | None = None
     ) -> None:
-        """``certified`` are the numbers in the certificates of the ranks of a world (None: those of the ranks)."""
+        """``certified`` are the numbers in the certificates of a world's ranks (None: those of the ranks)."""
         if len(secret) < SECRET_BYTES:
             raise UsageError(f"secret: expected at least {SECRET_BYTES} bytes, got {len(secret)}")
         self.secret = Secret(secret)
@@ -123,19 +123,19 @@ class Credentials:
         self._token = SecretText(hmac.new(secret, b"asyncpar rpc token", hashlib.sha256).hexdigest())
 
     def in_world(self, certified: Sequence[int] | None) -> Credentials:
-        """Return these for a world whose ranks have certificates with other numbers than their own."""
+        """Return these credentials for a world whose ranks have certificates with other numbers than their own."""
         return Credentials(self.secret, self.certificates, certified=certified)
 
     def role_of(self, rank: int) -> Role:
-        """Return the role in the certificate of ``rank``; one that nobody has for a rank that is not in the world."""
+        """Return the role in the certificate of ``rank``; for a rank outside the world, a role that nobody has."""
         return certified_role(rank, self._certified)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata that each call carries."""
+        """Return the metadata for each call."""
         return ((_TOKEN_KEY, self._token),)
 
     def accepts(self, metadata: dict[str, str | bytes]) -> bool:
-        """Does this metadata prove knowledge of the secret?"""
+        """Return whether this metadata proves knowledge of the secret."""
         token = metadata.get(_TOKEN_KEY, "")
         shown = token.encode() if isinstance(token, str) else token
         return hmac.compare_digest(shown, self._token.encode())
@@ -145,10 +145,10 @@ class Credentials:
 
 
 class _RequireToken(_ServerInterceptor):
-    """Answer UNAUTHENTICATED unless the call carries the job's token, or is for a public service.
+    """Answers UNAUTHENTICATED unless the call carries the job's token, or is for a public service.
 
-    Whatever the shape of the method, the refusal is that of a stream, for which gRPC reads no message: none can make
-    the server keep one without the token.
+    Whatever the kind of the method, the refusal is that of a stream, for which gRPC reads no message: without the token
+    nobody can make the server store one.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class _RequireToken(_ServerInterceptor):
 
 
 def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
-    """Return ``handler`` (None: no such method) that tells ``accept`` first who calls: an interceptor is not told.
+    """Return ``handler`` (None: no such method) wrapped to report its caller to ``accept``: an interceptor lacks that.
 
     The function keeps its kind (coroutine, asynchronous generator, or plain), by which grpc.aio runs it.
     """
@@ -222,10 +222,10 @@ def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
 
 
 GRACE_SECONDS: Final = 0.5
-"""How long calls may go on when a server stops."""
+"""Seconds for which calls may go on when a server stops."""
 
 BROKEN_GRACE_SECONDS: Final = 0.02
-"""The same when the world of its node is broken: peers that are silent would use up all the time they get."""
+"""The same if the world of its node is broken: silent peers would use up all the time they get."""
 
 
 class RpcServer:
@@ -259,17 +259,17 @@ class RpcServer:
         self.grace = GRACE_SECONDS
         self._connections: ServerConnections | None = None
         self.on_refused: Callable[[str, str], None] = lambda _peer, _why: None
-        """Hears who was refused (as gRPC names it), and why."""
+        """Receives each refused peer (as gRPC names it), and the reason."""
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
     @property
     def address(self) -> str:
-        """``host:port`` where peers reach the server (once started)."""
+        """``host:port`` at which peers reach the server (once started)."""
         return join_address(self.bind, self.port)
 
     async def start(self) -> None:
-        """Bind and serve.  Raises ``UsageError`` when the port is in use or the address is not ours."""
+        """Bind and serve.  Raises ``UsageError`` if the port is in use or the address is not ours."""
         check_bindable(self.bind, self.port)
         certificates = None if self.credentials is None else self.credentials.certificates
         where = join_address(self.bind, self.port)
@@ -285,7 +285,7 @@ class RpcServer:
         starting = asyncio.ensure_future(self.server.start())
         try:
             await asyncio.shield(starting)
-        except asyncio.CancelledError:  # gRPC cannot be cancelled there, and complains later if it is
+        except asyncio.CancelledError:  # gRPC does not support cancellation there, and complains later
             await asyncio.wait({starting})
             await self.server.stop(None)
             self._unwatch()
@@ -305,7 +305,7 @@ class RpcServer:
             WATCH.unregister(self._connections)
 
     def refused(self, peer: str, why: str) -> None:
-        """Take that a call of ``peer`` (as gRPC names it) was refused, here or by a service."""
+        """Report that a call of ``peer`` (as gRPC names it) was refused, here or by a service."""
         self.on_refused(peer, why)
 
     def _accept(self, peer: str) -> None:
@@ -323,7 +323,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Return a channel to ``address`` whose every call carries the token of ``credentials``.
 
-    With certificates only the server of ``peer`` is talked to.  ``adds_token`` False leaves the token to each call.
+    With certificates, only the server of ``peer`` is accepted.  ``adds_token`` False leaves the token to each call.
     """
     interceptors = [] if credentials is None or not adds_token else _client_interceptors(credentials)
     certificates = None if credentials is None else credentials.certificates

@@ -1,4 +1,4 @@
-"""Services of the program itself on a node's gRPC server, and the address that it is bound to.
+"""Services of the program on a node's gRPC server, and the address to which it is bound.
 
 Every call needs the job's token, whatever service it is for, unless the program named that service public.
 """
@@ -19,20 +19,21 @@ from asyncpar.net.transport.reflection import REFLECTION, add_reflection
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 Register = Callable[[grpc.aio.Server], object]
-"""Adds a servicer to the server it is given: ``lambda server: add_GreeterServicer_to_server(Greeter(), server)``."""
+"""Adds a servicer to the given server: ``lambda server: add_GreeterServicer_to_server(Greeter(), server)``."""
 
 _OUR_SERVICES: Final = "asyncpar."
 _HEALTH: Final = "grpc.health.v1.Health"
 _DESCRIBED: Final = ("asyncpar.v1.Actors", _HEALTH)
-"""Services of the node for programs in any language; how ranks meet and link is their own affair."""
+"""Services of the node for programs in any language; those by which ranks meet and link are internal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """The address of a node's server, and its services besides links.
 
-    ``address`` is a ``host:port`` (port 0: any that is free; None: no wish), ``services`` register servicers of the
-    program, and ``public`` names the services, in full, whose calls need no token: their own, or the health service.
+    ``address`` is a ``host:port`` (port 0: any free one; None: no preference), ``services`` register servicers of the
+    program, and ``public`` has the full names of the services whose calls need no token: the program's, or the health
+    service.
     """
 
     address: str | None = None
@@ -51,11 +52,11 @@ class Serving:
 
     @property
     def is_wanted(self) -> bool:
-        """Is there anything to serve, also where there are no links?"""
+        """Whether there is anything to serve, even without links."""
         return self.address is not None or bool(self.services)
 
     def place(self, *, bind: str) -> tuple[str, int]:
-        """Return the host and the port to bind; without a wish ``bind``, and any port."""
+        """Return the host and the port to bind; without a preference ``bind``, and any port."""
         if self.address is None:
             return bind, 0
         host, port = self._split(self.address)
@@ -68,7 +69,7 @@ class Serving:
         return RpcServer(credentials, bind=bind, port=port, public=self.public, link_timeout=link_timeout)
 
     def register(self, server: RpcServer) -> None:
-        """Add the program's services.  Our own must be there before: who comes first is served.
+        """Add the program's services, after our own: the first one registered is served.
 
         Raises ``UsageError`` for a service that would replace a built-in one, and for a public one that is not added.
         """
@@ -90,12 +91,12 @@ class Serving:
 
 
 class Registrar(grpc.aio.Server):
-    """The side of a node's server that adds services; the node itself starts it and stops it."""
+    """The part of a node's server that adds services; the node itself starts and stops it."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
         self.names: set[str] = set()
-        """The full names of the services that were added."""
+        """The full names of the added services."""
         self.names_are_known = True
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler[Any, Any]]) -> None:

@@ -1,11 +1,11 @@
-"""Large messages through memory that both ranks of a link have mapped: two copies, and the kernel moves nothing.
+"""Large messages through memory that both ranks of a link have mapped: two copies, and none by the kernel.
 
 Theory of operation.  The sender owns a few chunks of memory that the receiver can read.  It copies the next bytes of a
-message into a free chunk and says so in a CHUNK frame, which holds only the place; the receiver copies them to where
-the message lands and gives the chunk back by a FREED frame.  So both ranks copy at the same time, out of and into their
-caches, messages are as bounded as any (a receiver lends memory only for what it granted), and small frames pass in
-between.  Chunks are taken from the system one by one, when none is free: the receiver has the first by then, and its
-own fresh memory to touch.  Only who granted a message with the fingerprint ``READS`` gets it like this.
+message into a free chunk and announces that in a CHUNK frame, which holds only the place; the receiver copies them to
+the message's memory and returns the chunk by a FREED frame.  So both ranks copy at the same time, out of and into their
+caches, messages are as bounded as any (a receiver lends memory only for granted messages), and small frames pass in
+between.  Chunks are allocated one by one, when none is free: the receiver has the first by then, and its own fresh
+memory to touch.  A message is sent this way only if it was granted with the fingerprint ``READS``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK_BYTES: Final = 2 << 20
 CHUNKS: Final = 4
 
 READS: Final = 1
-"""Fingerprint of a GRANT that says: I can read this from your memory."""
+"""Fingerprint of a GRANT whose receiver can read the message from the sender's memory."""
 
 Emit = Callable[[FrameKind, Key, int, int], None]
 
@@ -39,26 +39,26 @@ class SharedMemory(ABC):
 
     @abstractmethod
     def allocate(self, size: int) -> tuple[int, memoryview] | None:
-        """Return ``size`` bytes of one's own and their offset, which says to others where they are; None for no room.
+        """Return ``size`` bytes of this rank's memory and their offset, the place for other ranks; None for no room.
 
         They are free again when the view is gone.
         """
 
     @abstractmethod
     def can_read(self, rank: int) -> bool:
-        """Can the memory of ``rank`` be read here?"""
+        """Return whether the memory of ``rank`` can be read here."""
 
     @abstractmethod
     def read(self, rank: int, offset: int, size: int) -> memoryview:
-        """Return a part of the memory of ``rank``, which can be read.  Raises ``UsageError`` for a wrong place."""
+        """Return a part of the memory of ``rank``, which must be readable.  Raises ``UsageError`` for a wrong place."""
 
     @abstractmethod
     def is_gone(self, rank: int) -> bool:
-        """Has ``rank`` left, so that what was just read from its memory may be nothing?"""
+        """Return whether ``rank`` has left, so that bytes just read from its memory may be invalid."""
 
 
 class SharedSending(Sending):
-    """A message of which not all has been copied into shared memory yet."""
+    """A message that is not yet completely copied into shared memory."""
 
     __slots__ = ("_is_dropped", "key", "left", "size")
 
@@ -75,7 +75,7 @@ class SharedSending(Sending):
 
     @property
     def is_dropped(self) -> bool:
-        """Was it taken back before it had begun?"""
+        """Whether it was withdrawn before it had begun."""
         return self._is_dropped
 
     def release(self) -> bool:
@@ -88,7 +88,7 @@ class SharedSending(Sending):
         return True
 
     def drop(self) -> None:
-        """Send nothing (more) of it and give the memory back."""
+        """Stop sending it and release the memory."""
         self._is_dropped = True
         self.left = memoryview(b"")
 
@@ -104,18 +104,18 @@ class Exporter:
         """All chunks, by their offsets."""
         self._most = CHUNKS
         self._free: list[int] = []
-        """The one that was freed last is used next: caches have it."""
+        """The most recently freed one is used next: caches hold it."""
         self._unread: deque[int] = deque()
         self._waiting: deque[SharedSending] = deque()
 
     def is_ready(self) -> bool:
-        """Is there memory to share?"""
+        """Return whether there is memory to share."""
         return bool(self._chunks) or self._add_chunk()
 
     def send(self, key: Key, payload: Payload) -> Sending | None:
-        """Send a message that the peer granted, and reads; None if ``payload`` may be reused at once.
+        """Send a message that the peer has granted and can read; return None if ``payload`` may be reused at once.
 
-        Only when ``is_ready``.
+        Call it only if ``is_ready``.
         """
         sending = SharedSending(key, payload, asyncio.get_running_loop().create_future())
         self._waiting.append(sending)
@@ -130,7 +130,7 @@ class Exporter:
         self._advance()
 
     def fail(self, error: PeerLost) -> None:
-        """Send nothing more: what waits ends with ``error``.  The chunks stay: the peer may still be reading."""
+        """Stop sending: waiting messages end with ``error``.  The chunks stay: the peer may still be reading."""
         waiting, self._waiting = self._waiting, deque()
         for sending in waiting:
             sending.drop()
@@ -156,7 +156,7 @@ class Exporter:
             self._emit(FrameKind.CHUNK, sending.key, 0, offset)
 
     def _add_chunk(self) -> bool:
-        """Take memory for one more chunk, which is free; False if there are enough, or there is no memory."""
+        """Allocate one more free chunk; return False if there are enough, or there is no memory."""
         made = self._memory.allocate(CHUNK_BYTES) if len(self._chunks) < self._most else None
         if made is None:
             self._most = len(self._chunks) or self._most
@@ -170,7 +170,7 @@ class Exporter:
 class Importer:
     """The receiving half, for one link to ``peer``.
 
-    ``reserve`` returns memory for a message that was granted, ``complete`` delivers it.
+    ``reserve`` returns memory for a granted message, ``complete`` delivers it.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Importer:
         self._is_over = False
 
     def can_read(self, size: int) -> bool:
-        """Should a message of ``size`` bytes come this way?"""
+        """Return whether a message of ``size`` bytes should come this way."""
         return size >= LEAST_SHARED and self._memory.can_read(self._peer)
 
     def chunk(self, key: Key, offset: int) -> None:
@@ -207,7 +207,7 @@ class Importer:
             raise ProtocolError(f"chunk: message {header.sequence} is not complete, one of {key.sequence} came")
         size = min(CHUNK_BYTES, len(landing) - self._position)
         landing[self._position : self._position + size] = self._read(offset, size)
-        if self._memory.is_gone(self._peer):  # it left before this was read: as if it had not been sent
+        if self._memory.is_gone(self._peer):  # it left before this was read: treat it as not sent
             self.fail()
             return
         self._position += size
@@ -215,12 +215,12 @@ class Importer:
         is_complete = self._position == len(landing)
         if is_complete:
             self._landing = None
-        self._emit(FrameKind.FREED, key, 0, offset)  # the next chunk may come inside of this
+        self._emit(FrameKind.FREED, key, 0, offset)  # the next chunk may arrive inside this call
         if is_complete:
             self._complete(header, landing)
 
     def fail(self) -> None:
-        """Forget what is not complete, and whatever may follow."""
+        """Drop the incomplete message, and anything that may follow."""
         self._is_over = True
         self._landing = None
 

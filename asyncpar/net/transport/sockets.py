@@ -1,9 +1,9 @@
-"""Options of sockets, and how a dead peer is told from a busy one.
+"""Socket options, and the distinction of a dead peer from a busy one.
 
-An idle connection is watched by keepalive probes.  One with unacknowledged bytes would be watched by TCP_USER_TIMEOUT,
-but that also kills a connection whose peer acknowledges every probe and only has not read for a while: a rank that
-computes.  So ``Pulse`` asks the kernel when it last heard an acknowledgement, and calls a peer dead only when the
-kernel is asking and gets no answer.
+An idle connection is watched by keepalive probes.  One with unacknowledged bytes could be watched by TCP_USER_TIMEOUT,
+but that also kills a connection whose peer acknowledges every probe and merely has not read for a while: a rank that
+computes.  So ``Pulse`` checks when the kernel last received an acknowledgement, and declares a peer dead only if the
+kernel is probing and gets no answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.net.transport.lane import CarriedBytes
 
 KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1))
-"""One second idle, then a probe per second, until the link's timeout is over."""
+"""One second idle, then a probe per second, until the link's timeout has passed."""
 
 PULSE_SECONDS = 1.0
 
@@ -39,25 +39,25 @@ _LAST_ACK = struct.Struct("<56xI")
 BACKLOG = 4096
 """Most connections that may wait to be accepted, as far as ``net.core.somaxconn`` allows.
 
-In a flood a peer waits in this queue, and has shown the secret by the time it is accepted; were the queue short, the
+In a flood a peer waits in this queue, and has shown the secret by the time it is accepted; with a short queue, the
 kernel would turn the peer away, to try again after one, two and four seconds.
 """
 
 UNIX_SEND_BYTES = 4 * 1024 * 1024
-"""What a Unix socket may hold: the default of 208 KiB makes the two ends take turns."""
+"""Capacity of a Unix socket: with the default of 208 KiB the two ends take turns."""
 
 
 def lengthen_queue(server: asyncio.Server) -> None:
-    """Let ``BACKLOG`` connections wait at the sockets of ``server``; loops accept as many at once as they let wait."""
+    """Let ``BACKLOG`` connections wait at the sockets of ``server``; a loop accepts at most a backlog at once."""
     for sock in server.sockets:
         with socket.socket(fileno=os.dup(sock.fileno())) as duplicate:
             duplicate.listen(BACKLOG)
 
 
 def tune_tcp(sock: socket.socket, link_timeout: float = LINK_SECONDS) -> None:
-    """Send small frames at once, and notice a dead peer of an idle connection within ``link_timeout`` seconds.
+    """Make a socket send small frames at once, and detect a dead peer while idle within ``link_timeout`` seconds.
 
-    Buffer sizes are left to the kernel, which grows them as needed; fixing them would switch that off.
+    Buffer sizes are left to the kernel, which grows them as needed; fixing them would disable that.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -70,7 +70,7 @@ def tune_tcp(sock: socket.socket, link_timeout: float = LINK_SECONDS) -> None:
 
 
 def _forgo_pacing(sock: socket.socket) -> None:
-    """Turn pacing (BBR's, where that is the default) off: inside a host nothing is lost and no path is shared.
+    """Turn off pacing (BBR's, where that is the default): inside a host nothing is lost and no path is shared.
 
     Reno is the one congestion control that every Linux has and lets every process choose.
     """
@@ -88,7 +88,7 @@ def tune_unix(sock: socket.socket) -> None:
 
 
 def read_tcp_info(sock: socket.socket) -> bytes:
-    """Return the kernel's ``struct tcp_info`` (Linux), empty where there is none."""
+    """Return the kernel's ``struct tcp_info`` (Linux), empty if there is none."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
         return b""
@@ -99,9 +99,9 @@ def read_tcp_info(sock: socket.socket) -> bytes:
 
 
 def read_round_trip(sock: socket.socket) -> float | None:
-    """Return the least round trip that the kernel has seen lately on a TCP connection, in seconds (Linux).
+    """Return the least recent round trip that the kernel has seen on a TCP connection, in seconds (Linux).
 
-    None where there is none: Unix sockets, other systems, connections that have sent nothing.
+    None if there is none: Unix sockets, other systems, connections that have sent nothing.
     """
     option = getattr(socket, "TCP_INFO", None)
     if option is None or sock.family == socket.AF_UNIX:
@@ -115,9 +115,9 @@ def read_round_trip(sock: socket.socket) -> float | None:
 
 
 def read_delivery(sock: socket.socket) -> CarriedBytes | None:
-    """Return what a TCP connection has carried so far.
+    """Return the traffic of a TCP connection so far.
 
-    The kernel (Linux) keeps the time in which bytes were under way, apart from that in which the peer's window was
+    The kernel (Linux) keeps the time in which bytes were in transit, separate from that in which the peer's window was
     shut; the rate of its last few segments, which it keeps as well, is far off where processors are shared.  None where
     nothing is known, as for ``read_round_trip``.
     """
@@ -135,10 +135,10 @@ def read_delivery(sock: socket.socket) -> CarriedBytes | None:
 
 
 def count_unacknowledged(sock: socket.socket) -> int:
-    """Return how many bytes of ``sock`` the peer's kernel has not acknowledged (Linux); 0 where that is not known."""
+    """Return the number of bytes of ``sock`` that the peer's kernel has not acknowledged (Linux); 0 if unknown."""
     if sys.platform != "linux":
         return 0
-    import fcntl  # neither is on every system that this module is imported on
+    import fcntl  # not every system that imports this module has them
     import termios
 
     answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_OUTGOING.size))  # for sockets it is SIOCOUTQ
@@ -146,10 +146,10 @@ def count_unacknowledged(sock: socket.socket) -> int:
 
 
 class Pulse:
-    """Decide whether the peer's host is dead; ask once every ``PULSE_SECONDS``.
+    """Decides whether the peer's host is dead; call it once every ``PULSE_SECONDS``.
 
-    ``is_silent`` is true once the kernel has been repeating itself (retransmissions, probes of a closed window) at two
-    checks in a row, and no acknowledgement came for ``link_timeout`` less half a second before the second.
+    ``is_silent`` is true if the kernel was repeating itself (retransmissions, probes of a closed window) at two checks
+    in a row, and no acknowledgement came for ``link_timeout`` less half a second before the second.
     """
 
     def __init__(self, read: Callable[[], bytes], link_timeout: float = LINK_SECONDS) -> None:

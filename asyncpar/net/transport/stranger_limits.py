@@ -12,37 +12,37 @@ import msgspec
 from asyncpar.core.descriptors import spare_descriptors
 
 HANDSHAKE_SECONDS: Final = 5.0
-"""How long a connection may take to become one of HTTP/2, TLS included; gRPC alone would wait for two minutes."""
+"""Seconds within which a connection must become one of HTTP/2, TLS included; gRPC alone would wait two minutes."""
 
 IDLE_SECONDS: Final = 60.0
-"""How long a connection may stay without a call; a channel of ours makes another when it needs one."""
+"""Seconds for which a connection may stay without a call; our channels reconnect when they need to."""
 
 STREAMS: Final = 1024
-"""Most calls at once over one connection; a channel of ours lets further ones wait."""
+"""Most calls at once over one connection; our channels let further ones wait."""
 
 MAX_STRANGERS: Final = 64
 """Most connections of one server that have made no accepted call; beyond that, some of them are closed."""
 
 STRANGER_SECONDS: Final = 15.0
-"""How long a connection may stay without an accepted call."""
+"""Seconds for which a connection may stay without an accepted call."""
 
 STRANGER_BYTES: Final = 1 << 20
-"""How many bytes may come over a connection before its first accepted call."""
+"""Most bytes that may arrive over a connection before its first accepted call."""
 
 STRANGERS_BYTES: Final = 1 << 20
-"""How many bytes may have come over all such connections to one server; beyond that, those with most are closed."""
+"""Most bytes that may have arrived over all such connections to one server; beyond that, the largest are closed."""
 
 MAX_PER_ADDRESS: Final = 48
-"""Most of them from one address, so that a flood from there leaves some places for everybody else."""
+"""Most of them from one address, so that a flood from there leaves places for others."""
 
 LEAST_CONNECTIONS: Final = 8
 _MOST_HALVINGS: Final = 3
 
 
 def server_limits(descriptors: int, others: int = 0) -> list[tuple[str, int]]:
-    """Return the options of a gRPC server in a process that may have so many ``descriptors``.
+    """Return the options of a gRPC server in a process with a limit of ``descriptors``.
 
-    The first server may have half of those that the process does not need for itself; one that starts beside ``others``
+    The first server may use half of those that the process does not need for itself; one that starts beside ``others``
     half as many as the one before it, so that floods of all of them leave enough for everything else.
     """
     connections = max(LEAST_CONNECTIONS, spare_descriptors(descriptors) >> min(others + 1, _MOST_HALVINGS))
@@ -55,7 +55,7 @@ def server_limits(descriptors: int, others: int = 0) -> list[tuple[str, int]]:
 
 
 class Stranger(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection without an accepted call: from where, for how many ``seconds``, bytes ``received`` so far."""
+    """A connection without an accepted call: its peer, its age in ``seconds``, and the bytes ``received`` so far."""
 
     peer: tuple[str, int]
     seconds: float
@@ -63,11 +63,11 @@ class Stranger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_evictions(strangers: Iterable[Stranger], dice: random.Random) -> list[tuple[str, int]]:
-    """Return the peers whose connections to close.
+    """Return the peers whose connections are to be closed.
 
-    Those that stayed too long or sent too much, alone or together; some of an address that has more than
-    ``MAX_PER_ADDRESS``; and while more than ``MAX_STRANGERS`` are left, one of the address that has most of them.
-    Chance chooses.  So a flood from one address pushes out none of another, and a peer that shares the address of a
+    These are the ones that stayed too long or sent too much, alone or together; some of an address that has more than
+    ``MAX_PER_ADDRESS``; and while more than ``MAX_STRANGERS`` are left, one of the address with the most.  They are
+    chosen at random.  So a flood from one address pushes out none from another, and a peer that shares the address of a
     flood gets in after a few tries.
     """
     evicted, crowds, left, received = [], defaultdict[str, list[tuple[str, int]]](list), 0, 0

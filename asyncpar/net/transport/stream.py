@@ -1,10 +1,10 @@
 """The stream lane: one connected socket, TCP or Unix, written from user memory and read straight into it.
 
 Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
-frame goes out in one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
-what the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  Small messages are
-many: those of one turn of the loop go together (see ``write_coalescer``).  (The duplicate is needed because an event
-loop does not watch a descriptor that belongs to one of its transports.)
+frame is sent by one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
+the rest that the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  Small
+messages are many: those of one turn of the loop are sent together (see ``write_coalescer``).  (The duplicate is needed
+because an event loop does not watch a descriptor that belongs to one of its transports.)
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from asyncpar.net.wire.frame import (
 from asyncpar.net.wire.reader import FrameReader
 
 WRITE_BYTES = 1024 * 1024
-"""Most bytes per system call, so that one huge payload does not keep the loop from everything else."""
+"""Most bytes per system call, so that one huge payload does not starve the loop's other work."""
 
 SMALL_BYTES = 128 * 1024
-"""What is sent or comes in a piece of at most this size is answered soon, perhaps."""
+"""Data sent or received in pieces of at most this size may be answered soon."""
 
 MAX_SEGMENTS = 256
-"""Most pieces per system call, which takes 1024."""
+"""Most pieces per system call; the system's limit is 1024."""
 
 FLUSH_SECONDS = 1.0
-"""How long a lane that is closed waits for a peer that takes nothing, or does not close."""
+"""Seconds for which a lane that is closed waits for a peer that takes nothing, or does not close."""
 
 _PATIENCE_SECONDS = 2.0
-"""How long bytes may be on their way between the two hosts' kernels; see ``positions``."""
+"""Seconds for which bytes may be in transit between the two hosts' kernels; see ``positions``."""
 
 
 class StreamLane(Connection, asyncio.BufferedProtocol):
     """A lane over a connected socket whose handshake is complete.
 
     Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
-    ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.  ``pulse``
-    tells a dead peer where the socket does not; None for a Unix socket, which always does.  ``busy_poll`` may keep the
-    loop awake for what answers a small frame.  ``protection`` is that of the connection.
+    ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane then owns.  ``pulse`` detects a
+    dead peer where the socket does not; None for a Unix socket, which always does.  ``busy_poll`` may keep the loop
+    awake for answers to small frames.  ``protection`` is that of the connection.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         written = 0
         if not self._writer.waiting_bytes and self._broken is None:
             if size <= SMALL_BYTES:
-                self._busy_poll.expect()  # before the call, in which the peer may run already
+                self._busy_poll.expect()  # before the call, during which the peer may already run
             written = self._write(_first_segments(head, payload, checksum))
             if written == size:
                 return None
@@ -219,7 +219,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self._gone
         except TimeoutError:
-            pass  # the peer does not read, or does not close: enough was done for it
+            pass  # the peer does not read, or does not close: it had its time
         finally:
             self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
 
@@ -267,7 +267,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._transport.resume_reading()
 
     def _write(self, segments: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Hand bytes to the kernel and return how many it took."""
+        """Pass bytes to the kernel and return the number that it took."""
         try:
             written = os.writev(self._descriptor, segments)
         except (BlockingIOError, InterruptedError):
@@ -307,7 +307,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
                 self._finish_writing()
 
     def _break(self, cause: str) -> None:
-        """Stop writing; what has already arrived is still read before the loss is reported."""
+        """Stop writing; data that has already arrived is still read before the loss is reported."""
         if self._broken is None:
             self._broken = cause
             self._stop_watching()
@@ -318,7 +318,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
                 self._timer = self._loop.call_later(FLUSH_SECONDS, self._lose, cause)
 
     def _finish_writing(self) -> None:
-        """Half-close, and read on until the peer closes: closing over unread bytes would reset what is in flight."""
+        """Half-close, and read on until the peer closes: closing over unread bytes would reset data in flight."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -327,7 +327,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._transport.resume_reading()
 
     def _tick(self) -> None:
-        """Check, once a second, whether the peer's host lives, and whether all bytes come."""
+        """Check, once a second, whether the peer's host lives, and whether all bytes arrive."""
         if not self._is_open or self._is_leaving:
             return
         if self._pulse is not None and self._pulse.is_silent():
@@ -349,7 +349,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._tell_position()
 
     def _tell_position(self) -> None:
-        """Send the number of bytes received, unless other frames wait, which show that this side lives, too."""
+        """Send the number of bytes received, unless other frames wait, which also show that this side lives."""
         if self._writer.waiting_bytes or self._broken is not None or self._gatherer.waiting:
             return
         head = self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received)))
@@ -362,13 +362,13 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._positions.heard(self._loop.time(), position, written=self._bytes_written)
 
     def _refuse(self, error: ProtocolError) -> None:
-        """End the lane after bytes that break the protocol, and tell both ends why."""
+        """End the lane after bytes that violate the protocol, and report the reason to both ends."""
         cause = self._protection.describe(error, self.kind)
         events, self._events = self._events, None
         if events is None:
             self._lose(cause)
         else:
-            self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
+            self.leave(events.lost(cause))  # the owner reports the reason to the peer, over this lane
 
     def _lose(self, cause: str) -> None:
         """Report the end of the channel to the owner, once."""
@@ -376,7 +376,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             return
         self._broken = self._broken or cause
         events, self._events = self._events, None
-        if events is None:  # closing, or not started: then ``start`` tells it
+        if events is None:  # closing, or not started: then ``start`` reports it
             self._shut(PeerLost(cause, cause=cause))
         else:
             self._shut(None)
@@ -412,7 +412,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
 def _first_segments(
     head: bytes, payload: Payload, checksum: PayloadChecksum | None
 ) -> list[bytes | bytearray | memoryview]:
-    """Return what goes with the first system call: all of a frame, unless it is large or in very many pieces."""
+    """Return the segments of the first system call: all of a frame, unless it is large or in very many pieces."""
     first = payload if len(payload) <= WRITE_BYTES else payload[:WRITE_BYTES]
     views = views_of(first)[:MAX_SEGMENTS]
     if checksum is None:

@@ -1,12 +1,12 @@
-"""Several connections as one lane: a large payload travels over all of them at once.
+"""Several connections as one lane: a large payload is sent over all of them at once.
 
-Theory of operation.  The first connection carries every frame, in order, except that a large BULK payload goes out as
-a STRIPED frame: its header over several connections, each time with one part of the payload (see ``wire.frame``).
-The receiver asks its owner for memory when the header comes over the first connection; then each connection reads its
+Theory of operation.  The first connection carries every frame, in order, except that a large BULK payload is sent as a
+STRIPED frame: its header over several connections, each with one part of the payload (see ``wire.frame``).  The
+receiver asks its owner for memory when the header arrives over the first connection; then each connection reads its
 part straight into that memory.  A connection that is ahead (its next part belongs to a frame that the first has not
 announced yet, or its part is complete) is held: it reads nothing.  The first is held behind a STRIPED frame until all
-parts are there; so frames land in the order in which they were sent.  No connection waits for another to *send*, so
-nothing can lock up: the parts of the oldest frame that is not complete can always be read.
+parts are there; so frames are delivered in the order in which they were sent.  No connection waits for another to
+*send*, so nothing can deadlock: the parts of the oldest incomplete frame can always be read.
 
 The connections share their fate: when one ends, the lane ends.
 """
@@ -25,7 +25,7 @@ from asyncpar.net.wire.frame import FrameHeader, FrameKind, Payload, parts_of, s
 
 
 class StripedSending(Sending):
-    """A payload of which parts wait on some connections (``parts``), while others are gone (None)."""
+    """A payload of which parts wait on some connections (``parts``), while others are sent (None)."""
 
     __slots__ = ("_is_lost", "_parts", "_waiting")
 
@@ -55,7 +55,7 @@ class StripedSending(Sending):
         return goes_out
 
     def lose(self, error: PeerLost) -> None:
-        """End everything that waits: the lane has ended."""
+        """End all waiting parts: the lane has ended."""
         self._is_lost = True
         if not all(part is None or part.is_through for part in self._parts):
             fail_future(self.done, error)
@@ -70,7 +70,7 @@ class StripedSending(Sending):
 
 
 class _Arrival:
-    """The STRIPED frame that arrives: where it lands (None: nowhere), and which parts have not begun or ended."""
+    """The arriving STRIPED frame: its memory (None: dropped), and the parts that have not begun or ended."""
 
     __slots__ = ("header", "not_begun", "not_ended", "parts", "target")
 
@@ -83,7 +83,7 @@ class _Arrival:
 
 
 class StripedLane(Lane):
-    """A lane over connections that were made for it, in the order on which both sides agreed."""
+    """A lane over connections made for it, in the order on which both sides agreed."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.kind = connections[0].kind
@@ -163,14 +163,14 @@ class StripedLane(Lane):
         self._arrival = None
         error = PeerLost("the lane was closed before this was sent", cause="closed")
         try:
-            await self._first.close()  # the peer reads to its end only when it has all parts of what came before
+            await self._first.close()  # the peer reads to its end only once it has all earlier parts
         finally:
             self.abort(error)
 
     # -- what the connections tell -----------------------------------------------------------------------------------
 
     def part_lent(self, index: int, header: FrameHeader) -> memoryview | None:
-        """Say where the share of a frame lands that begins on connection ``index``."""
+        """Return the memory for the share of a frame that begins on connection ``index``."""
         if index == 0:
             if header.kind is not FrameKind.STRIPED:
                 return None if self._events is None else self._events.lend(header)
@@ -188,7 +188,7 @@ class StripedLane(Lane):
         return None if arrival.target is None else arrival.target[start:stop]
 
     def part_landed(self, header: FrameHeader) -> None:
-        """Handle a whole frame that came over one connection alone."""
+        """Handle a whole frame that came over a single connection."""
         if header.kind is not FrameKind.STRIPED and self._events is not None:
             self._events.landed(header)
 
@@ -209,10 +209,10 @@ class StripedLane(Lane):
             self._first.resume()
 
     def part_lost(self, cause: str) -> PeerLost:
-        """End the lane with a connection; after damage when the peer has been told."""
+        """End the lane because a connection ended; after damage only once the peer has been notified."""
         if self._end is None:
             events, self._events = self._events, None
-            self._end = PeerLost(cause, cause=cause)  # what follows may ask for it
+            self._end = PeerLost(cause, cause=cause)  # later steps may ask for it
             error = self._end if events is None else events.lost(cause)
             self._shut(error, gently=cause.startswith(DAMAGED))
         return self._end

@@ -1,8 +1,8 @@
-"""Mutual TLS for gRPC, and who the other end is according to its certificate.
+"""Mutual TLS for gRPC, and the identity of the peer according to its certificate.
 
-A server wants a certificate of the job's authority from every client, before the first HTTP/2 byte.  A client wants
-one that names the very party it means to reach: the server of rank 2 cannot pass for rank 3, although both have
-certificates of the same authority.
+A server requires a certificate of the job's authority from every client, before the first HTTP/2 byte.  A client
+requires one that names exactly the party it means to reach: the server of rank 2 cannot pass for rank 3, although both
+have certificates of the same authority.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncpar.net.security.identity import PeerIdentity, Role
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return what a server proves itself with; clients have to prove themselves, too."""
+    """Return a server's TLS credentials; clients have to authenticate themselves, too."""
     return grpc.ssl_server_credentials(
         [(bytes(certificates.key), certificates.certificate)],
         root_certificates=certificates.authority,
@@ -27,14 +27,14 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Return what a client proves itself with."""
+    """Return a client's TLS credentials."""
     return grpc.ssl_channel_credentials(certificates.authority, bytes(certificates.key), certificates.certificate)
 
 
 def check_caller(context: grpc.aio.ServicerContext[Any, Any], job: str, role: Role) -> None:
-    """See that the certificate of who calls is one of ``role`` in ``job``; any will do on a connection without.
+    """Check that the caller's certificate is one of ``role`` in ``job``; without TLS every caller passes.
 
-    (Where there are certificates, no connection is without.)  Raises ``AuthenticationError`` that names both.
+    (In a job with certificates, every connection uses TLS.)  Raises ``AuthenticationError`` that names both.
     """
     shown = context.auth_context()
     if "ssl" not in map(_text, shown.get("transport_security_type", ())):

@@ -1,7 +1,7 @@
-"""Find out why a TLS connection fails: gRPC only says UNAVAILABLE, as for a server that is not there.
+"""Diagnosis of failed TLS connections: gRPC only reports UNAVAILABLE, as for a server that is not there.
 
-A connection of our own is made with Python's ssl module, which tells.  A server that refuses the client's certificate
-closes the connection without a word after the handshake; one that accepts it speaks first (HTTP/2 SETTINGS).
+A separate connection is made with Python's ssl module, which reports the reason.  A server that refuses the client's
+certificate closes the connection silently after the handshake; one that accepts it speaks first (HTTP/2 SETTINGS).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncpar.net.security.identity import PeerIdentity, Role
 from asyncpar.net.transport.rpc import Credentials
 
 PROBE_SECONDS = 3.0
-"""How long one look may take; then it has found nothing."""
+"""Seconds that one probe may take; after that it has found nothing."""
 
 _AGAIN_SECONDS = 0.05
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_*
@@ -26,9 +26,9 @@ _SAME_RUN = "all hosts need certificates of the same `asyncpar certs init`"
 
 
 async def check_tls(address: str, credentials: Credentials | None, peer: Role) -> None:
-    """Raise ``AuthenticationError`` if TLS is why ``peer`` cannot be called at ``address``.
+    """Raise ``AuthenticationError`` if TLS is the reason why ``peer`` cannot be called at ``address``.
 
-    Returns if it is not, or if that cannot be found out.  Without certificates we speak no TLS.
+    Returns if it is not, or if that cannot be determined.  Without certificates we speak no TLS.
     """
     certificates = None if credentials is None else credentials.certificates
     host, port = split_address(address)
@@ -38,18 +38,18 @@ async def check_tls(address: str, credentials: Credentials | None, peer: Role) -
             if certificates is None:
                 await _look_without(host, port, where)
             elif not await _look(host, port, certificates, peer, where):
-                await asyncio.sleep(_AGAIN_SECONDS)  # it may have been on its way out
+                await asyncio.sleep(_AGAIN_SECONDS)  # it may have been shutting down
                 if not await _look(host, port, certificates, peer, where):
                     raise AuthenticationError(
                         f"{where} did not accept our certificate, of {certificates.identity}: for it, that is of "
                         f"another authority or not valid now; {_SAME_RUN}, and clocks that are right"
                     )
-    except OSError:  # not reachable, which is not for us to tell; TimeoutError and ssl.SSLError are such, too
+    except OSError:  # unreachable, which others report; TimeoutError and ssl.SSLError are OSErrors, too
         return
 
 
 async def _look(host: str, port: int, certificates: Certificates, peer: Role, where: str) -> bool:
-    """Connect as gRPC does; return whether the server went on talking to us."""
+    """Connect as gRPC does; return whether the server kept talking to us."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # compared below, for a message that names both
     context.load_verify_locations(cadata=certificates.authority.decode())
@@ -59,7 +59,7 @@ async def _look(host: str, port: int, certificates: Certificates, peer: Role, wh
         reader, writer = await asyncio.open_connection(host, port, ssl=context)
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationError(f"{where} shows a certificate that {_distrust(error)}") from error
-    except ssl.SSLEOFError:  # it hung up, which a server does that has too many connections
+    except ssl.SSLEOFError:  # it hung up, as a server with too many connections does
         raise
     except ssl.SSLError as error:
         raise AuthenticationError(

@@ -1,8 +1,8 @@
-"""Small messages that leave together.
+"""Coalescing of small messages into one write.
 
-Theory of operation.  A system call costs more than all else that is done for a small message, and actors often send
-many of them in one turn of the event loop.  The first message of a turn goes at once, so that a lone one loses nothing;
-the others are gathered and go at the end of the turn, or as soon as there are enough of them.
+Theory of operation.  A system call costs more than everything else done for a small message, and actors often send many
+of them in one turn of the event loop.  The first message of a turn is sent at once, so that a single one is not
+delayed; the others are gathered and sent at the end of the turn, or as soon as there are enough of them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Final
 from asyncpar.net.wire.frame import Payload, PayloadChecksum, views_of
 
 GATHERED_BYTES: Final = 1500
-"""Messages travel together up to about this many bytes: ten or so, which makes the system call cheap.  More would let
-the peer wait, who could be working on the first of them already."""
+"""Most bytes, about, of messages sent together: ten or so, which makes the system call cheap.
+
+More would keep the peer waiting, which could already be working on the first of them.
+"""
 
 
 class WriteCoalescer:
-    """Gathers the messages of a turn and hands them to ``send`` as bytes of which no other reference exists."""
+    """Gathers the messages of a turn and passes them to ``send`` as bytes to which no other reference exists."""
 
     def __init__(self, send: Callable[[bytearray], None]) -> None:
         self.waiting = bytearray()
@@ -28,7 +30,7 @@ class WriteCoalescer:
         self._is_within = False
 
     def add(self, head: bytes, payload: Payload, checksum: PayloadChecksum | None = None) -> bool:
-        """Take a copy of a message along; False if it is the turn's first, or large, and must be sent by itself."""
+        """Gather a copy of a message; return False if it is the turn's first, or large, and must be sent by itself."""
         if not self._is_within:
             self._is_within = True
             self._loop.call_soon(self._end_turn)
@@ -46,7 +48,7 @@ class WriteCoalescer:
         return True
 
     def flush(self) -> None:
-        """Send what was gathered."""
+        """Send the gathered messages."""
         if self.waiting:
             gathered, self.waiting = self.waiting, bytearray()
             self._send(gathered)
