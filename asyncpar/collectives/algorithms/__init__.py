@@ -1,1 +1,1 @@
-"""Algorithms as schedules: what each rank sends and receives, in chunk numbers.  Pure."""
+"""Algorithms as schedules: the sends and receives of each rank, in chunk numbers.  Pure."""

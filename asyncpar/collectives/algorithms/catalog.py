@@ -1,7 +1,7 @@
-"""The algorithms of each operation, and the schedules they make.
+"""The algorithms of each operation, and their schedules.
 
-``register_algorithm`` adds one: it is proved on up to eight ranks first, and then has everything that those below have:
-a place in the cost model, pins, ``algorithm="name"``, ``Communicator.algorithm_table``.  All ranks register the same.
+``register_algorithm`` adds one: it is proved on up to eight ranks first, and is then equal to those below: it has a
+place in the cost model, pins, ``algorithm="name"``, ``Communicator.algorithm_table``.  All ranks register the same.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def _none(size: int) -> int:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """An algorithm of one operation, by messages.
+    """An algorithm for one operation, by messages.
 
     ``rounds(rank, size)``, with the root as third argument where the operation has one, yields the rounds of a rank.
-    ``work(size, payload)`` is what the cost model reckons with.  ``chunks(size)`` says in how many chunks the buffer is
-    cut; for operations with a chunk per rank it is fixed.
+    ``work(size, payload)`` is the input of the cost model.  ``chunks(size)`` is the number of chunks that the buffer is
+    cut into; it is fixed for operations with a chunk per rank.
     """
 
     operation: str
@@ -125,28 +125,28 @@ ALGORITHMS: Mapping[str, Registry[Algorithm]] = MappingProxyType(
         ),
     }
 )
-"""The algorithms by messages of each operation, but hierarchical ones."""
+"""The algorithms by messages of each operation, except hierarchical ones."""
 
 NCCL = "nccl"
 STAGED = "staged"
 HIERARCHICAL = "hierarchical"
 DEVICE_ALGORITHMS = (NCCL, HIERARCHICAL, STAGED)
-"""Those of device arrays: by NCCL; by NCCL on each host and the host's lanes between them; copied to the host, moved by
-the host's algorithms, and copied back."""
+"""Algorithms of device arrays: by NCCL; by NCCL on each host and the host's lanes between hosts; copied to the host,
+moved by the host's algorithms, and copied back."""
 
 HIERARCHICAL_ON_DEVICES = frozenset({"all_reduce", "broadcast"})
 """Operations on device arrays that can go by host."""
 
 
 def is_of_devices(operation: str, algorithm: str) -> bool:
-    """Is ``algorithm`` one of ``operation`` on device arrays?"""
+    """Return whether ``algorithm`` is one of ``operation`` on device arrays."""
     if algorithm == HIERARCHICAL:
         return operation in HIERARCHICAL_ON_DEVICES
     return algorithm in DEVICE_ALGORITHMS
 
 
 ARENA = "arena"
-"""No schedule of messages, but programs on shared memory.  Every operation has it where all ranks share an arena."""
+"""No schedule of messages, but programs on shared memory.  Every operation has it if all ranks share an arena."""
 
 CHUNKS_ON_ONE_RANK = frozenset({"gather", "scatter"})
 """Rooted operations whose buffer has a chunk per rank."""
@@ -157,10 +157,10 @@ _PROVED_SIZES = range(1, 9)
 
 
 def register_algorithm(algorithm: Algorithm) -> None:
-    """Add ``algorithm`` to those of its operation, in this process.
+    """Register ``algorithm`` for its operation, in this process.
 
-    Raises ``UsageError`` for an unknown operation, a name that is taken, work that is no finite figure, and a
-    schedule that a symbolic run on up to 8 ranks proves wrong.
+    Raises ``UsageError`` for an unknown operation, a name that is taken, work that is not finite, and a schedule that a
+    symbolic run on up to 8 ranks proves wrong.
     """
     registry = ALGORITHMS.get(algorithm.operation)
     if registry is None:
@@ -171,7 +171,7 @@ def register_algorithm(algorithm: Algorithm) -> None:
 
 
 def unregister_algorithm(operation: str, name: str) -> None:
-    """Forget an algorithm.  Raises ``UsageError`` if there is none of this name."""
+    """Remove an algorithm.  Raises ``UsageError`` if there is none of this name."""
     if operation not in ALGORITHMS:
         raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
     ALGORITHMS[operation].unregister(name)
@@ -218,7 +218,7 @@ def check_algorithm(operation: str, algorithm: str) -> None:
 
 
 def work_of(operation: str, algorithm: str, size: int, payload: float) -> AlgorithmWork:
-    """Return the work of an operation over ``payload`` bytes, the largest buffer of any rank.  Not hierarchical."""
+    """Return the work of an operation over ``payload`` bytes, the largest buffer of any rank, if not hierarchical."""
     check_algorithm(operation, algorithm)
     found = ALGORITHMS[operation].get(algorithm)
     if found is None:
@@ -229,7 +229,7 @@ def work_of(operation: str, algorithm: str, size: int, payload: float) -> Algori
 def schedule_of(
     operation: str, algorithm: str, *, rank: int, size: int, root: int = 0, hosts: Hosts | None = None
 ) -> RankSchedule:
-    """Return the schedule of ``rank``; ``hosts`` matter to the hierarchical algorithms only (None: a single host)."""
+    """Return the schedule of ``rank``; ``hosts`` matter only to hierarchical algorithms (None: a single host)."""
     check_algorithm(operation, algorithm)
     if algorithm == ARENA:
         raise UsageError("algorithm: arena has no schedule of messages")
@@ -252,18 +252,18 @@ def _plan(algorithm: Algorithm, rank: int, size: int, root: int) -> RankSchedule
 
 
 def is_hierarchical(algorithm: str) -> bool:
-    """Does ``algorithm`` treat hosts apart from the network between them?  It may have a size of messages."""
+    """Return whether ``algorithm``, which may include a message size, distinguishes hosts from their network."""
     return algorithm.partition("/")[0] in _HIERARCHICAL
 
 
 @lru_cache(maxsize=512)
 def schedule_across(algorithm: str, *, rank: int, hosts: Hosts) -> RankSchedule:
-    """Return what a hierarchical all-reduce sends between hosts: messages for messages what ``schedule_of`` has."""
+    """Return the messages between hosts of a hierarchical all-reduce, exactly as in the schedule of ``schedule_of``."""
     across, _ = _ACROSS[algorithm]
     _, count_chunks = _HIERARCHICAL[algorithm]
     return schedule(count_chunks(hosts), across(rank, hosts))
 
 
 def leaders_of(algorithm: str, hosts: Hosts) -> int:
-    """Return how many ranks of each host talk to other hosts in a hierarchical all-reduce; each has a part of it."""
+    """Return the number of ranks per host that exchange parts with other hosts in a hierarchical all-reduce."""
     return _ACROSS[algorithm][1](hosts)

@@ -1,9 +1,10 @@
-"""Prove schedules by running all ranks symbolically.  Pure.
+"""Proofs of schedules, by symbolic runs of all ranks.  Pure.
 
 Theory of operation.  A chunk's content is the list of contributions ``(rank, chunk)`` that were combined into it; None
 is memory that holds nothing yet.  All ranks run at once under the strictest rules that a transport may have: a message
-moves only when its receive is posted, and a round is over when all its messages have moved.  What passes under these
-rules passes under any.  ``verify`` compares what every chunk holds in the end with what the operation promises.
+moves only when its receive is posted, and a round is over when all its messages have moved.  A schedule that passes
+under these rules passes under any.  ``verify`` compares the final content of every chunk with the promise of the
+operation.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ Content = tuple[Contribution, ...] | None
 
 
 class ScheduleError(AsyncparError):
-    """A schedule is wrong; the message names the rank, the round and what is wrong there."""
+    """A schedule is wrong; the message names the rank, the round and the fault."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of a checked set of schedules.
 
-    ``steps`` is the number of message times from the first send to the last receive when all messages take one time;
+    ``steps`` is the number of message times from the first send to the last receive if all messages take equally long;
     ``messages`` and ``chunks_sent`` count by rank.
     """
 
@@ -84,7 +85,7 @@ class ScheduleRun:
         self._sent: dict[tuple[int, int], deque[_Message]] = {}
 
     def run(self) -> None:
-        """Run until all ranks are through.
+        """Run until all ranks have finished.
 
         Raises ``ScheduleError`` when no rank can proceed, when messages are left over, and for any conflict.
         """
@@ -185,7 +186,7 @@ def _copy(rank: _Rank, step: Copy) -> None:
 
 
 def _check_conflicts(rank: _Rank) -> None:
-    """Raise unless the steps of the round may go on at the same time (see ``algorithms.steps``)."""
+    """Raise unless the steps of the round may run at the same time (see ``algorithms.steps``)."""
     read: set[int] = set()
     reduced: set[int] = set()
     written: set[int] = set()
@@ -217,7 +218,7 @@ _ROOT_AT_START = frozenset({"broadcast", "scatter"})
 
 
 def initial_content(operation: str, size: int, root: int, rank: int, chunk: int) -> Content:
-    """Return what ``chunk`` of ``rank`` holds before ``operation``."""
+    """Return the content of ``chunk`` of ``rank`` before ``operation``."""
     holds = (
         operation in _FULL_AT_START
         or (operation in _OWN_AT_START and chunk == rank)
@@ -228,7 +229,7 @@ def initial_content(operation: str, size: int, root: int, rank: int, chunk: int)
 
 
 def goal(operation: str, size: int, root: int, rank: int, chunks: int) -> Iterator[tuple[int, Content]]:
-    """Yield the chunks of ``rank`` that matter after ``operation``, with what they must hold."""
+    """Yield the chunks of ``rank`` that matter after ``operation``, with their required content."""
     every = range(chunks)
     match operation:
         case "all_reduce":
@@ -250,10 +251,10 @@ def goal(operation: str, size: int, root: int, rank: int, chunks: int) -> Iterat
 
 
 def verify(operation: str, schedules: Sequence[RankSchedule], *, root: int = 0) -> Report:
-    """Run the schedules of all ranks and return what they cost.
+    """Run the schedules of all ranks and return their costs.
 
-    Raises ``ScheduleError`` for a deadlock, a conflict inside a round, and any chunk that does not end where it must,
-    holding each rank exactly once (reductions) or the right origin (all others).
+    Raises ``ScheduleError`` for a deadlock, a conflict inside a round, and any chunk whose final content is not each
+    rank exactly once (reductions) or the right origin (all others).
     """
     size = len(schedules)
     simulation = ScheduleRun(schedules, lambda rank, chunk: initial_content(operation, size, root, rank, chunk))

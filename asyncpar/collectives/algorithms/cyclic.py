@@ -1,8 +1,8 @@
 """Cyclic algorithms: all ranks do the same, shifted by their rank.
 
-*Ring*: each rank talks to its two neighbours only.  *Pairwise*: in step i each rank sends to rank + i and receives from
-rank - i; ``size - 1`` steps, and every chunk travels once, straight to its owner.  *Bruck*: ``ceil(log2(size))`` steps
-for any size, for small payloads.  *Dissemination*: the barrier in as many steps.
+*Ring*: each rank communicates only with its two neighbours.  *Pairwise*: in step i each rank sends to rank + i and
+receives from rank - i; ``size - 1`` steps, and every chunk is sent once, straight to its owner.  *Bruck*:
+``ceil(log2(size))`` steps for any size, for small payloads.  *Dissemination*: the barrier in as many steps.
 
 Sources: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; Thakur,
 Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005; Bruck, Ho, Kipnis,
@@ -32,7 +32,7 @@ def ring_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def ring_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Spread chunk ``rank`` of each rank to all; ``size`` chunks.
+    """Send chunk ``rank`` of each rank to all; ``size`` chunks.
 
     ``size - 1`` steps; each rank sends ``(size - 1) / size`` of the result, the least possible.
     """
@@ -61,14 +61,14 @@ def pairwise_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def pairwise_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Spread chunk ``rank`` of each rank to all; ``size`` chunks, each sent ``size - 1`` times by its owner."""
+    """Send chunk ``rank`` of each rank to all; ``size`` chunks, each sent ``size - 1`` times by its owner."""
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
         yield Send(to, one(rank)), Recv(source, one(source))
 
 
 def pairwise_all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Send chunk r to rank r; what rank r sends lands in chunk ``size + r``.
+    """Send chunk r to rank r; the chunk from rank r lands in chunk ``size + r``.
 
     Each rank sends ``(size - 1) / size`` of the buffer, the least possible.
     """
@@ -79,7 +79,7 @@ def pairwise_all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 
 def bruck_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Spread chunk ``rank`` of each rank to all; ``size`` chunks.
+    """Send chunk ``rank`` of each rank to all; ``size`` chunks.
 
     In each step a rank sends all it has to the rank at distance 1, 2, 4, ... below it.  Each rank sends
     ``(size - 1) / size`` of the result, the least possible.  Chunks land where they belong: no rotation at the end.
@@ -93,10 +93,10 @@ def bruck_all_gather(rank: int, size: int) -> Iterator[Round]:
 
 
 def bruck_all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Send chunk r to rank r; what rank r sends lands in chunk ``size + r``; chunks from ``2 * size`` on are scratch.
+    """Send chunk r to rank r; the chunk from rank r lands in chunk ``size + r``; from ``2 * size`` on is scratch.
 
-    A chunk that must go ``i`` ranks further travels in the steps of the bits set in ``i``, so about half of the buffer
-    is sent in each step.  On its last step it lands in its place; before, it waits in one of two scratch areas.
+    A chunk that must go ``i`` ranks further is sent in the steps of the bits set in ``i``, so about half of the buffer
+    is sent in each step.  In its last step it lands in its place; before, it waits in one of two scratch areas.
     """
     yield (Copy(Span(rank, rank + 1), Span(size + rank, size + rank + 1)),)
     place = {i: (rank + i) % size for i in range(1, size)}
@@ -113,14 +113,14 @@ def bruck_all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 
 def _landing(rank: int, size: int, i: int, distance: int, here: int) -> int:
-    """Return where the chunk with ``i`` to go lands that arrives in the step of ``distance``."""
+    """Return where the chunk with ``i`` ranks to go lands that arrives in the step of ``distance``."""
     if i < 2 * distance:
         return size + (rank - i) % size
     return 3 * size + i if 2 * size <= here < 3 * size else 2 * size + i
 
 
 def dissemination_barrier(rank: int, size: int) -> Iterator[Round]:
-    """Tell the rank at distance 1, 2, 4, ... above: after ``ceil(log2(size))`` steps all have heard of all."""
+    """Notify the rank at distance 1, 2, 4, ... above: after ``ceil(log2(size))`` steps every rank has heard of all."""
     distance = 1
     while distance < size:
         yield Send((rank + distance) % size, ()), Recv((rank - distance) % size, ())

@@ -2,13 +2,13 @@
 
 The buffer has a *part* for each *leader* of a host, and every host has as many leaders: as many as the smallest host
 has ranks.  Going up, the ranks of a host combine each part at its leader; across, the leaders of a part on all hosts
-reduce it among themselves; going down, leaders hand their parts to everyone on their host.  So all that a host sends
-to others is ``2 (hosts - 1) / hosts`` of the buffer, spread over its leaders, and where hosts are equally large all
-ranks carry.  Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
-operation performance", IPDPS 2000; parts by local rank as in Jia et al., "Highly scalable deep learning training system
-with mixed-precision", arXiv:1807.11205.
+reduce it among themselves; going down, leaders send their parts to all ranks of their host.  So a host sends only ``2
+(hosts - 1) / hosts`` of the buffer to others, spread over its leaders, and where hosts are equally large all ranks take
+part.  Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective operation
+performance", IPDPS 2000; parts by local rank as in Jia et al., "Highly scalable deep learning training system with
+mixed-precision", arXiv:1807.11205.
 
-Up and down need not go by messages: messages between hosts are the same whatever happens inside a host.
+Up and down need not use messages: messages between hosts are the same whatever happens inside a host.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 def leaders_by_ring(hosts: Hosts) -> int:
-    """Return how many ranks of each host talk to other hosts, and so the parts of the buffer."""
+    """Return the number of leaders per host, which communicate with other hosts: the number of parts of the buffer."""
     return min(map(len, hosts))
 
 
 def chunks_by_ring(hosts: Hosts) -> int:
-    """Return the chunks of the buffer: each part has one per host."""
+    """Return the number of chunks of the buffer: each part has one per host."""
     return leaders_by_ring(hosts) * len(hosts)
 
 
 def all_reduce_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
-    """Go across in a ring of hosts for each part."""
+    """Reduce each part across in a ring of hosts."""
     members, place = _members(rank, hosts)
     parts, width = leaders_by_ring(hosts), len(hosts)
     yield from _up(place, members, parts, width)
@@ -52,7 +52,7 @@ def across_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
 
 
 def all_reduce_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
-    """Go across in a tree of the hosts' first ranks; one part, one chunk."""
+    """Reduce across in a tree of the hosts' first ranks; one part, one chunk."""
     members, place = _members(rank, hosts)
     yield from _up(place, members, 1, 1)
     yield from across_by_tree(rank, hosts)
@@ -81,7 +81,7 @@ def _up(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterato
 
 
 def _down(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
-    """Hand each part from its leader to everyone."""
+    """Send each part from its leader to all ranks of the host."""
     if parts == 1:
         yield from relabelled(rooted.tree_broadcast(place, len(members), 0), ranks=members, scale=width)
         return
@@ -95,7 +95,7 @@ def _down(place: int, members: tuple[int, ...], parts: int, width: int) -> Itera
 
 
 def _pairs(place: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield whom to send to and whom to receive from, step by step, so that everyone meets everyone."""
+    """Yield the destination and the source of each step, such that every rank is paired with every other."""
     for distance in range(1, size):
         yield (place + distance) % size, (place - distance) % size
 
@@ -105,7 +105,7 @@ def _part(part: int, width: int) -> Spans:
 
 
 def _members(rank: int, hosts: Hosts) -> tuple[tuple[int, ...], int]:
-    """Return the ranks of the host of ``rank``, and its place among them."""
+    """Return the ranks of the host of ``rank``, and its index among them."""
     members = next(members for members in hosts if rank in members)
     return members, members.index(rank)
 

@@ -1,6 +1,6 @@
 """Recursive halving and doubling: ``log2(size)`` steps with partners at distance 1, 2, 4, ...
 
-Any number of ranks is folded into the largest power of two below it.  Of the first ``2 * surplus`` ranks the even ones
+Any number of ranks is folded into the largest power of two up to it.  Of the first ``2 * surplus`` ranks the even ones
 are absorbed by their right neighbours; the others take *places* 0 to ``power - 1`` in rank order.
 
 Sources: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004; Thakur, Rabenseifner and Gropp,
@@ -15,7 +15,7 @@ from asyncpar.collectives.algorithms.steps import Recv, Round, Send, Span, Spans
 
 
 class Fold:
-    """Map ranks to the participants of the power-of-two part of an algorithm."""
+    """Mapping of ranks to the participants of the power-of-two part of an algorithm."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.power = 1 << (size.bit_length() - 1)
@@ -24,12 +24,12 @@ class Fold:
 
     @property
     def absorbed_by(self) -> int | None:
-        """The rank that takes part in place of this one, None if this one does."""
+        """The rank that takes part in place of this one, None if this one does itself."""
         return self._rank + 1 if self._rank < 2 * self.surplus and self._rank % 2 == 0 else None
 
     @property
     def absorbs(self) -> int | None:
-        """The rank that this one takes part for besides itself, if any."""
+        """The rank that this one takes part for besides itself, None if there is none."""
         return self._rank - 1 if self._rank < 2 * self.surplus and self._rank % 2 == 1 else None
 
     @property
@@ -57,9 +57,9 @@ class Fold:
 def doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
     """Exchange the whole buffer with a partner at distance 1, 2, 4, ... and sum; one chunk.
 
-    ``log2(size)`` steps, each sending the whole buffer.  Other sizes than powers of two first fold the surplus ranks
-    into neighbours and hand them the result at the end: two steps more.  Both partners combine the same two operands
-    in rank order, so all ranks end with the same bits.
+    ``log2(size)`` steps, each sending the whole buffer.  Sizes that are not powers of two first fold the surplus ranks
+    into neighbours and send them the result at the end: two more steps.  Both partners combine the same two operands in
+    rank order, so all ranks end with the same bits.
     """
     fold = Fold(rank, size)
     whole = one(0)
@@ -84,8 +84,9 @@ def halving_chunks(size: int) -> int:
 def halving_all_reduce(rank: int, size: int) -> Iterator[Round]:
     """Halve the buffer with partners at distance size/2, ..., 1 and sum; then double it back.
 
-    ``2 log2(size)`` steps; each rank sends ``2 (size - 1) / size`` of the buffer, the least possible.  For other sizes
-    than powers of two the surplus ranks are folded into neighbours: two steps and one whole buffer more for them.
+    ``2 log2(size)`` steps; each rank sends ``2 (size - 1) / size`` of the buffer, the least possible.  For sizes that
+    are not powers of two the surplus ranks are folded into neighbours: two more steps, and one more whole buffer for
+    them.
     """
     fold = Fold(rank, size)
     whole = (Span(0, fold.power),)
@@ -116,7 +117,7 @@ def halving_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def halving_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Spread chunk ``rank`` of each rank to all; ``size`` chunks, ``log2(size)`` steps (two more when folded)."""
+    """Send chunk ``rank`` of each rank to all; ``size`` chunks, ``log2(size)`` steps (two more when folded)."""
     fold = Fold(rank, size)
     if fold.absorbed_by is not None:
         yield (Send(fold.absorbed_by, one(rank)),)

@@ -1,9 +1,9 @@
-"""Algorithms between a root and all others: binomial trees, chains, and linear ones.
+"""Algorithms between a root and all others: binomial trees, chains, and linear algorithms.
 
 *Tree*: ``ceil(log2(size))`` steps.  Ranks are numbered from the root on: ``(rank - root) % size``.  The children of a
-number are itself plus 1, 2, 4, ... below its lowest set bit, and its parent is itself without that bit.  *Chain*:
-every rank hands the buffer to the next; pieces of a long payload follow one another, so all ranks work at once and
-each sends the payload once, the least possible.  *Linear*: the root talks to every rank itself, in one step.
+number are itself plus 1, 2, 4, ... below its lowest set bit, and its parent is itself without that bit.  *Chain*: every
+rank passes the buffer to the next; pieces of a long payload follow one another, so all ranks work at once and each
+sends the payload once, the least possible.  *Linear*: the root communicates with every rank directly, in one step.
 
 Sources: Thakur, Rabenseifner and Gropp, IJHPCA 2005; Patarasu, Faraj and Yuan, "Pipelined broadcast on Ethernet
 switched clusters", JPDC 2008.
@@ -39,7 +39,7 @@ class _Place:
         ]
 
     def weight(self, number: int) -> int:
-        """Return how many ranks the subtree of ``number`` holds."""
+        """Return the number of ranks in the subtree of ``number``."""
         reach = number & -number or self._size
         return min(reach, self._size - number)
 
@@ -55,7 +55,7 @@ def tree_reduce(rank: int, size: int, root: int) -> Iterator[Round]:
 
 
 def tree_broadcast(rank: int, size: int, root: int) -> Iterator[Round]:
-    """Hand the buffer of ``root`` down the tree; one chunk.  The root sends it ``ceil(log2(size))`` times."""
+    """Send the buffer of ``root`` down the tree; one chunk.  The root sends it ``ceil(log2(size))`` times."""
     place = _Place(rank, size, root)
     parent = place.parent()
     if parent is not None:
@@ -65,7 +65,7 @@ def tree_broadcast(rank: int, size: int, root: int) -> Iterator[Round]:
 
 
 def tree_all_reduce(rank: int, size: int) -> Iterator[Round]:
-    """Sum up the tree to rank 0, hand the result down; one chunk, ``2 ceil(log2(size))`` steps."""
+    """Sum up the tree to rank 0, and send the result down; one chunk, ``2 ceil(log2(size))`` steps."""
     yield from tree_reduce(rank, size, 0)
     yield from tree_broadcast(rank, size, 0)
 
@@ -81,7 +81,7 @@ def tree_gather(rank: int, size: int, root: int) -> Iterator[Round]:
 
 
 def tree_scatter(rank: int, size: int, root: int) -> Iterator[Round]:
-    """Hand chunk r of ``root`` to each rank r: down the tree, the chunks of a whole subtree at once."""
+    """Send chunk r of ``root`` to each rank r: down the tree, the chunks of a whole subtree at once."""
     place = _Place(rank, size, root)
     parent = place.parent()
     if parent is not None:
@@ -91,12 +91,12 @@ def tree_scatter(rank: int, size: int, root: int) -> Iterator[Round]:
 
 
 def tree_barrier(rank: int, size: int) -> Iterator[Round]:
-    """Send nothing up the tree to rank 0 and nothing down again: rank 0 has then heard of all, and all of it."""
+    """Send empty messages up the tree to rank 0 and down again: rank 0 then knows of all ranks, and all of it."""
     yield from emptied(tree_all_reduce(rank, size))
 
 
 def chain_broadcast(rank: int, size: int, root: int) -> Iterator[Round]:
-    """Hand the buffer of ``root`` from rank to rank; one chunk, ``size - 1`` steps."""
+    """Pass the buffer of ``root`` from rank to rank; one chunk, ``size - 1`` steps."""
     number = (rank - root) % size
     if number > 0:
         yield (Recv((rank - 1) % size, one(0)),)
@@ -126,7 +126,7 @@ def linear_broadcast(rank: int, size: int, root: int) -> Iterator[Round]:
 
 
 def linear_reduce(rank: int, size: int, root: int) -> Iterator[Round]:
-    """Sum at ``root`` what each rank sends, in the order of ranks from the root on; one chunk."""
+    """Sum the buffers of all ranks at ``root``, in the order of ranks from the root on; one chunk."""
     if rank == root:
         for peer in _others(size, root):
             yield (Recv(peer, one(0), reduce=True),)

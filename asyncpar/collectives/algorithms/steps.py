@@ -1,10 +1,10 @@
 """Schedules: rounds of sends, receives and copies, in chunk numbers.
 
-A schedule speaks of one buffer per rank that is cut into numbered chunks, and of ranks of the group.  It is a sequence
-of rounds; the steps of a round go on at the same time, and a round begins when the one before it is over on this rank.
-The n-th ``Send`` from one rank to another meets the n-th ``Recv`` there, and both name as many chunks, in one order.
-Within a round no step may write chunks that another step of the round reads or writes, with one exception: chunks that
-are sent may be reduced into, and the sends then carry what was there before the round.
+A schedule refers to one buffer per rank, cut into numbered chunks, and to ranks of the group.  It is a sequence of
+rounds; the steps of a round run at the same time, and a round begins when the one before it is over on this rank.  The
+n-th ``Send`` from one rank to another matches the n-th ``Recv`` there, and both name equally many chunks, in the same
+order.  Within a round no step may write chunks that another step of the round reads or writes, with one exception:
+chunks that are sent may be reduced into, and the sends then carry their content from before the round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 
 class Span(NamedTuple):
-    """Chunks ``start`` to ``stop``, without ``stop``."""
+    """Chunks from ``start`` to below ``stop``."""
 
     start: int
     stop: int
@@ -34,7 +34,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Recv(msgspec.Struct, frozen=True):
-    """Receive the chunks from ``peer``; ``reduce`` combines them with what is here instead of replacing it."""
+    """Receive the chunks from ``peer``; ``reduce`` combines them with the local ones instead of replacing those."""
 
     peer: int
     chunks: Spans
@@ -88,7 +88,7 @@ def span(start: int, stop: int) -> Spans:
 
 
 def wrapped(start: int, count: int, size: int) -> Spans:
-    """Return the spans of ``count`` chunks from ``start`` on, counting on from 0 after ``size - 1``."""
+    """Return the spans of ``count`` chunks from ``start`` on, wrapping around to 0 after ``size - 1``."""
     start %= size
     stop = start + count
     return span(start, stop) if stop <= size else span(start, size) + span(0, stop - size)

@@ -8,13 +8,14 @@ import msgspec
 from msgspec.structs import replace
 
 PIECE_BYTES = 1 << 20
-"""Chains work on pieces of this size."""
+"""Size in bytes of the pieces that chains work on."""
 
 
 class AlgorithmWork(msgspec.Struct, frozen=True):
-    """What the busiest rank has to do: message times, bytes moved in sequence, bytes combined.
+    """Work of the busiest rank: message times, bytes moved in sequence, bytes combined.
 
-    ``total`` is how many bytes all ranks send together, which counts where they share too few cores; 0: not known.
+    ``total`` is the number of bytes that all ranks send together, which counts where they share too few cores; 0:
+    unknown.
     """
 
     steps: float
@@ -32,7 +33,7 @@ def _share(size: int, payload: float) -> float:
 
 
 def _once(size: int, payload: float) -> float:
-    """Return the bytes that all ranks send where each sends its share, or all but one send everything."""
+    """Return the bytes that all ranks send if each sends its share, or all but one send everything."""
     return (size - 1) * payload
 
 
@@ -46,7 +47,7 @@ def _log(size: int) -> int:
 
 
 def _folded(size: int, work: Callable[[int], AlgorithmWork], payload: float) -> AlgorithmWork:
-    """Return ``work`` on the largest power of two, and what folding the other ranks adds."""
+    """Return ``work`` on the largest power of two, plus the work of folding the other ranks."""
     power = 1 << (size.bit_length() - 1)
     inner = work(power)
     if power == size:
@@ -91,7 +92,7 @@ def gathering(size: int, payload: float) -> AlgorithmWork:
 
 
 def bruck_all_gather(size: int, payload: float) -> AlgorithmWork:
-    moved = 1.5 * _share(size, payload)  # what wraps is packed and unpacked
+    moved = 1.5 * _share(size, payload)  # wrapped chunks are packed and unpacked
     return AlgorithmWork(_log(size), moved, total=_once(size, payload))
 
 

@@ -1,18 +1,19 @@
-"""Decide which ranks contribute to an operation that does not wait for all.  Pure.
+"""State machine that chooses the contributors to an operation that does not wait for all ranks.  Pure.
 
-Theory of operation.  A rank that calls the operation tells all others that it is here.  When its policy is satisfied by
-those that are here, a rank proposes them: the first of them at once, the others one after the other, each a while after
-the one before it, if nothing was decided by then.  So the rank that decides is one of those that are here, and another
-one takes over when it is lost, or stops in the middle.
+Theory of operation.  A rank that calls the operation announces to all others that it is present.  When its policy is
+satisfied by the present ranks, a rank proposes them: the first of them at once, the others one after the other, each a
+while after the one before it, if nothing has been decided by then.  So the rank that decides is one of those present,
+and another one takes over when it is lost, or stops in the middle.
 
-What is proposed goes through the synod of Lamport ("The part-time parliament", 1998), with the event loops of all ranks
-as acceptors, whether their programs have called the operation or not.  A majority of the group must accept; of an even
-number half of them are one if the first rank of the group is among them.  Any two majorities have a rank in common, so
-nothing else can be decided once something is: not while ranks are slow, lost or cut off, and not when two of them
-propose at the same time.  A rank that comes too late is told what was decided.
+Proposals go through the synod of Lamport ("The part-time parliament", 1998), with the event loops of all ranks as
+acceptors, whether their programs have called the operation or not.  A majority of the group must accept; of an even
+number, half of the ranks form one if the first rank of the group is among them.  Any two majorities have a rank in
+common, so a decision is final: even while ranks are slow, lost or cut off, and even when two of them propose at the
+same time.  A rank that comes too late is notified of the decision.
 
-*It ends* where a majority of event loops answers and the policy can be met: if so many ranks are lost that it cannot,
-or that there is no majority left, every rank that has called it fails, and so does one that has waited for too long.
+*Termination.*  It ends if a majority of event loops answers and the policy can be met: if so many ranks are lost that
+it cannot, or that there is no majority left, every rank that has called it fails, and so does one that has waited for
+too long.
 """
 
 from __future__ import annotations
@@ -37,15 +38,14 @@ from asyncpar.collectives.completion.messages import (
 )
 
 PATIENCE: Final = 0.05
-"""Seconds after which the next rank proposes, if nothing is decided by then."""
+"""Seconds after which the next rank proposes, if nothing has been decided by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalledHere:
-    """This rank calls the operation, which ``call`` describes, and wants ``need`` ranks.
+    """Call of the operation on this rank, which ``call`` describes and which needs ``need`` ranks.
 
-    It waits for ``wait`` seconds for more than ``need`` of them (0: not at all), and for ``timeout`` in all (None: for
-    ever).
+    It waits ``wait`` seconds for more than ``need`` of them (0: not at all), and ``timeout`` in all (None: forever).
     """
 
     call: str
@@ -56,7 +56,7 @@ class CalledHere:
 
 @dataclass(frozen=True, slots=True)
 class ContributorSaid:
-    """A message of ``rank`` has come."""
+    """Arrival of a message of ``rank``."""
 
     rank: int
     message: ContributorMessage
@@ -64,14 +64,14 @@ class ContributorSaid:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """``rank`` is lost, for good."""
+    """Permanent loss of ``rank``."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time has passed."""
+    """A tick of time."""
 
 
 ChoiceEvent: TypeAlias = CalledHere | ContributorSaid | RankLost | TimePassed
@@ -87,14 +87,14 @@ class TellRank:
 
 @dataclass(frozen=True, slots=True)
 class ReturnChosen:
-    """It is decided: tell the caller, if there is one."""
+    """Return the decision to the caller, if there is one."""
 
     chosen: Chosen
 
 
 @dataclass(frozen=True, slots=True)
 class FailChoice:
-    """The call fails, because of ``rank``."""
+    """Fail the call, because of ``rank``."""
 
     fault: Literal["lost", "timeout", "mismatch"]
     rank: int
@@ -105,9 +105,9 @@ ChoiceCommand: TypeAlias = TellRank | ReturnChosen | FailChoice
 
 
 class ContributorChoice:
-    """One choice among ``ranks`` (of the world, in the order of the group), as ``me`` takes part in it.
+    """One choice among ``ranks`` (of the world, in the order of the group), from the view of ``me``.
 
-    It goes on when it is decided: others may need to hear of it.
+    It goes on after the decision, of which others may need to be notified.
     """
 
     def __init__(self, *, me: int, ranks: tuple[int, ...], lost: Iterable[int]) -> None:
@@ -120,19 +120,19 @@ class ContributorChoice:
         self._begun_at = 0.0
         self._lost = set(lost) & set(ranks)
         self._here: dict[int, str] = {}
-        """What the ranks that are here have called."""
+        """By present rank, its call."""
         self._due_at: float | None = None
-        """When the policy was satisfied."""
+        """Time at which the policy was satisfied."""
         self._promised: ContributorBallot = NO_BALLOT
         self._accepted: tuple[ContributorBallot, Chosen] | None = None
         self._attempt: _ChoiceAttempt | None = None
         self._attempts = 0
         self._next_at = 0.0
-        """When this rank may propose again."""
+        """Time from which this rank may propose again."""
         self._commands: list[ChoiceCommand] = []
 
     def handle(self, event: ChoiceEvent, *, now: float) -> list[ChoiceCommand]:
-        """Take in ``event``; return what is to be done, in this order."""
+        """Handle ``event``; return the resulting commands, in order."""
         match event:
             case CalledHere():
                 self._called(event, now)
@@ -145,16 +145,16 @@ class ContributorChoice:
         return commands
 
     def lose(self, rank: int) -> None:
-        """Note that ``rank`` is lost."""
+        """Record that ``rank`` is lost."""
         self._lost |= {rank} & set(self.ranks)
 
     @property
     def is_under_way(self) -> bool:
-        """Does this rank wait for it?"""
+        """Whether this rank waits for the choice."""
         return self.call is not None and self.chosen is None and not self.has_failed
 
     def next_look(self, now: float) -> float:
-        """Return when time alone may change something, if this rank waits for it."""
+        """Return the next time at which the passage of time may change something, if this rank waits for the choice."""
         call = self.call
         if call is None or not self.is_under_way:
             return math.inf
@@ -166,7 +166,7 @@ class ContributorChoice:
         return min((time for time in times if time > now), default=math.inf)
 
     def missing(self) -> list[int]:
-        """Return the other ranks that are not here, in order."""
+        """Return the other ranks that have not called, in order."""
         return [rank for rank in self.ranks if rank not in self._here and rank != self.me]
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class ContributorChoice:
     # -- proposing -----------------------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """Propose, or fail, if it is time for that."""
+        """Propose, or fail, if it is time to do so."""
         call = self.call
         if call is None or not self.is_under_way:
             return
@@ -251,7 +251,7 @@ class ContributorChoice:
             self._propose(here, call, now)
 
     def _turn_at(self) -> float:
-        """Return when it is this rank's turn to propose, once the policy is satisfied."""
+        """Return the time of this rank's turn to propose, once the policy is satisfied."""
         assert self._due_at is not None
         here = [rank for rank in self.ranks if rank in self._here and rank not in self._lost]
         return self._due_at + PATIENCE * here.index(self.me)
@@ -262,7 +262,7 @@ class ContributorChoice:
         self._attempts += 1
         self._next_at = now + PATIENCE * (len(self.ranks) + place)
         self._attempt = attempt = _ChoiceAttempt(ballot, Chosen(tuple(here), call.call))
-        if ballot == (0, 0):  # the lowest of all: nothing can have been accepted before
+        if ballot == (0, 0):  # the lowest ballot: nothing can have been accepted before
             attempt.promises.update(self.ranks)
             self._go_on(attempt)
         elif ballot > self._promised:
@@ -299,7 +299,7 @@ class ContributorChoice:
         self._commands.append(ReturnChosen(chosen))
 
     def _compare(self, chosen: Chosen) -> None:
-        """Fail where this rank has called something else than those that are chosen."""
+        """Fail if this rank's call differs from that of the chosen ranks."""
         if self.call is not None and self.call.call != chosen.call and not self.has_failed:
             self._fail("mismatch", chosen.contributors[0], chosen.call)
 
@@ -317,7 +317,7 @@ class ContributorChoice:
 
 
 class _ChoiceAttempt:
-    """A proposal of this rank on its way.  ``best`` is the highest ballot of what others had accepted before."""
+    """A proposal of this rank in progress.  ``best`` is the highest ballot that others had accepted before."""
 
     __slots__ = ("accepts", "ballot", "best", "chosen", "is_asked", "promises")
 

@@ -1,4 +1,4 @@
-"""Messages by which ranks agree on who contributes to an operation.  Pure."""
+"""Messages by which ranks agree on the contributors to an operation.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncpar.errors import ProtocolError
 _BallotNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 
 ContributorBallot: TypeAlias = tuple[_BallotNumber, _BallotNumber]
-"""How many attempts came before it, and the place of the rank that makes it."""
+"""Number of earlier attempts, and the index of the rank that makes this one."""
 
 NO_BALLOT: Final = (-1, -1)
 
@@ -26,21 +26,21 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Here(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="here"):
-    """The sender has called the operation, as ``call`` says, in a group of ``ranks``."""
+    """Announcement that the sender has called the operation, described by ``call``, in a group of ``ranks``."""
 
     ranks: tuple[int, ...]
     call: _Text
 
 
 class PrepareChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepare"):
-    """Accept nothing with a lower ballot from now on."""
+    """Request to accept nothing with a lower ballot from now on."""
 
     ranks: tuple[int, ...]
     ballot: ContributorBallot
 
 
 class PromiseChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="promise"):
-    """The sender has promised that; ``accepted`` is what it has accepted last, and ``at`` the ballot of that."""
+    """Promise of the sender; ``accepted`` is the choice that it has accepted last, and ``at`` its ballot."""
 
     ballot: ContributorBallot
     at: ContributorBallot = NO_BALLOT
@@ -48,7 +48,7 @@ class PromiseChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class AcceptChosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="accept"):
-    """Accept ``chosen``."""
+    """Request to accept ``chosen``."""
 
     ranks: tuple[int, ...]
     ballot: ContributorBallot
@@ -56,19 +56,19 @@ class AcceptChosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class AcceptedChosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="accepted"):
-    """The sender has accepted what this ballot is for."""
+    """Notice that the sender has accepted the choice of this ballot."""
 
     ballot: ContributorBallot
 
 
 class Outvoted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outvoted"):
-    """The sender has promised ``ballot``, which is higher than that of the receiver."""
+    """Notice that the sender has promised ``ballot``, which is higher than that of the receiver."""
 
     ballot: ContributorBallot
 
 
 class DecideChosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="decide"):
-    """It is decided."""
+    """Notice of the decision."""
 
     ranks: tuple[int, ...]
     chosen: Chosen
@@ -82,12 +82,12 @@ _decoder = msgspec.msgpack.Decoder(ContributorMessage)
 
 
 def encode_contributors(message: ContributorMessage) -> bytes:
-    """Return the payload of a CONTRIBUTORS frame."""
+    """Encode the payload of a CONTRIBUTORS frame."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_contributors(payload: bytes, *, size: int) -> ContributorMessage:
-    """Return the message of a CONTRIBUTORS frame in a world of ``size`` ranks.
+    """Decode the message of a CONTRIBUTORS frame in a world of ``size`` ranks.
 
     Raises ``ProtocolError`` for anything else.
     """

@@ -1,4 +1,4 @@
-"""Policies that say when an operation is complete, options for parts that come too late, and the result."""
+"""Policies that define when an operation is complete, options for late parts, and the result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from asyncpar.errors import UsageError
 ALL: Final = "all"
 
 Late: TypeAlias = Literal["drop", "next"]
-"""The use of a part that comes too late: none, or it is added to the next part of its rank."""
+"""Use of a late part: none, or it is added to the next part of its rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Complete an operation when ``fraction`` of the ranks are there (rounded up, more than 0, at most 1).
+    """Complete an operation when ``fraction`` of the ranks are present (rounded up, more than 0, at most 1).
 
-    Each rank waits for ``wait`` seconds, from its call on, for more of them.
+    Each rank waits ``wait`` seconds, from its call on, for more of them.
     """
 
     fraction: float
@@ -33,9 +33,9 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Complete an operation when all ranks are there, or ``seconds`` after a call with those that are there then.
+    """Complete an operation when all ranks are present, or with those present ``seconds`` after a call.
 
-    They must be ``at_least`` a fraction of the ranks; else the operation waits for that.
+    At least the fraction ``at_least`` of the ranks must be present; the operation waits for that.
     """
 
     seconds: float
@@ -51,14 +51,14 @@ Until: TypeAlias = Quorum | Deadline
 
 
 class WantedRanks(NamedTuple):
-    """So many ranks are needed, and waited for is ``wait`` seconds for more."""
+    """Number of ranks that are needed, and the seconds of waiting for more."""
 
     need: int
     wait: float
 
 
 def wanted(until: Until, size: int) -> WantedRanks:
-    """Return what ``until`` asks for in a group of ``size``."""
+    """Return the requirements of ``until`` in a group of ``size``."""
     match until:
         case Quorum(fraction, wait):
             return WantedRanks(max(1, math.ceil(fraction * size - 1e-9)), wait)
@@ -67,7 +67,7 @@ def wanted(until: Until, size: int) -> WantedRanks:
 
 
 def check_policy(until: object, late: object, op: str) -> Until:
-    """Return ``until`` if it is a policy, and goes with the other options."""
+    """Return ``until``; raise unless it is a policy, and compatible with the other options."""
     if not isinstance(until, Quorum | Deadline):
         raise UsageError(f'until: expected "all", a Quorum or a Deadline, got {until!r}')
     if late not in ("drop", "next"):
@@ -86,8 +86,9 @@ def _check_seconds(name: str, value: object) -> None:
 class Reduced:
     """The result of an all-reduce with a policy: ``values``, and the ranks of the group that have contributed to it.
 
-    Both are the same on all ranks, to the last bit.  ``was_late`` says that this rank's part is not in it.  ``behind``
-    is how many later operations of the series are known to be decided without this rank: it need not compute for them.
+    Both are the same on all ranks, to the last bit.  ``was_late`` means that this rank's part is not in it.  ``behind``
+    is the number of later operations of the series known to be decided without this rank, which need not compute for
+    them.
     """
 
     values: Array
@@ -98,7 +99,7 @@ class Reduced:
 
     @property
     def is_complete(self) -> bool:
-        """Have all ranks contributed?"""
+        """Whether all ranks have contributed."""
         return len(self.contributors) == self.size
 
     @property
@@ -108,10 +109,10 @@ class Reduced:
 
 
 class LateCounts(NamedTuple):
-    """What has become of this rank's parts in one series of operations with a policy.
+    """Counts of this rank's parts, by their use, in one series of operations with a policy.
 
-    Of ``calls`` that gave a result, ``complete`` ones had the parts of all ranks; ``late`` were without this rank's
-    part, of which ``carried`` went to its next part and ``dropped`` nowhere.
+    Of ``calls`` with a result, ``complete`` had the parts of all ranks; ``late`` were without this rank's part, which
+    was added to its next part in ``carried`` of them, and lost in ``dropped``.
     """
 
     calls: int = 0

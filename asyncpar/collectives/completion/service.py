@@ -1,4 +1,4 @@
-"""Choices of contributors on this rank: dispatch of frames, losses and time to them, and what their callers get."""
+"""Choices of contributors on this rank: dispatch of frames, losses and time to them, and results for their callers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.frame import FrameKind, Key
 
 _REMEMBERED: Final = 4096
-"""Choices that are kept, for ranks that have not heard of them."""
+"""Number of choices that are kept for ranks that have not learnt of them."""
 
 
 class ChoiceFailedError(Exception):
-    """A choice failed for this rank; the caller makes a typed error of it."""
+    """A choice failed for this rank; the caller turns it into a typed error."""
 
     def __init__(self, failed: FailChoice) -> None:
         super().__init__(failed.text)
@@ -54,12 +54,12 @@ class ContributorChoices:
         self._calls = ControlCalls[tuple[int, ...]](links, FrameKind.CONTRIBUTORS)
         self._left: dict[Place, Callable[[tuple[int, ...]], None]] = {}
         self._decided: dict[int, int] = {}
-        """By series, the last operation that is decided."""
+        """By series, the number of the last decided operation."""
         self._timer: asyncio.TimerHandle | None = None
         links.add_loss_listener(self._lost)
 
     def call(self, place: Place, ranks: tuple[int, ...], call: CalledHere) -> asyncio.Future[tuple[int, ...]]:
-        """Call operation ``place`` of a group of ``ranks``; return what gets the ranks that contribute, or an error.
+        """Call operation ``place`` of a group of ``ranks``; return the future of its contributors, or of an error.
 
         The error is ``ChoiceFailedError``, or ``PeerLost`` when this rank leaves.
         """
@@ -74,7 +74,7 @@ class ContributorChoices:
         return future
 
     def leave(self, place: Place, on_chosen: Callable[[tuple[int, ...]], None]) -> None:
-        """Wait no longer; ``on_chosen`` is called with the contributors when they are known."""
+        """Stop waiting; ``on_chosen`` is called with the contributors when they are known."""
         self._calls.leave(place)
         choice = self._choices.get(place)
         if choice is not None and choice.chosen is not None:
@@ -84,19 +84,19 @@ class ContributorChoices:
             self._left[place] = on_chosen
 
     def refuse(self, place: Place, ranks: tuple[int, ...], text: str) -> None:
-        """Tell the other ranks that this one's call of ``place`` is refused."""
+        """Notify the other ranks that this one's call of ``place`` is refused."""
         for rank in ranks:
             if rank != self._links.rank and self._links.closed is None:
                 self._tell(rank, place, Here(ranks, text))
 
     def end(self, series: int, error: AsyncparError) -> None:
-        """End what is awaited of ``series`` with ``error``: this rank's group is over."""
+        """End the waits of ``series`` with ``error``: this rank's group is over."""
         for place in self._calls:
             if place[0] == series:
                 self._calls.fail(place, error)
 
     def last_decided(self, series: int) -> int:
-        """Return the number of the last operation of ``series`` that is known to be decided, 0 without one."""
+        """Return the number of the last operation of ``series`` that is known to be decided, 0 if there is none."""
         return self._decided.get(series, 0)
 
     def missing(self, place: Place) -> list[int]:
@@ -105,13 +105,13 @@ class ContributorChoices:
         return [] if choice is None else choice.missing()
 
     def heard(self, rank: int, key: Key, payload: bytes) -> None:
-        """Take a CONTRIBUTORS frame of ``rank``.  Raises ``ProtocolError`` for one that cannot be meant."""
+        """Handle a CONTRIBUTORS frame of ``rank``.  Raises ``ProtocolError`` for an invalid one."""
         message = decode_contributors(payload, size=self._links.world.size)
         place = key.group, key.sequence
         choice = self._choices.get(place)
         if choice is None:
             if not isinstance(message, Here | PrepareChoice | AcceptChosen | DecideChosen):
-                return  # an answer to what this rank has asked long ago
+                return  # an answer to an old question of this rank
             self._calls.check_ranks(rank, message.ranks)
             choice = self._find(place, message.ranks)
         chosen = getattr(message, "chosen", None) or getattr(message, "accepted", None)
@@ -120,7 +120,7 @@ class ContributorChoices:
         self._feed(place, choice, ContributorSaid(rank, message))
 
     def close(self, error: PeerLost) -> None:
-        """End what is awaited with ``error``: this rank leaves."""
+        """End all waits with ``error``: this rank leaves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -128,7 +128,7 @@ class ContributorChoices:
         self._left.clear()
         self._choices.clear()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _find(self, place: Place, ranks: tuple[int, ...]) -> ContributorChoice:
         choice = self._choices.get(place)

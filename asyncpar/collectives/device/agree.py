@@ -1,9 +1,9 @@
-"""The ranks of a group come together before an operation on devices is launched, and its first rank says the order.
+"""Agreement of a group's ranks before an operation on devices is launched; its first rank decides the order.
 
-Ranks of one host do so in the memory that they share: each publishes its record and reads those of the others, and the
-first one adds the order, all in the operation's turn of the group's part of the arena (``net.arena.channel``), which
-compares fingerprints.  Between publishing and reading, the stream that the operation will use is made to wait for the
-caller's.  Other groups send messages to the first rank, and get its answer.
+Ranks of one host agree in shared memory: each publishes its record and reads those of the others, and the first one
+adds the order, all in the operation's turn of the group's part of the arena (``net.arena.channel``), which compares
+fingerprints.  Between publishing and reading, the stream that the operation will use is made to wait for the caller's.
+Other groups send messages to the first rank, and get its answer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 MOST_COUNTS_IN_ARENA: Final = 256
-"""Records of more counts go by messages: a slot of the arena has to hold one."""
+"""Records with more counts go by messages: a slot of the arena has to hold one."""
 
 _WORD: Final = np.dtype(np.int64)
 _TO_FIRST, _FROM_FIRST = 0, 1
 
 
 class Meeting:
-    """One operation's agreement: ``order`` is there once all ranks have come."""
+    """One operation's agreement: ``order`` is set once all ranks have come."""
 
     __slots__ = ("_choose", "_counts", "_device", "_group", "_prepare", "has_told", "order")
 
@@ -49,7 +49,7 @@ class Meeting:
     ) -> None:
         self.order: LaunchOrder | None = None
         self.has_told = False
-        """Do the others count on this rank?"""
+        """Whether the others count on this rank."""
         self._group, self._device, self._counts = group, device, counts
         self._choose, self._prepare = choose, prepare
 
@@ -109,7 +109,7 @@ class Meeting:
             await operation.sent(first, sending)
 
     def _decide(self, records: tuple[RankRecord, ...]) -> LaunchOrder:
-        """Return the order at the first rank of the group; operations that will be refused have none."""
+        """Return the order, at the first rank of the group; operations that will be refused have none."""
         try:
             way: Way | None = self._choose(records)
         except UsageError:

@@ -1,4 +1,4 @@
-"""Checks of device arrays as arguments of collectives, as ``collectives.arrays`` has them for numpy.  Pure."""
+"""Checks of device arrays as arguments of collectives, like those of ``collectives.arrays`` for numpy.  Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from asyncpar.errors import ProtocolError, UsageError
 
 
 def shown(array: DeviceArray, *, rows_differ: bool = False) -> str:
-    """Return what all ranks must agree on: ``float32[2,3]``."""
+    """Return the description that all ranks must agree on: ``float32[2,3]``."""
     lengths = ["?" if rows_differ and axis == 0 else str(length) for axis, length in enumerate(array.shape)]
     return f"{array.dtype.name}[{','.join(lengths)}]"
 
 
 def in_place(source: DeviceArray, out: object, name: str = "x") -> DeviceArray:
-    """Return where a result in place goes: ``out``, else ``source``, or a copy where it is fixed."""
+    """Return the target of a result in place: ``out``, else ``source``, or a copy if that is fixed."""
     if out is not None and out is not source.owner:
         return reduced(source, out, source.shape)
     if is_immutable(source):
@@ -26,7 +26,7 @@ def in_place(source: DeviceArray, out: object, name: str = "x") -> DeviceArray:
 
 
 def reduced(source: DeviceArray, out: object, shape: Sequence[int], *, of: str = "the result") -> DeviceArray:
-    """Return ``out`` if it can take a result of ``shape``; a new array of the library of ``source`` if it is None."""
+    """Return ``out`` if it fits the result, or a new array of the library of ``source`` if it is None."""
     if out is None:
         return empty_like(source, shape)
     array = check_writable(device_array(out, "out"), "out")
@@ -36,7 +36,7 @@ def reduced(source: DeviceArray, out: object, shape: Sequence[int], *, of: str =
 
 
 def allocated(source: DeviceArray | None, out: object, root: int) -> DeviceArray:
-    """Return where this rank's part of a scatter goes; ``source`` is what the root scatters."""
+    """Return the target of this rank's part of a scatter; ``source`` is the array that the root scatters."""
     if source is not None:
         return reduced(source, out, source.shape[1:])
     if out is None:
@@ -45,21 +45,21 @@ def allocated(source: DeviceArray | None, out: object, root: int) -> DeviceArray
 
 
 def check_rows(array: DeviceArray) -> DeviceArray:
-    """Return ``array`` if it has an axis 0."""
+    """Return ``array``; raise unless it has an axis 0."""
     if not array.shape:
         raise UsageError("x: expected an array with at least one dimension, got a scalar array")
     return array
 
 
 def check_leading(array: DeviceArray, size: int) -> DeviceArray:
-    """Return ``array`` if its axis 0 has one entry per rank."""
+    """Return ``array``; raise unless its axis 0 has one entry per rank."""
     if not array.shape or array.shape[0] != size:
         raise UsageError(f"x: expected shape ({size}, ...), one entry per rank, got {array.shape}")
     return array
 
 
 def check_apart(array: DeviceArray, out: DeviceArray) -> None:
-    """Raise unless the two share no memory."""
+    """Raise if the two share memory."""
     if array.nbytes and out.nbytes:
         starts_before_end = array.pointer < out.pointer + out.nbytes
         if starts_before_end and out.pointer < array.pointer + array.nbytes:
@@ -67,12 +67,12 @@ def check_apart(array: DeviceArray, out: DeviceArray) -> None:
 
 
 def check_lengths(lengths: list[int]) -> list[int]:
-    """Return lengths that came from other ranks.  Raises ``ProtocolError`` for what cannot be one."""
+    """Return lengths received from other ranks.  Raises ``ProtocolError`` for invalid ones."""
     if min(lengths) < 0 or max(lengths) > LARGEST_LENGTH:
         raise ProtocolError(f"lengths from other ranks: expected 0..{LARGEST_LENGTH}, got {lengths}")
     return lengths
 
 
 def slices(array: DeviceArray, size: int) -> list[tuple[int, int]]:
-    """Return the rows of each rank's slice."""
+    """Return the range of rows of each rank's slice."""
     return list(ceil_chunks(array.shape[0], size))

@@ -1,7 +1,8 @@
-"""Operations on devices of several hosts between which NCCL has no route: by NCCL on each host, ours between them.
+"""Operations on devices of several hosts without an NCCL route: by NCCL on each host, by our lanes between them.
 
 The first rank of each host is its leader.  An all-reduce is reduced to the leaders on their devices, combined between
-the leaders by the lanes of the world, from and to pinned memory, and broadcast on each host: an array per host travels.
+the leaders over the lanes of the world, from and to pinned memory, and broadcast on each host: one array per host is
+sent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from asyncpar.device.fabric import LEGACY_DEFAULT_STREAM, NcclDtype
 
 
 class DeviceHostGroups:
-    """The group of the ranks on this host, and that of the leaders, None on ranks that are none."""
+    """The group of this host's ranks, and the group of the leaders, which is None on other ranks."""
 
     def __init__(self, engine: Engine) -> None:
         ids = DeviceGroup.of(engine).host.host_ids
@@ -46,7 +47,7 @@ class DeviceHostGroups:
 
     @classmethod
     def of(cls, engine: Engine) -> DeviceHostGroups:
-        """Return those of ``engine``, made when they are first asked for."""
+        """Return the groups of ``engine``, made on first use."""
         group = DeviceGroup.of(engine)
         if group.by_host is None:
             group.by_host = cls(engine)
@@ -106,7 +107,7 @@ async def broadcast(engine: Engine, operation: Operation, x: DeviceArray, root: 
 async def _on_host(
     groups: DeviceHostGroups, name: str, arrays: tuple[DeviceArray, ...], enqueue: Enqueue, key: str
 ) -> None:
-    """Run one call of NCCL on the devices of this host."""
+    """Run one NCCL call on the devices of this host."""
     work = DeviceWork(
         name=name,
         arguments=tuple(shown(array) for array in arrays),

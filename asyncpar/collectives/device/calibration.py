@@ -1,4 +1,4 @@
-"""Measure what moving device arrays costs: by NCCL inside the host of rank 0 and between hosts, and to the host."""
+"""Measurement of device transfers: by NCCL inside the host of rank 0 and between hosts, and copies to the host."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class _Buffer:
 
 
 async def calibrate_devices(engine: Engine, before: Coroutine[Any, Any, None], device: int, *, clock: Clock) -> None:
-    """Await the calibration ``before`` this one, and measure the lanes of devices; all ranks get rank 0's figures.
+    """Await the calibration ``before`` this one, and measure device lanes; all ranks get rank 0's figures.
 
-    Raises ``UsageError`` on all ranks if one of them has no NCCL, or no room on its device.
+    Raises ``UsageError`` on all ranks if one of them has no NCCL, or no free memory on its device.
     """
     host = DeviceGroup.of(engine).host
     why, address = host.reason or "it has none", None
@@ -80,7 +80,7 @@ async def calibrate_devices(engine: Engine, before: Coroutine[Any, Any, None], d
 
 
 async def _measured(engine: Engine, host: DeviceHost, buffer: _Buffer, clock: Clock) -> DeviceLanes:
-    """Return the lanes as this rank sees them; what is not there has the figures that it had."""
+    """Return the lanes as measured by this rank; those that do not exist keep their figures."""
     known = engine.policy.device_lanes
     is_spread = DeviceGroup.of(engine).is_spread
     near = DeviceHostGroups.of(engine).on_host if is_spread else engine
@@ -103,7 +103,7 @@ async def _measured(engine: Engine, host: DeviceHost, buffer: _Buffer, clock: Cl
 
 
 async def _all_reduces(engine: Engine, buffer: _Buffer, clock: Clock) -> tuple[float, float]:
-    """Return the seconds of a small and of a large all-reduce by NCCL, after one of each that is not timed."""
+    """Return the seconds of a small and of a large all-reduce by NCCL, after one untimed run of each."""
     found = []
     for nbytes, trips in ((_SMALL_BYTES, _SMALL_TRIPS), (buffer.nbytes, _LARGE_TRIPS)):
         begun = 0.0
@@ -115,7 +115,7 @@ async def _all_reduces(engine: Engine, buffer: _Buffer, clock: Clock) -> tuple[f
 
 
 async def _copies(host: DeviceHost, buffer: _Buffer, clock: Clock) -> LaneCosts:
-    """Return the costs of copies to the host, with the making of the pinned memory for each, as in operations."""
+    """Return the costs of copies to the host, including the allocation of pinned memory for each, as in operations."""
     found = []
     for nbytes, trips in ((_SMALL_BYTES, _SMALL_TRIPS), (buffer.nbytes, _LARGE_TRIPS)):
         begun = 0.0

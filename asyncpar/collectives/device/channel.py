@@ -1,4 +1,4 @@
-"""One communicator of NCCL and its stream: used in one order on all ranks, and broken with all that runs on it."""
+"""An NCCL communicator and its stream: used in one order on all ranks, and broken with all that runs on it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from asyncpar.device.fabric import DeviceCommunicator, DeviceError, Fabric, Nccl
 from asyncpar.errors import PeerCancelled, PeerError, PeerLost, WorldRevoked
 
 GRACE: Final = 1.0
-"""Seconds for the links to say which rank is lost, after NCCL has said that something is wrong."""
+"""Seconds for the links to report which rank is lost, after NCCL has reported a failure."""
 
 _QUIET_LOOKS: Final = 2000
 _QUIET_LOOKS_EVERY: Final = 0.001
 
 Enqueue = Callable[[DeviceCommunicator, int], NcclResult]
-"""``enqueue(communicator, stream)`` gives the work of an operation to NCCL."""
+"""``enqueue(communicator, stream)`` enqueues the work of an operation with NCCL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class ChannelEnd:
-    """Why a channel has ended, and the rank of the world that caused it: not the error, which holds arrays."""
+    """Reason for the end of a channel, and the rank of the world that caused it: not the error, which holds arrays."""
 
     text: str
     rank: int | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> ChannelEnd:
-        """Return what ``error`` says."""
+        """Return the end that ``error`` causes."""
         return cls(text_of(error) or type(error).__name__, error.rank if isinstance(error, PeerError) else None)
 
     def error(self, label: str) -> PeerCancelled:
-        """Return the error of the operation ``label``, which ends by it."""
+        """Return the error of the operation ``label``, which this end causes."""
         text = f"the device communicator was ended, because {self.text}"
         return PeerCancelled(f"{label}: {text}", rank=self.rank, operation=label, cause=text)
 
@@ -64,19 +64,19 @@ class Launch:
 
     caller_stream: int
     is_ordered: bool
-    """Does the caller order what comes after it (``stream=``)?"""
+    """Whether the caller orders later work itself (``stream=``)."""
     operation: Operation | None = None
     lent: tuple[object, ...] = ()
     event: int | None = None
     is_enqueued: bool = False
     is_alone: bool = False
-    """Must everything before it be over?"""
+    """Whether everything before it must be over."""
     other_streams: frozenset[int] = frozenset()
-    """Whose work comes before it, too: those of further arrays."""
+    """Further streams whose work comes before it: those of other arrays."""
     proof: RouteProof | None = None
-    """What shows whether NCCL has a route, if that is not known."""
+    """The test of whether NCCL has a route, if that is not known."""
     prepared_by: DeviceChannel | None = None
-    """Whose stream waits for the caller's already."""
+    """The channel whose stream already waits for the caller's."""
 
 
 class DeviceChannel:
@@ -102,7 +102,7 @@ class DeviceChannel:
         self.ended: asyncio.Future[None] | None = None
         """Done when nothing of a broken or closed channel touches memory any more."""
         self.no_route = ""
-        """Why NCCL does not connect the group, once its ranks have found that out."""
+        """The reason why NCCL does not connect the group, once its ranks have found it out."""
         self._scratch: int | None = None
         self._order, self._place, self._origin = order, place, origin
         self._stream: int | None = None
@@ -117,7 +117,7 @@ class DeviceChannel:
     # -- launching -------------------------------------------------------------------------------------------------
 
     async def launch(self, number: int, operation: Operation, launch: Launch, enqueue: Enqueue) -> None:
-        """Give an operation to NCCL when it is its turn, as the ``number``-th, and nothing else runs if it must not."""
+        """Enqueue an operation as the ``number``-th, in its turn; one that must be alone waits for all others."""
         launch.operation = operation
         self._launches.add(launch)
         while self._next != number:
@@ -151,7 +151,7 @@ class DeviceChannel:
             turn_of_next.set_result(None)
 
     async def completed(self, operation: Operation, launch: Launch) -> None:
-        """Wait until the devices are done with ``launch``.  Raises what NCCL says went wrong."""
+        """Wait until the devices are done with ``launch``.  Raises the failure that NCCL reports."""
         try:
             await self._until(operation, partial(self._is_over, launch))
         except DeviceError:
@@ -160,7 +160,7 @@ class DeviceChannel:
         self._retire(launch)
 
     def leave_to_stream(self, launch: Launch, lost: Callable[[], PeerError | None]) -> None:
-        """Let ``launch`` run on: its caller waits by the stream.  The channel is broken when a rank is ``lost``."""
+        """Let ``launch`` run on, as its caller waits on the stream.  The channel is broken when a rank is ``lost``."""
         assert launch.operation is not None
         label = launch.operation.label
         due = self.host.loop.time() + (launch.operation.home.limits.timeout or float("inf"))
@@ -190,7 +190,7 @@ class DeviceChannel:
         return False
 
     def _is_ready(self) -> bool:
-        """Is the communicator ready for calls?  Raises ``DeviceError`` if it has failed."""
+        """Return whether the communicator is ready for calls.  Raises ``DeviceError`` if it has failed."""
         assert self.communicator is not None
         state = self.communicator.get_async_error()
         if state in (NcclResult.SUCCESS, NcclResult.IN_PROGRESS):
@@ -260,9 +260,9 @@ class DeviceChannel:
             raise
 
     async def _until(self, operation: Operation, is_done: Callable[[], bool], proof: RouteProof | None = None) -> None:
-        """Wait until ``is_done``.  A rank that has left may have done its part before; else that never comes.
+        """Wait until ``is_done()``.  A rank that has left may have done its part before; otherwise that never happens.
 
-        Returns also when ``proof`` has failed on another rank.
+        Also returns when ``proof`` has failed on another rank.
         """
         due: float | None = None
 
@@ -285,23 +285,23 @@ class DeviceChannel:
             coming.cancel()
 
     async def _hear_of_losses(self, operation: Operation) -> None:
-        """Wait a moment for the links: they know which rank is lost, NCCL does not."""
+        """Wait a moment for the links, which detect a lost rank; NCCL does not."""
         until = self.host.loop.time() + GRACE
         await self._until(operation, lambda: self.host.loop.time() >= until)
 
     def prepare(self, launch: Launch) -> None:
-        """Let the stream of ``launch`` wait for those of its arrays, also before it is known that it is launched."""
+        """Make the stream of ``launch`` wait for those of its arrays, possibly before it is certain to be launched."""
         launch.prepared_by = self
         if launch.is_ordered:
             return
         event = self._event()
-        self._events.append(event)  # it may be recorded anew when it is waited for
+        self._events.append(event)  # it may be recorded again while it is waited for
         for stream in (launch.caller_stream, *launch.other_streams):
             self.fabric.record_event(event, stream)
             self.fabric.wait_event(self._stream_of(launch), event)
 
     def _stream_of(self, launch: Launch) -> int:
-        """Return the stream that ``launch`` runs in: the caller's if that orders what comes after it, or this one's."""
+        """Return the stream of ``launch``: the caller's if that orders later work, otherwise this channel's."""
         if launch.is_ordered:
             return launch.caller_stream
         return self._own_stream()
@@ -344,7 +344,7 @@ class DeviceChannel:
         self._end(keeps=self._is_connected and isinstance(error, PeerLost | WorldRevoked))
 
     def _end_without_route(self) -> None:
-        """End the channel; the operations that wait for their turn on it hear that there is no route."""
+        """End the channel; the operations that wait for their turn on it fail for lack of a route."""
         self.failure = ChannelEnd(self.no_route)
         self._broken(self, self.failure)
         turns = list(self._turns.values())
@@ -354,7 +354,7 @@ class DeviceChannel:
                 turn.set_result(None)
 
     def retire(self) -> None:
-        """Free everything as soon as nothing is under way: later operations use another channel."""
+        """Free everything as soon as nothing runs any more: later operations use another channel."""
         self._is_retired = True
         self._close_if_idle()
 
@@ -372,7 +372,7 @@ class DeviceChannel:
             self.ended.add_done_callback(lambda _: self.host.in_thread(communicator.abort))
 
     def _end(self, *, keeps: bool) -> None:
-        """Stop and free, in a thread; what is lent is kept until then.  With ``keeps`` the communicator may shrink."""
+        """Stop and free in a thread; lent arrays are kept until then.  With ``keeps`` the communicator may shrink."""
         communicator, stream, is_idle = self.communicator, self._stream, not self._launches
         events = [*self._events, *(launch.event for launch in self._launches if launch.event is not None)]
         self._events, self._turns, self._stream = [], {}, None
@@ -397,7 +397,7 @@ class DeviceChannel:
 
 
 def _stop(communicator: DeviceCommunicator, *, keeps: bool, is_idle: bool) -> None:
-    """Return when nothing runs on ``communicator`` any more; in a thread."""
+    """Return when nothing runs on ``communicator`` any more; runs in a thread."""
     if keeps:
         try:
             communicator.revoke()
@@ -406,7 +406,7 @@ def _stop(communicator: DeviceCommunicator, *, keeps: bool, is_idle: bool) -> No
                     return
                 time.sleep(_QUIET_LOOKS_EVERY)
         except DeviceError:
-            pass  # a library without it; what is ended so cannot shrink, which is an error there
+            pass  # a library without it; communicators that ended this way cannot shrink, which is an error there
         communicator.abort()
     elif is_idle:
         communicator.destroy()

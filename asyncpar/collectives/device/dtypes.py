@@ -16,7 +16,7 @@ _NAMES = frozenset(NcclDtype)
 
 
 class NcclReduction(NamedTuple):
-    """How NCCL combines: ``factor`` elements of ``dtype`` for one of ours; without ``is_known`` it cannot."""
+    """NCCL's way to combine: ``factor`` elements of ``dtype`` for one of ours; without ``is_known`` it has none."""
 
     dtype: NcclDtype
     op: NcclOp
@@ -28,7 +28,7 @@ _UNKNOWN = NcclReduction(NcclDtype.UINT8, NcclOp.MAX, is_known=False)
 
 
 def nccl_reduction(op: str, dtype: np.dtype[Any]) -> NcclReduction:
-    """Return how NCCL does ``op`` on ``dtype``."""
+    """Return NCCL's way to do ``op`` on ``dtype``."""
     name = dtype.name
     if name == "bool":
         return NcclReduction(NcclDtype.UINT8, _OF_BOOL[op]) if op in _OF_BOOL else _UNKNOWN

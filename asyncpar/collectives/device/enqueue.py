@@ -1,4 +1,4 @@
-"""Operations that NCCL has no single call for, as groups of calls."""
+"""Operations that have no single NCCL call, as groups of calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DevicePiece(NamedTuple):
 
 
 def grouped(fabric: Fabric, calls: Sequence[Callable[[], NcclResult]]) -> NcclResult:
-    """Make ``calls`` begin together."""
+    """Run ``calls`` as one group of NCCL."""
     if not calls:
         return NcclResult.SUCCESS
     fabric.group_start()
@@ -36,7 +36,7 @@ def grouped(fabric: Fabric, calls: Sequence[Callable[[], NcclResult]]) -> NcclRe
 def exchange(
     fabric: Fabric, comm: DeviceCommunicator, sends: Sequence[DevicePiece], recvs: Sequence[DevicePiece], stream: int
 ) -> NcclResult:
-    """Send and receive all pieces at once; what a rank sends to itself is copied."""
+    """Send and receive all pieces at once; a rank's pieces for itself are copied."""
     own = [piece for piece in sends if piece.peer == comm.rank]
     taken = [piece for piece in recvs if piece.peer == comm.rank]
     for source, target in zip(own, taken, strict=True):
@@ -63,7 +63,7 @@ def reduce_slices(
     how: NcclReduction,
     stream: int,
 ) -> NcclResult:
-    """Combine ``source`` of all ranks and leave rows ``parts[r]`` on rank ``r``, in one call where they are equal."""
+    """Combine ``source`` of all ranks and leave rows ``parts[r]`` on rank ``r``, in one call if they are equal."""
     dtype, op, factor, _ = how
     row = math.prod(source.shape[1:]) * factor
     step = math.prod(source.shape[1:]) * source.dtype.itemsize

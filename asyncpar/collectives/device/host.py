@@ -1,4 +1,4 @@
-"""Resources for devices that all groups of a rank share: the fabric, one poller, and threads for calls that wait."""
+"""Device resources that all groups of a rank share: the fabric, one poller, and threads for blocking calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from asyncpar.device.fabric import DeviceDescription, DeviceError, Fabric, Fabri
 _log = logging.getLogger(__name__)
 
 _EAGER_TURNS: Final = 200
-"""So many turns of the loop are looked at one after another, then once in ``_PAUSE`` seconds."""
+"""Number of consecutive turns of the loop in which a wait is polled, before it is polled once in ``_PAUSE`` seconds."""
 
 _PAUSE: Final = 0.001
 
 
 class Poller:
-    """Completes futures when what they wait for on devices has come, without a thread: it looks again and again.
+    """Completes futures when their conditions on devices hold, by polling, without a thread.
 
-    At first in each turn of the loop, which is faster than any timer, and later every millisecond.
+    It polls in each turn of the loop at first, which is faster than any timer, and every millisecond later.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -35,7 +35,7 @@ class Poller:
         self._handle: asyncio.Handle | None = None
 
     def wait(self, is_done: Callable[[], bool]) -> asyncio.Future[None]:
-        """Return a future that is done when ``is_done`` says so, and fails with what it raises; cancel it to stop."""
+        """Return a future that is done when ``is_done()`` is true, and fails with its exception; cancel it to stop."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((is_done, future))
         self._turns = 0
@@ -58,7 +58,7 @@ class Poller:
             self._handle = self._loop.call_later(_PAUSE, self._look)
 
     def close(self) -> None:
-        """Look no more; whatever waits is cancelled."""
+        """Stop polling, and cancel all waits."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -81,7 +81,7 @@ def _settle(is_done: Callable[[], bool], future: asyncio.Future[None]) -> bool:
 
 
 class DeviceHost:
-    """CUDA and NCCL of one rank; one per table of operations.  ``reason`` says why there is no fabric."""
+    """CUDA and NCCL of one rank; one per table of operations.  ``reason`` explains why there is no fabric."""
 
     def __init__(self, table: OperationTable, fabric: Fabric | None, reason: str = "") -> None:
         self.fabric = fabric
@@ -98,7 +98,7 @@ class DeviceHost:
 
     @classmethod
     def of(cls, table: OperationTable) -> DeviceHost:
-        """Return the host of ``table``, made and with the fabric opened when it is first asked for."""
+        """Return the host of ``table``, made on first use, when the fabric is opened."""
         found = table.devices
         if found is None:
             fabric, reason = _open()
@@ -107,7 +107,7 @@ class DeviceHost:
         return found
 
     def place(self, index: int) -> int:
-        """Return a number that tells device ``index`` from all others, on other hosts too."""
+        """Return a number that distinguishes device ``index`` from all others, including those of other hosts."""
         if self.fabric is None:
             return 0
         if self._devices is None:
@@ -117,15 +117,15 @@ class DeviceHost:
         return hash64("device", self._host_id, uuid) >> 1
 
     def say_once(self, text: str, example: str = "") -> None:
-        """Log ``text`` as a warning, once, with the ``example`` of that time."""
+        """Log ``text`` as a warning, once, with the ``example`` of the first time."""
         if text not in self._said:
             self._said.add(text)
             _log.warning("%s%s", text, example)
 
     def in_thread(self, function: Callable[[], object]) -> asyncio.Future[None]:
-        """Call ``function``, which may wait for a device, in a thread of its own; the future is done when it is over.
+        """Call ``function``, which may block on a device, in a thread of its own; the future is done when it returns.
 
-        An error of a device is logged: there is nothing to be done about a communicator that cannot be freed.
+        Device errors are logged: nothing can be done about a communicator that cannot be freed.
         """
         done: asyncio.Future[None] = self.loop.create_future()
 
@@ -144,7 +144,7 @@ class DeviceHost:
         return done
 
     def _finish(self, done: asyncio.Future[None]) -> None:
-        """Let the loop complete ``done``, unless it is closed, maybe just now: then nobody waits."""
+        """Let the loop complete ``done``, unless it is closed, perhaps just now: then nobody waits."""
         try:
             self.loop.call_soon_threadsafe(_finish, done)
         except RuntimeError:
@@ -156,7 +156,7 @@ class DeviceHost:
         self._channels.add(channel)
 
     def close(self) -> None:
-        """End everything on the devices: the node ends."""
+        """End everything on the devices, as the node ends."""
         for channel in list(self._channels):
             channel.close()
         self.poller.close()
@@ -168,13 +168,13 @@ def _finish(done: asyncio.Future[None]) -> None:
 
 
 def use_fabric(table: OperationTable, fabric: Fabric) -> DeviceHost:
-    """Let the groups of ``table`` move device arrays by ``fabric``, instead of NVIDIA's NCCL; before they do."""
+    """Let the groups of ``table`` move device arrays by ``fabric``, not by NVIDIA's NCCL; call it before they do."""
     table.devices = host = DeviceHost(table, fabric)
     return host
 
 
 def _open() -> tuple[Fabric | None, str]:
-    """Return the fabric of this process, or why there is none."""
+    """Return the fabric of this process, or the reason why there is none."""
     try:
         from asyncpar.device.nccl import open_nccl_fabric  # needs libraries of its own, and only here
 

@@ -1,6 +1,6 @@
 """Messages of device arrays between two ranks: by NCCL, or through the host like those of numpy arrays.
 
-Either end may be a numpy array.  They keep the order, the tags and the choice of any source.
+Either end may be a numpy array.  Order, tags and receives from any source work as for numpy arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def send(engine: Engine, messages: PointToPoint, x: object, dest: int, tag: int) -> Call[None]:
-    """See ``Communicator.send``."""
+    """Implement ``Communicator.send``."""
     source = device_array(x)
     host = DeviceHost.of(engine.table)
     if host.fabric is None:
@@ -56,7 +56,7 @@ def send(engine: Engine, messages: PointToPoint, x: object, dest: int, tag: int)
 async def _send_staged(
     operation: Operation, host: DeviceHost, peer: int, source: DeviceArray, envelope: bytes | None
 ) -> None:
-    """Send ``source`` from memory of the host, with its ``envelope`` unless the receiver has that."""
+    """Send ``source`` from host memory, with its ``envelope`` unless the receiver has that."""
     copies = copies_for(host, operation, source.device)
     try:
         content = (await copies.to_host((source,), source.stream or LEGACY_DEFAULT_STREAM))[0]
@@ -75,7 +75,7 @@ def receive(
     out: object,
     convert: Callable[[ReceivedMessage], T],
 ) -> Coroutine[Any, Any, T]:
-    """See ``Communicator.recv``, with an ``out`` on a device."""
+    """Implement ``Communicator.recv`` with an ``out`` on a device."""
     target = check_writable(device_array(out, "out"), "out")
     host = DeviceHost.of(engine.table)
 
@@ -99,7 +99,7 @@ def receive(
 
 
 def _note(engine: Engine, name: str, way: Way) -> None:
-    """Note how a message went, for ``algorithm_table``; say once why NCCL does not move it where it could."""
+    """Record the way of a message for ``algorithm_table``; warn once if NCCL does not move it where it could."""
     text = f"{way.algorithm}: {way.reason}" if way.reason else way.algorithm
     engine.device_ways.note(name, f"{text} (up to {EAGER_LIMIT >> 10} KiB at once, through the host)")
     if way.reason and not way.is_by_choice:

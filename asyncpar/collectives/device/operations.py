@@ -1,4 +1,4 @@
-"""The collectives of ``Communicator`` over device arrays: arguments, calls of NCCL, and the way through the host."""
+"""The collectives of ``Communicator`` over device arrays: arguments, NCCL calls, and the way through the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Host: TypeAlias = Callable[[Sequence[Array], str], Awaitable[Any]]
 def all_reduce(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.all_reduce``."""
+    """Implement ``ArrayOperations.all_reduce``."""
     source = device_array(x)
     target = in_place(source, out)
     collective_reduction(op, source.dtype)
@@ -69,7 +69,7 @@ def all_reduce(
 def all_reduce_many(
     engine: Engine, arrays: Iterable[object], *, op: str, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.all_reduce_many``: one launch for all."""
+    """Implement ``ArrayOperations.all_reduce_many``, in one launch."""
     sources = [device_array(array, f"arrays[{place}]") for place, array in enumerate(arrays)]
     targets = [in_place(source, None, f"arrays[{place}]") for place, source in enumerate(sources)]
     for source in sources:
@@ -115,7 +115,7 @@ def reduce(
     key: str | None,
     stream: object,
 ) -> Result:
-    """See ``ArrayOperations.reduce``."""
+    """Implement ``ArrayOperations.reduce``."""
     source = device_array(x)
     root = check_rank(root, engine.size)
     check_only_root(out, "out", engine.rank, root)
@@ -144,7 +144,7 @@ def reduce(
 def reduce_scatter(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.reduce_scatter``."""
+    """Implement ``ArrayOperations.reduce_scatter``."""
     source = check_rows(device_array(x))
     parts = slices(source, engine.size)
     low, high = parts[engine.rank]
@@ -172,7 +172,7 @@ def reduce_scatter(
 def all_gather(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.all_gather``."""
+    """Implement ``ArrayOperations.all_gather``."""
     source = device_array(x)
     target = reduced(source, out, (engine.size, *source.shape))
 
@@ -196,7 +196,7 @@ def all_gather(
 def all_gather_v(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.all_gather_v``."""
+    """Implement ``ArrayOperations.all_gather_v``."""
     source = check_rows(device_array(x))
     made: list[DeviceArray] = []
 
@@ -244,7 +244,7 @@ def all_gather_v(
 def gather(
     engine: Engine, x: object, *, root: int, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.gather``."""
+    """Implement ``ArrayOperations.gather``."""
     root = check_rank(root, engine.size)
     source = device_array(x)
     check_only_root(out, "out", engine.rank, root)
@@ -274,7 +274,7 @@ def gather(
 def scatter(
     engine: Engine, x: object, *, root: int, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.scatter``."""
+    """Implement ``ArrayOperations.scatter``."""
     root = check_rank(root, engine.size)
     check_only_root(x, "x", engine.rank, root)
     source = check_leading(device_array(x), engine.size) if engine.rank == root else None
@@ -307,7 +307,7 @@ def scatter(
 def broadcast(
     engine: Engine, x: object, *, root: int, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.broadcast``."""
+    """Implement ``ArrayOperations.broadcast``."""
     root = check_rank(root, engine.size)
     source = device_array(x)
     target = source if engine.rank == root else in_place(source, None)
@@ -332,7 +332,7 @@ def broadcast(
 def all_to_all(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None, stream: object
 ) -> Result:
-    """See ``ArrayOperations.all_to_all``."""
+    """Implement ``ArrayOperations.all_to_all``."""
     source = check_leading(device_array(x), engine.size)
     target = reduced(source, out, source.shape)
     if out is not None:
@@ -356,7 +356,7 @@ def all_to_all(
 
 
 def all_to_all_v(engine: Engine, x: object, counts: object, *, out: object, key: str | None, stream: object) -> Result:
-    """See ``ArrayOperations.all_to_all_v``."""
+    """Implement ``ArrayOperations.all_to_all_v``."""
     source = check_rows(device_array(x))
     sent = check_counts(counts, engine.size, source.shape[0])
     row = _row_bytes(source)
@@ -418,7 +418,7 @@ def _staged(
     *,
     is_many: bool = False,
 ) -> Callable[[Operation, LaunchOrder], Coroutine[Any, Any, None]]:
-    """Return what does an operation through the host: copy, ``host`` under a key of this operation, copy back."""
+    """Return a function that does an operation through the host: copy, ``host`` under a key of its own, copy back."""
 
     async def through_host(operation: Operation, order: LaunchOrder) -> None:
         into = targets(order)

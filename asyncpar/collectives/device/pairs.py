@@ -1,12 +1,12 @@
 """Messages of device arrays by NCCL: ``ncclSend`` and ``ncclRecv`` in a communicator of two ranks for each direction.
 
-Theory of operation.  NCCL matches sends and receives of two ranks by their order alone, and both hang where it differs.
-So the receiver decides: it knows which message it takes, by source, tag and number.  The sender says with its envelope
-what its device is; the receiver compares shapes and dtypes, gives the message its place among all that it takes from
-this rank, and answers with that.  Then both launch it in that place (``channel.py``).  A sender that fails before has
-nothing to do but tell: the receiver, which knows whether the message has a place, breaks the communicator if so.  Each
-direction has a communicator
-and a stream of its own: in one, two ranks that send to each other would wait for each other.
+Theory of operation.  NCCL matches sends and receives of two ranks by their order alone, and both hang if it differs.
+The receiver therefore decides: it knows which message it takes, by source, tag and number.  The sender describes its
+device with its envelope; the receiver compares shapes and dtypes, gives the message its place among all that it takes
+from this rank, and answers with that.  Then both launch it in that place (``channel.py``).  A sender that fails before
+that only notifies the receiver, which knows whether the message has a place, and breaks the communicator if so.  Each
+direction has a communicator and a stream of its own: with one for both, two ranks that send to each other would wait
+for each other.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ async def _answer(operation: Operation, peer: int, order: LaunchOrder, record: R
 
 
 async def send_by_pair(operation: Operation, pair: DeviceGroup, peer: int, envelope: bytes, source: DeviceArray) -> Way:
-    """Send ``envelope``, and ``source`` by NCCL if the receiver can take it so; return how it goes.
+    """Send ``envelope``, and ``source`` by NCCL if the receiver can take it that way; return the way.
 
-    If that is not by NCCL, its content has not been sent.
+    If the way is not NCCL, the content has not been sent.
     """
     row = pair.row(source.device)
     answer = np.zeros(_ANSWER_WORDS, _WORD)
@@ -78,9 +78,9 @@ async def send_by_pair(operation: Operation, pair: DeviceGroup, peer: int, envel
 
 
 async def receive_by_pair(operation: Operation, pair: DeviceGroup, peer: int, target: DeviceArray) -> Way:
-    """Answer the sender ``peer``, and receive into ``target`` by NCCL if both can; return how it goes.
+    """Answer the sender ``peer``, and receive into ``target`` by NCCL if both can; return the way.
 
-    If that is not by NCCL, nothing was received.
+    If the way is not NCCL, nothing was received.
     """
     row = np.zeros(RECORD_WORDS, _WORD)
     await receive_frame(operation, peer, BODY, row)
@@ -103,7 +103,7 @@ async def receive_by_pair(operation: Operation, pair: DeviceGroup, peer: int, ta
 
 
 def _way(pair: DeviceGroup, records: Sequence[RankRecord]) -> Way:
-    """Return how a message goes; what NCCL would refuse goes through the host, and says why."""
+    """Return the way of a message; one that NCCL would refuse goes through the host, with the reason."""
     try:
         return choose_way(records, pair.ranks, None, is_spread=pair.is_spread)
     except UsageError as error:

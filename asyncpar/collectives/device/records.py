@@ -22,13 +22,12 @@ ORDER_WORDS: Final = 2 + _ID_WORDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """One rank at one operation.
+    """The record of one rank at one operation.
 
-    ``reason`` says why it has no NCCL, empty if it has; without ``has_route``, why NCCL does not reach other hosts.
-    ``is_proved``: it does.  ``place`` tells its device from all others, ``may_share`` whether other ranks may use it,
-    too.  ``epoch`` is the first one that
-    this rank accepts, ``parent`` the epoch of the communicator that a new one can be made from, -1 for none.
-    ``counts`` are what the operation needs to know.
+    ``reason`` explains why it has no NCCL, empty if it has; without ``has_route``, why NCCL does not reach other hosts.
+    ``is_proved`` means that it does.  ``place`` identifies its device, ``may_share`` is whether other ranks may use
+    that, too.  ``epoch`` is the first one that this rank accepts, ``parent`` the epoch of the communicator that a new
+    one can be made from, -1 for none.  ``counts`` are those that the operation exchanges.
     """
 
     reason: str = ""
@@ -55,7 +54,7 @@ class RankRecord:
 
     @classmethod
     def decode(cls, row: Array) -> RankRecord:
-        """Return what ``encode`` encoded."""
+        """Decode a record from ``encode``."""
         version, place, index, may_share, route, epoch, parent, _ = (int(word) for word in row[:_WORDS])
         text = row[_WORDS:RECORD_WORDS].tobytes().rstrip(b"\0").decode(errors="replace")
         return cls(
@@ -76,7 +75,7 @@ class RankRecord:
 class LaunchOrder:
     """The place of an operation: the ``number``-th of communicator ``epoch``, which is made from ``unique_id``.
 
-    ``number`` -1: it has none, as it does not go by NCCL.
+    ``number`` -1 means that it has none, as it does not go by NCCL.
     """
 
     epoch: int
@@ -93,17 +92,17 @@ class LaunchOrder:
 
     @classmethod
     def decode(cls, words: Array, records: tuple[RankRecord, ...]) -> LaunchOrder:
-        """Return what ``encode`` encoded, for ``records``."""
+        """Decode an order from ``encode``, for ``records``."""
         unique_id = words[2:ORDER_WORDS].tobytes()
         return cls(epoch=int(words[0]), number=int(words[1]), unique_id=unique_id, records=records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How an operation goes: ``algorithm``, and why it is not NCCL, in words for a log.
+    """The way of an operation: ``algorithm``, and the reason why it is not NCCL, as text for a log.
 
-    ``is_by_choice``: because a caller wants it so.  ``possible`` are the ways there were, best first; none where
-    nobody looked.
+    ``is_by_choice`` means that a caller wants it.  ``possible`` are the ways that were possible, best first; none if
+    they were not determined.
     """
 
     algorithm: str
@@ -117,7 +116,7 @@ Best = Callable[[Sequence[str]], str]
 
 
 def first_of(possible: Sequence[str]) -> str:
-    """Return the first of the ways that are possible: what is best if nothing was measured."""
+    """Return the first of the possible ways, which is the best if nothing was measured."""
     return possible[0]
 
 
@@ -130,11 +129,11 @@ def choose_way(
     can_go_by_host: bool = False,
     best: Best = first_of,
 ) -> Way:
-    """Return how an operation goes, which follows from the records of all ranks alike, and from ``best``.
+    """Return the way of an operation, which follows from the records, equal on all ranks, and from ``best``.
 
-    ``ranks`` are their numbers in the world, ``wanted`` the algorithm that the caller or a pin names; ``is_spread``:
-    they are on several hosts.  Raises ``UsageError`` naming rank and remedy where NCCL is wanted and cannot be, or
-    where ranks do not fit together.
+    ``ranks`` are their numbers in the world, ``wanted`` the algorithm that the caller or a pin names; ``is_spread``
+    means that they are on several hosts.  Raises ``UsageError`` naming rank and remedy if NCCL is wanted but
+    impossible, or if ranks are incompatible.
     """
     if wanted == STAGED:
         return Way(algorithm=STAGED)
@@ -159,9 +158,9 @@ def choose_way(
 
 
 def way_without_route(reason: str, wanted: str | None, *, can_go_by_host: bool, best: Best = first_of) -> Way:
-    """Return how an operation goes where NCCL works on each host, but not between them.
+    """Return the way of an operation where NCCL works on each host, but not between them.
 
-    Raises ``UsageError`` where NCCL is wanted.
+    Raises ``UsageError`` if NCCL is wanted.
     """
     if wanted == NCCL:
         raise UsageError(f"algorithm: {reason}; mend that, or leave the algorithm to asyncpar")
@@ -190,7 +189,7 @@ def _check_places(records: Sequence[RankRecord], ranks: Sequence[int]) -> None:
 
 
 def version_text(version: int) -> str:
-    """Return a version of NCCL as people write it: 23004 is 2.30.4."""
+    """Format a version of NCCL: 23004 is 2.30.4."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
@@ -199,8 +198,8 @@ def next_order(
 ) -> LaunchOrder:
     """Return the order of the next operation, which the first rank of a group decides; ``before`` was the last by NCCL.
 
-    A new epoch begins when a rank does not accept the one before any more, or uses another device.  ``unique_id`` is
-    called for one.
+    A new epoch begins when a rank does not accept the previous one any more, or uses another device.  ``unique_id`` is
+    called for it.
     """
     kept = tuple(records)
     if not by_nccl:

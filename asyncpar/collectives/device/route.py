@@ -1,8 +1,9 @@
-"""The ranks of a group find out together whether NCCL has a route between their hosts.
+"""Test by the ranks of a group of whether NCCL has a route between their hosts.
 
 The first communicator of a group on several hosts is tried before it is used: made, and used for one byte.  Each rank
-tells the first one how that went, which tells all: if it has failed anywhere, for whatever reason, or takes too long,
-nobody uses NCCL in this group from then on.  So all ranks go the same way, also with what was agreed upon meanwhile.
+reports the result to the first one, which notifies all: if the test has failed anywhere, for whatever reason, or takes
+too long, no rank uses NCCL in this group from then on.  So all ranks go the same way, even with operations agreed on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.device.fabric import DeviceError
 
 _TO_FIRST, _FROM_FIRST = 4, 5
-"""After those of agreements and of messages."""
+"""Tags after those of agreements and of messages."""
 
 _TEXT_BYTES: Final = 184
 _LONGEST: Final = 60.0
-"""Seconds that NCCL has where an operation may take any time; else it has half of the operation's."""
+"""Seconds that NCCL has if an operation may take any time; otherwise it has half of the operation's."""
 
 
 class NoRoute(DeviceError):  # noqa: N818
-    """NCCL does not connect the ranks of a group, as all of them know; the message says what went wrong where."""
+    """NCCL does not connect the ranks of a group, as all of them know; the message names the rank and the failure."""
 
 
 class RouteProof:
-    """One operation's part in it: ``ranks`` are those of the group, and ``place`` is this rank's."""
+    """One operation's part in the test: ``ranks`` are those of the group, and ``place`` is this rank's index."""
 
     def __init__(self, operation: Operation, ranks: Sequence[int], place: int) -> None:
         self._operation, self._ranks, self._place = operation, ranks, place
@@ -41,7 +42,7 @@ class RouteProof:
         self._coming: dict[int, asyncio.Future[None]] = {}
 
     def begin(self) -> None:
-        """Make room for what others tell."""
+        """Post the receives of the other ranks' reports."""
         tag = _FROM_FIRST if self._place else _TO_FIRST
         for rank in self._ranks[:1] if self._place else self._ranks[1:]:
             self._told[rank] = np.zeros(_TEXT_BYTES, np.uint8)
@@ -50,7 +51,7 @@ class RouteProof:
                 self._coming[rank] = future
 
     async def settle(self, trouble: str) -> str:
-        """Tell how it went here; return what went wrong on any rank, empty if nothing has."""
+        """Report this rank's ``trouble``; return the failure of any rank, "" if there is none."""
         own = f"rank {self._ranks[self._place]}: {trouble}" if trouble else ""
         if self._place:
             await self._send(self._ranks[:1], _TO_FIRST, own)
@@ -65,11 +66,11 @@ class RouteProof:
 
     @property
     def has_failed(self) -> bool:
-        """Has another rank told of a failure?"""
+        """Whether another rank has reported a failure."""
         return bool(self._failure())
 
     def _failure(self) -> str:
-        """Return what another rank has told of a failure, empty if none has."""
+        """Return the failure that another rank has reported, "" if there is none."""
         return next((text for rank, told in self._told.items() if self._is_there(rank) and (text := _text(told))), "")
 
     def _is_there(self, rank: int) -> bool:
@@ -77,7 +78,7 @@ class RouteProof:
         return future is None or (future.done() and not future.cancelled() and future.exception() is None)
 
     async def _all_or_a_failure(self) -> None:
-        """Wait until all ranks have told that it went well, or one that it did not."""
+        """Wait until all ranks have reported success, or one a failure."""
         while not self._failure():
             late = next((rank for rank, future in self._coming.items() if not future.done()), None)
             if late is None:

@@ -1,4 +1,4 @@
-"""Run one operation on devices: agreed upon, launched in its turn, and awaited by its event."""
+"""Execution of an operation on devices: agreed on, launched in its turn, and awaited by its event."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from asyncpar.net.arena.run_queue import Program
 T = TypeVar("T")
 
 _ENDING_SECONDS: Final = 10.0
-"""So long a call that has failed waits for the devices to leave its arrays alone."""
+"""Seconds that a failed call waits for the devices to leave its arrays alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
-    """An operation on devices as its arguments have it.
+    """An operation on devices as its arguments define it.
 
-    ``arrays`` are all that it touches.  ``enqueue`` gives it to NCCL, if that ``has_nccl``; ``through_host`` does it
-    with numpy arrays instead, under a key of its own.  ``result`` is what the caller gets, when the order with the
-    counts of all ranks is known.
+    ``arrays`` are all that it touches.  ``enqueue`` enqueues it with NCCL, if it ``has_nccl``; ``through_host`` does it
+    with numpy arrays instead, under a key of its own.  ``result`` makes the caller's result from the order, which has
+    the counts of all ranks.
     """
 
     name: str
@@ -54,32 +54,32 @@ class DeviceWork:
     has_nccl: bool = True
     counts: Sequence[int] = ()
     size: int | None = None
-    """Bytes by which a pin is found; by default those of the first array."""
+    """Bytes by which a pin is looked up; by default those of the first array."""
     is_alone: bool = False
-    """Must nothing else run on the communicator?"""
+    """Whether nothing else may run on the communicator."""
     device: int = 0
-    """Where it runs, if it has no arrays."""
+    """The device of an operation without arrays."""
 
 
 class _Launched(Operation):
-    """An operation on devices; ``channel`` is set from its launch on."""
+    """An operation on devices; ``channel`` is set when it is launched."""
 
     __slots__ = ()
 
     channel: DeviceChannel | None
     parts: asyncio.Task[None] | None
-    """What does it by other operations."""
+    """The task that carries it out by other operations."""
 
     def fail(self, error: BaseException) -> None:
         self._pass_on(error)
-        super().fail(_apart(error))  # others may fail with it, and its traceback has all their frames: see DeviceCall
+        super().fail(_apart(error))  # others may fail with it, and its traceback has their frames: see ``DeviceCall``
         if self.parts is not None:
             _cancel_once(self.parts)  # other ranks may never call theirs
 
     def _pass_on(self, error: BaseException) -> None:
-        """Let the first rank of a group tell the others of the ``error`` of a peer.
+        """Notify the other ranks of the ``error`` of a peer, if this is the first rank of the group.
 
-        They wait for this rank alone, as it says the order, and may never hear of a peer that has left.
+        They wait only for this rank, as it decides the order, and may never learn of a peer that has left.
         """
         if self.failure is not None or self.is_over or not isinstance(error, PeerError) or len(self.audience) < 2:
             return
@@ -88,7 +88,7 @@ class _Launched(Operation):
             self.tell_failure(reason, error.cause or str(error), lost=error.rank)
 
     def waits_for(self) -> list[int]:
-        """Return the ranks that this one waits for; once it is launched, those are all."""
+        """Return the ranks that this one waits for: once it is launched, all others."""
         if self.channel is None:
             return self.waits_to_meet()
         is_waiting = self.waiter is not None and not self.waiter.done()
@@ -119,7 +119,7 @@ class DeviceOperation(_Launched):
 
 
 class ArenaDeviceOperation(_Launched, ArenaOperation):
-    """An operation on devices whose ranks agree on it in memory that they share."""
+    """An operation on devices whose ranks agree on it in shared memory."""
 
     __slots__ = ("channel", "parts")
 
@@ -129,23 +129,22 @@ class ArenaDeviceOperation(_Launched, ArenaOperation):
         self.parts = None
 
     def waits_to_meet(self) -> list[int]:
-        if self.is_over:  # and has no task any more
+        if self.is_over:  # it has no task any more
             return []
         return Operation.waits_for(self) if self.task.is_done else super().waits_to_meet()
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """All ranks have come to the same ``error``, so that none needs to tell the others."""
+    """Result of an operation that fails with the same ``error`` on all ranks; none needs to notify the others."""
 
     error: UsageError
 
 
 class DeviceCall(MessageCall[T]):
-    """A call that ends when the devices do not touch its arrays any more, also where it fails.
+    """A call that ends when the devices no longer touch its arrays, even if it fails.
 
-    One that is not awaited runs in a task when its turn to be agreed upon comes because a later one is: else that would
-    wait for the launch of this one.
+    A call that is not awaited runs in a task once a later one is agreed on, which would otherwise wait for its launch.
     """
 
     __slots__ = ("__weakref__", "_early")
@@ -172,7 +171,7 @@ class DeviceCall(MessageCall[T]):
 
     @property
     def runs_anywhere(self) -> bool:
-        return False  # its end comes by the loop
+        return False  # the loop ends it
 
     async def _run(self, body: Callable[[Operation], Awaitable[T]]) -> T:
         try:
@@ -183,7 +182,7 @@ class DeviceCall(MessageCall[T]):
             if channel is not None and channel.ended is not None:
                 await asyncio.wait([channel.ended], timeout=_ENDING_SECONDS)
             del body
-            clear_frames(error.__traceback__)  # which hold the arrays, as long as the operation holds the error
+            clear_frames(error.__traceback__)  # they hold the arrays, as long as the operation holds the error
             raise
         if isinstance(result, _Refusal):
             raise result.error
@@ -193,7 +192,7 @@ class DeviceCall(MessageCall[T]):
 def start(
     engine: Engine, work: DeviceWork, *, algorithm: str | None, key: str | None, stream: object
 ) -> Coroutine[Any, Any, Any]:
-    """Give the call its place in the order of operations now; it is agreed upon when it is awaited."""
+    """Give the call its place in the order of operations now; ranks agree on it when it is awaited."""
     device = _one_device(work)
     wanted = _wanted(engine, work, algorithm)
     group = DeviceGroup.of(engine)
@@ -232,7 +231,7 @@ def start(
         try:
             order = await _met(operation, group, meeting)
         except BaseException as error:
-            if meeting.has_told and not isinstance(error, OperationMismatch):  # which launches nowhere
+            if meeting.has_told and not isinstance(error, OperationMismatch):  # a mismatch launches nowhere
                 if meeting.order is None:
                     group.skip(error)
                 else:
@@ -250,7 +249,7 @@ def start(
 def _in_arena(
     engine: Engine, name: str, description: Description, body: Callable[[Operation], Awaitable[Any]], meeting: Meeting
 ) -> DeviceCall[Any]:
-    """Return the call of ``body``, whose ranks meet in the arena of their group."""
+    """Return the call of ``body``, whose ranks agree in the arena of their group."""
     made: list[weakref.ref[DeviceCall[Any]]] = []
 
     def begin(turn: Turn) -> Program:
@@ -323,7 +322,7 @@ async def _run(
 
 
 async def _by_parts(operation: Operation, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``operation`` by others, which end with it."""
+    """Carry out ``operation`` by other operations, which end with it."""
     assert isinstance(operation, DeviceOperation | ArenaDeviceOperation)
     operation.parts = parts = operation.context.loop.create_task(work)
     try:
@@ -342,18 +341,18 @@ async def _by_parts(operation: Operation, work: Coroutine[Any, Any, None]) -> No
 
 
 def _forget_frames(ended: asyncio.Task[None]) -> None:
-    """Clear the frames that the error of a task holds, and the arrays with them."""
+    """Clear the frames that the error of a task holds, and with them the arrays."""
     try:
         error: BaseException | None = ended.exception()
     except asyncio.CancelledError as cancelled:
         error = cancelled
     if error is not None:
         clear_frames(error.__traceback__)
-        del error  # which holds this frame
+        del error  # it holds this frame
 
 
 def _cancel_once(parts: asyncio.Task[None]) -> None:
-    """Cancel ``parts``; what cleans up already goes on."""
+    """Cancel ``parts``; a clean-up in progress goes on."""
     if not parts.cancelling():
         parts.cancel()
 
@@ -367,9 +366,9 @@ async def by_nccl(
     *,
     lent: tuple[object, ...],
 ) -> None:
-    """Launch ``operation`` in the place that ``order`` gives it; ``lent`` is kept until the devices are done.
+    """Launch ``operation`` in its place in ``order``; ``lent`` is kept until the devices are done.
 
-    Raises ``NoRoute``, on all ranks, if NCCL turns out not to connect them: nothing was done then.
+    Raises ``NoRoute``, on all ranks, if NCCL turns out not to connect them; nothing has then been done.
     """
     assert isinstance(operation, DeviceOperation | ArenaDeviceOperation)
     channel = group.channel(order, operation.label)
@@ -408,7 +407,7 @@ def _wanted(engine: Engine, work: DeviceWork, algorithm: object) -> str | None:
 
 
 def _payload(work: DeviceWork) -> int:
-    """Return the bytes by which a pin is found."""
+    """Return the bytes by which a pin is looked up."""
     return work.size if work.size is not None else (work.arrays[0].nbytes if work.arrays else 0)
 
 
@@ -440,7 +439,7 @@ def _checked_stream(group: DeviceGroup, stream: object, device: int) -> int:
 
 
 def _check_own_stream(group: DeviceGroup, array: DeviceArray) -> None:
-    """Raise ``UsageError`` unless the stream that ``array`` names is of its device."""
+    """Raise ``UsageError`` unless the stream that ``array`` names belongs to its device."""
     fabric, stream = group.host.fabric, array.stream
     if fabric is None or stream is None or stream in (LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM):
         return

@@ -1,4 +1,4 @@
-"""Communicators of NCCL for the groups of a split, from the one of the group that is split."""
+"""NCCL communicators for the groups of a split, split from that of the parent group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_CONNECTED = -1
 
 
 def connected_epoch(engine: Engine) -> int:
-    """Return the epoch of the communicator that the group of ``engine`` has and can split; ``NOT_CONNECTED``: none."""
+    """Return the epoch of the communicator that the group of ``engine`` can split, or ``NOT_CONNECTED``."""
     group = engine.devices
     channel = group.connected if isinstance(group, DeviceGroup) else None
     return NOT_CONNECTED if channel is None else channel.epoch
@@ -27,9 +27,9 @@ async def split_communicator(
 ) -> DeviceGroup | None:
     """Split the communicator of ``engine`` by ``ncclCommSplit`` into ``groups`` of its ranks, which all ranks call.
 
-    Returns what the group of this rank needs to use its part, None for a rank in no group.  It is an operation on
-    devices like others: it has its place in the order of launches, waits until nothing runs on the communicator, ends
-    within the deadline, and names the rank that does not come.
+    Returns the devices of this rank's group, None for a rank in no group.  It is an operation on devices like others:
+    it has its place in the order of launches, waits until nothing runs on the communicator, ends within the deadline,
+    and names a missing rank.
     """
     parent = DeviceGroup.of(engine)
     channel = parent.connected
@@ -43,7 +43,7 @@ async def split_communicator(
         return NcclResult.IN_PROGRESS
 
     async def nothing(_operation: Operation, _order: LaunchOrder) -> None:
-        """Split into nothing: a rank has no NCCL any more, and the new groups find out for themselves."""
+        """Split into nothing: a rank has no NCCL any more, which the new groups find out for themselves."""
 
     work = DeviceWork(
         name="split of communicators",

@@ -23,16 +23,16 @@ from asyncpar.errors import UsageError
 Wait: TypeAlias = Callable[[asyncio.Future[None]], Awaitable[None]]
 
 _ENDING_SECONDS: Final = 1.0
-"""So long an operation that has failed waits for its copies; a stream that hangs cannot be made to end."""
+"""Seconds that a failed operation waits for its copies; a stream that hangs cannot be made to end."""
 
 _LONGEST: Final = 10.0
 _PAUSE: Final = 0.001
 
 
 class PinnedCopies:
-    """Pinned memory for the arrays of one operation, and the stream that fills and empties it.
+    """Pinned memory for the arrays of one operation, and the stream of copies to and from it.
 
-    The arrays are lent until nothing copies from or to them any more, also where the operation fails before.
+    The arrays are lent until nothing copies from or to them any more, even if the operation fails before.
     """
 
     def __init__(self, host: DeviceHost, fabric: Fabric, wait: Wait, device: int) -> None:
@@ -40,12 +40,13 @@ class PinnedCopies:
         self._stream = fabric.create_stream(device)
         self._event = fabric.create_event(device)
         self._blocks: list[tuple[int, Array]] = []
-        """Address and bytes.  Each is given back with the last array of it, which a lane may read longer than we."""
+        """Address and bytes.  Each is freed with the last array of it, which a lane may read longer than this object
+        lives."""
         self._lent: list[DeviceArray] = []
         self._is_idle = True
 
     async def to_host(self, arrays: Sequence[DeviceArray], caller_stream: int) -> list[Array]:
-        """Return the content of ``arrays`` in pinned memory, after what is in their streams now."""
+        """Return the content of ``arrays`` in pinned memory, after the current work of their streams."""
         self._begin(arrays)
         self._follow({caller_stream, *(array.stream for array in arrays if array.stream)})
         copies = [self.empty(array) for array in arrays]
@@ -56,7 +57,7 @@ class PinnedCopies:
         return copies
 
     async def to_device(self, copies: Sequence[Array], arrays: Sequence[DeviceArray]) -> None:
-        """Write ``copies`` into ``arrays``, after what is in their streams now."""
+        """Write ``copies`` into ``arrays``, after the current work of their streams."""
         self._begin(arrays)
         self._follow({array.stream for array in arrays if array.stream})
         for copied, array in zip(copies, arrays, strict=True):
@@ -81,7 +82,7 @@ class PinnedCopies:
         self._lent += arrays
 
     def _follow(self, streams: Iterable[int]) -> None:
-        """Let what comes next wait for what is in ``streams`` now."""
+        """Make later work wait for the current work of ``streams``."""
         for stream in streams:
             self._fabric.record_event(self._event, stream)
             self._fabric.wait_event(self._stream, self._event)
@@ -96,14 +97,14 @@ class PinnedCopies:
         self._is_idle = True
 
     async def close(self) -> None:
-        """Give everything back when the copies are over; waits for that, unless a stream hangs."""
+        """Free everything when the copies are over; wait for that, unless a stream hangs."""
         if self._is_idle:
             self._release()
             return
         fabric, event = self._fabric, self._event
         try:
             fabric.record_event(event, self._stream)
-        except DeviceError:  # the device has failed, which is raised where it was noticed
+        except DeviceError:  # the device has failed, which is raised where it was detected
             self._release()
             return
         over = self._host.poller.wait(lambda: fabric.query_event(event))
@@ -116,7 +117,7 @@ class PinnedCopies:
         if over.cancelled():  # the node ends
             self._host.in_thread(self._release_later)
             return
-        over.exception()  # of work in the stream, which was raised where it was waited for
+        over.exception()  # from work in the stream, which was raised where it was waited for
         self._release()
 
     def _release_later(self) -> None:
@@ -135,7 +136,7 @@ class PinnedCopies:
 
 
 class LibraryCopies:
-    """Copies by the library of the arrays, on ranks without a fabric."""
+    """Copies by the arrays' own library, on ranks without a fabric."""
 
     async def to_host(self, arrays: Sequence[DeviceArray], caller_stream: int) -> list[Array]:  # noqa: ARG002
         """Return the content of ``arrays``."""
@@ -151,7 +152,7 @@ class LibraryCopies:
 
 
 def copies_for(host: DeviceHost, operation: Operation | None, device: int) -> PinnedCopies | LibraryCopies:
-    """Return what copies between ``device`` and the host on this rank, as a part of ``operation`` or after one."""
+    """Return the copies between ``device`` and the host on this rank, as a part of ``operation`` or after one."""
     if host.fabric is None:
         return LibraryCopies()
     wait = _plain_wait if operation is None else partial(operation.wait, None)

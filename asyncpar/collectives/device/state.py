@@ -1,4 +1,4 @@
-"""The devices of one group: its communicator of NCCL, which is made when it is needed and broken when it fails."""
+"""The devices of one group: its NCCL communicator, which is made on demand and broken when it fails."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 
 
 class DeviceGroup:
-    """What a group needs to work on devices.  It does not keep its engine alive, which closes it."""
+    """The state of a group's work on devices.  It does not keep its engine alive, which closes it."""
 
     def __init__(self, host: DeviceHost, ranks: Sequence[int], place: int, parent: Origin | None = None) -> None:
         self.host = host
         self.ranks = tuple(ranks)
         self.size, self.place = len(ranks), place
         self.is_spread = len({host.host_ids[rank] for rank in self.ranks}) > 1
-        """Are its ranks on several hosts?"""
+        """Whether its ranks are on several hosts."""
         self.by_host: Closes | None = None
         """Its parts on this host and between hosts, once they were used: see ``by_host.py``."""
         self._pairs: dict[tuple[int, int], DeviceGroup] = {}
-        """By places of receiver and sender: those of its messages."""
+        """Pairs for its messages, by places of receiver and sender."""
         self.parent = parent
-        """What the first communicator of this group is made from, if all ranks have it."""
+        """The origin of the first communicator of this group, if all ranks have it."""
         self.last_order: LaunchOrder | None = None
-        """Of the operations by NCCL, at the first rank, which decides."""
+        """The last order of an operation by NCCL, at the first rank, which decides."""
         self.no_route = ""
-        """Why NCCL does not connect the hosts of this group, as its ranks have found out."""
+        """The reason why NCCL does not connect the hosts of this group, as its ranks have found out."""
         self._no_route_epoch = -1
-        """Of the operation that found it out."""
+        """The epoch of the operation that found it out."""
         self.has_route = False
-        """Have they found out that it does?"""
+        """Whether its ranks have found out that NCCL connects its hosts."""
         self._whole: DeviceGroup | None = None
-        """For messages between two ranks: the group of these, which may know of a route."""
+        """For a pair: the group of its ranks, which may know of a route."""
         self._epoch = 0
         """The first epoch that this rank accepts."""
         self._end = ChannelEnd("it was closed")
-        """Of the last channel that was broken."""
+        """The end of the last channel that was broken."""
         self._channel: DeviceChannel | None = None
         self._rows: dict[tuple[object, ...], Array] = {}
         self._known: tuple[bytes, tuple[RankRecord, ...]] = (b"", ())
-        """What the ranks last told, which is mostly what they tell the next time."""
+        """The last records of the ranks, which mostly stay the same."""
 
     @classmethod
     def of(cls, engine: Engine) -> DeviceGroup:
-        """Return that of ``engine``, made when it is first asked for."""
+        """Return the state of ``engine``, made on first use."""
         found = engine.devices
         if found is None:
             found = engine.devices = cls(DeviceHost.of(engine.table), engine.ranks, engine.rank)
@@ -63,7 +63,7 @@ class DeviceGroup:
         return found
 
     def record(self, device: int, counts: Sequence[int] = ()) -> RankRecord:
-        """Return what this rank says of itself before an operation on its ``device``."""
+        """Return this rank's record for an operation on its ``device``."""
         fabric = self.host.fabric
         if fabric is None:
             return RankRecord(reason=self.host.reason or "it has none", counts=tuple(counts))
@@ -82,14 +82,14 @@ class DeviceGroup:
         )
 
     def _known_route(self) -> tuple[str, bool]:
-        """Return why NCCL has no route, and whether it has one, as far as this rank knows."""
+        """Return the reason why NCCL has no route, and whether it has one, as far as this rank knows."""
         whole = self._whole
         if whole is None:
             return self.no_route, self.has_route
         return self.no_route or whole.no_route, self.has_route or whole.has_route
 
     def row(self, device: int, counts: Sequence[int] = ()) -> Array:
-        """Return the record of this rank as words, which are not to be written."""
+        """Return the record of this rank as words, which must not be written to."""
         parent = -1 if self.parent is None else self.parent.channel.epoch
         key = (device, self._epoch, parent, *self._known_route(), *counts)
         found = self._rows.get(key)
@@ -100,7 +100,7 @@ class DeviceGroup:
         return found
 
     def records(self, rows: Sequence[Array]) -> tuple[RankRecord, ...]:
-        """Return the records that ``rows`` are."""
+        """Decode ``rows`` into records."""
         told = b"".join([row.tobytes() for row in rows])
         if told != self._known[0]:
             self._known = told, tuple(RankRecord.decode(row) for row in rows)
@@ -115,12 +115,12 @@ class DeviceGroup:
 
     @property
     def connected(self) -> DeviceChannel | None:
-        """The channel whose communicator is there and works; None if there is none."""
+        """The channel with a working communicator; None if there is none."""
         channel = self._channel
         return None if channel is None or channel.communicator is None or channel.failure is not None else channel
 
     def pair(self, receiver: int, sender: int) -> DeviceGroup:
-        """Return what messages from place ``sender`` to place ``receiver`` need, one of which is this rank's."""
+        """Return the state for messages from place ``sender`` to place ``receiver``, one of which is this rank's."""
         found = self._pairs.get((receiver, sender))
         if found is None:
             ranks = self.ranks[receiver], self.ranks[sender]
@@ -147,14 +147,14 @@ class DeviceGroup:
             self._channel.break_off(error)
 
     def skip(self, error: BaseException) -> None:
-        """Miss an operation that others may launch: this rank can join them in a later epoch only.
+        """Miss an operation that others may launch: this rank can only join them in a later epoch.
 
-        What is under way goes on.
+        Running operations go on.
         """
         self._refuse(self._epoch if self._channel is None else self._channel.epoch, ChannelEnd.of(error))
 
     def proof(self, order: LaunchOrder, operation: Operation) -> RouteProof | None:
-        """Return what shows whether NCCL has a route; None if all ranks know, or are on one host."""
+        """Return the test of whether NCCL has a route; None if all ranks know, or are on one host."""
         if not self.is_spread or all(record.is_proved for record in order.records):
             return None
         return RouteProof(operation, self.ranks, self.place)
@@ -165,7 +165,7 @@ class DeviceGroup:
         Raises ``NoRoute`` if NCCL does not connect the group, ``PeerCancelled`` if the channel was broken here.
         """
         if self.no_route and order.epoch <= self._no_route_epoch:
-            raise NoRoute(self.no_route)  # later epochs are of ranks whose operation failed before they knew
+            raise NoRoute(self.no_route)  # later epochs belong to ranks whose operation failed before they knew
         if order.epoch < self._epoch:
             raise self._end.error(label)
         if self._channel is not None and self._channel.epoch != order.epoch:
@@ -177,7 +177,7 @@ class DeviceGroup:
         return self._channel
 
     def note_route(self, order: LaunchOrder, why_not: str) -> None:
-        """Remember what the operation of ``order`` has shown: that NCCL has a route, or ``why_not``."""
+        """Record the result of the operation of ``order``: that NCCL has a route, or ``why_not``."""
         if order.epoch < self._no_route_epoch:
             return
         self.no_route = why_not
@@ -189,13 +189,13 @@ class DeviceGroup:
         self._refuse(channel.epoch, end)
 
     def _refuse(self, epoch: int, end: ChannelEnd) -> None:
-        """Accept later epochs than ``epoch`` only, because of ``end``."""
+        """Accept only epochs later than ``epoch``, because of ``end``."""
         if epoch >= self._epoch:
             self._epoch = epoch + 1
             self._end = end
 
     def survivors(self, ranks: Sequence[int], place: int) -> DeviceGroup:
-        """Return that of the group of ``ranks`` that are left of this one: it shrinks the communicator of this one."""
+        """Return the state of the group of ``ranks``, survivors of this one: it shrinks this one's communicator."""
         channel = self._channel
         if channel is None or channel.communicator is None:
             return DeviceGroup(self.host, ranks, place)
@@ -220,7 +220,7 @@ class DeviceGroup:
             self.host.in_thread(parent.made.abort)
 
     def _origin(self, order: LaunchOrder) -> Origin | None:
-        """Return what to make the communicator from, if all ranks still have the same, on the devices of now."""
+        """Return the origin of the communicator, if all ranks still have the same, on the current devices."""
         parent = self.parent
         epochs = {record.parent for record in order.records}
         places = tuple(record.place for record in order.records)
@@ -232,10 +232,10 @@ class DeviceGroup:
 
 
 def inherit(engine: Engine, left: Engine) -> None:
-    """Let the group of ``left``, survivors of the group of ``engine``, shrink its communicator of NCCL, if it has one.
+    """Let the group of ``left``, survivors of the group of ``engine``, shrink its NCCL communicator, if it has one.
 
-    ``ncclCommShrink`` with the abort flag, when the survivors have their first operation on devices: their processes,
-    their memory and what NCCL knows of the machines stay.
+    It uses ``ncclCommShrink`` with the abort flag, at the first operation of the survivors on devices: their processes,
+    their memory and NCCL's knowledge of the machines stay.
     """
     if isinstance(engine.devices, DeviceGroup):
         left.devices = engine.devices.survivors(left.ranks, left.rank)

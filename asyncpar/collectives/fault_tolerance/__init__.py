@@ -1,1 +1,1 @@
-"""Agreement of the ranks of a group that are left when others are lost."""
+"""Agreement of the survivors of a group when ranks are lost."""

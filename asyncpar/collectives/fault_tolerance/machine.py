@@ -1,24 +1,25 @@
-"""Decide what the survivors of a group agree on, although ranks die while they do.  Pure.
+"""State machine of the agreement of a group's survivors, although ranks die meanwhile.  Pure.
 
 Theory of operation.  A leader, the first rank of the group that is not known to be lost, collects a contribution from
-every rank that is left, proposes an outcome, and decides it when every rank that is left has accepted it.  When the
-leader is lost, the next one takes over: contributions to it say which proposal a rank has accepted last, and it
-proposes the one with the highest ballot again, if there is one.  This is the consensus of Buntinas ("Scalable
-distributed consensus to support MPI fault tolerance", IPDPS 2012), with a star for its tree, and ballots as in Paxos.
+every survivor, proposes an outcome, and decides it when every survivor has accepted it.  When the leader is lost, the
+next one takes over: contributions to it contain the proposal that a rank has accepted last, and it proposes the one
+with the highest ballot again, if there is one.  This is the consensus of Buntinas ("Scalable distributed consensus to
+support MPI fault tolerance", IPDPS 2012), with a star for its tree, and ballots as in Paxos.
 
-*All survivors get the same outcome, and one that was returned by a rank that died later is it, too.*  An outcome is
-decided only when all ranks that are left have accepted it.  A later leader is one of them, and hears of it before it
-proposes.  It hears from all that are left, and none of them accepts anything of an earlier leader any more: a rank that
-contributes to a leader holds all ranks before it for lost, and drops what they send.  A leader may propose another
-outcome while not all have accepted the last one (a rank that was to accept is lost, say): nothing was decided then, and
-the later one has the higher ballot.
+*All survivors get the same outcome, which is also that of any rank that got one and died later.*  An outcome is decided
+only when all survivors have accepted it.  A later leader is one of them, and learns of it before it proposes.  It hears
+from all survivors, and none of them accepts proposals of an earlier leader any more: a rank that contributes to a
+leader declares all ranks before it lost, and drops their messages.  A leader may propose another outcome while not all
+have accepted the last one (for example because a rank that was to accept is lost): nothing was decided then, and the
+later one has the higher ballot.
 
-*It ends.*  A rank that is lost is not waited for.  One that does not answer for as long as the group's timeout is held
-for lost.  One that answers, but does not call, ends the agreement with a ``timeout`` for all.
+*It terminates.*  Lost ranks are not waited for.  One that does not answer for as long as the group's timeout is
+declared lost.  One that answers, but does not call, ends the agreement with a ``timeout`` for all.
 
-Losses are contagious: who hears in a message of this agreement that a rank is lost holds it for lost itself.  A rank
-that the others hold for lost, and lives, is told so, and gets no outcome.  Ranks on two sides of a broken network that
-hold each other for lost agree on each side for itself; where that must not be, a quorum decides who goes on.
+Losses are contagious: a rank that learns from a message of this agreement that another is lost declares it lost
+itself.  A live rank that the others have declared lost is notified, and gets no outcome.  Ranks on two sides of a
+network partition that declare each other lost agree separately on each side; where that must not be, a quorum decides
+which side goes on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _NO_BITS_MISSING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class AgreementCalled:
-    """This rank takes part with ``flag``, and waits for ``timeout`` seconds (None: for ever)."""
+    """Call on this rank with ``flag``, which waits ``timeout`` seconds (None: forever)."""
 
     kind: AgreementKind
     flag: int
@@ -53,7 +54,7 @@ class AgreementCalled:
 
 @dataclass(frozen=True, slots=True)
 class MemberSaid:
-    """A message of ``rank`` has come."""
+    """Arrival of a message of ``rank``."""
 
     rank: int
     message: AgreementMessage
@@ -61,21 +62,21 @@ class MemberSaid:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """``rank`` is lost, for good."""
+    """Permanent loss of ``rank``."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemberExpelled:
-    """Others hold this rank for lost; ``text`` says who, and why."""
+    """Notice that others have declared this rank lost; ``text`` names them and the reason."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementTick:
-    """Time has passed."""
+    """A tick of time."""
 
 
 AgreementEvent: TypeAlias = AgreementCalled | MemberSaid | MemberLost | MemberExpelled | AgreementTick
@@ -91,7 +92,7 @@ class TellMember:
 
 @dataclass(frozen=True, slots=True)
 class HoldForLost:
-    """Hold ``rank`` for lost from now on, because of ``cause``."""
+    """Declare ``rank`` lost, because of ``cause``."""
 
     rank: int
     cause: str
@@ -99,7 +100,7 @@ class HoldForLost:
 
 @dataclass(frozen=True, slots=True)
 class ReturnOutcome:
-    """The agreement is over."""
+    """Return the outcome: the agreement is over."""
 
     outcome: Outcome
 
@@ -108,9 +109,9 @@ AgreementCommand: TypeAlias = TellMember | HoldForLost | ReturnOutcome
 
 
 class SurvivorAgreement:
-    """One agreement of ``ranks`` (of the world, in the order of the group), as ``me`` takes part in it.
+    """One agreement of ``ranks`` (of the world, in the order of the group), from the view of ``me``.
 
-    It goes on after its outcome was returned: others may need to hear of it.
+    It goes on after its outcome was returned, of which others may need to be notified.
     """
 
     def __init__(
@@ -125,17 +126,18 @@ class SurvivorAgreement:
         self._contributions: dict[int, Contribution] = {}
         self._accepted: AcceptedOutcome | None = None
         self._proposal: AcceptedOutcome | None = None
-        """What this rank, the leader, has proposed last."""
+        """The last proposal of this rank as the leader."""
         self._inherited: AcceptedOutcome | None = None
-        """What an earlier leader has proposed, and may have decided."""
+        """The proposal of an earlier leader, which may have decided it."""
         self._acceptors: set[int] = set()
         self._fault: Outcome | None = None
-        """What the leader proposes instead of a result."""
+        """The fault that the leader proposes instead of a result."""
         self._begun_at = now
         self.timeout = timeout
-        """Seconds that this rank waits, None for ever: those of the first that has called it, until this one has."""
+        """Seconds that this rank waits, None forever: those of the first rank that has called it, until this one
+        has."""
         self._heard_at: dict[int, float] = {}
-        """When each rank that is waited for was heard of last, or began to be waited for."""
+        """By awaited rank, when it was last heard of, or the wait for it began."""
         self._commands: list[AgreementCommand] = []
 
     @property
@@ -161,13 +163,13 @@ class SurvivorAgreement:
 
     @property
     def is_under_way(self) -> bool:
-        """Does this rank, or one that this rank leads, wait for the outcome?"""
+        """Whether this rank, or one that it leads, waits for the outcome."""
         if self.outcome is not None:
             return False
         return self._call is not None or (self.leader == self.me and bool(self._contributions))
 
     def handle(self, event: AgreementEvent, *, now: float) -> list[AgreementCommand]:
-        """Take in ``event``; return what is to be done, in this order."""
+        """Handle ``event``; return the resulting commands, in order."""
         match event:
             case AgreementCalled():
                 self._called(event, now)
@@ -227,7 +229,7 @@ class SurvivorAgreement:
             self._lead()
 
     def _proposed(self, rank: int, proposal: AcceptedOutcome) -> None:
-        """Take the proposal of the leader ``rank``: a rank that accepts it holds all ranks before it for lost."""
+        """Handle the proposal of the leader ``rank``: a rank that accepts it declares all ranks before it lost."""
         place = self.ranks.index(rank)
         if self._answer_decided(rank):
             return
@@ -261,7 +263,7 @@ class SurvivorAgreement:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _lose_reported(self, ranks: Iterable[int], by: int) -> None:
-        """Hold for lost whom ``by`` does; this rank itself is told in another way."""
+        """Declare lost the ranks that ``by`` has; this rank itself is notified in another way."""
         news = [rank for rank in dict.fromkeys(ranks) if rank in self.ranks and rank not in self._lost]
         news = [rank for rank in news if rank not in (self.me, by)]
         self._commands += [HoldForLost(rank, f"it is lost (reported by rank {by})") for rank in news]
@@ -298,7 +300,7 @@ class SurvivorAgreement:
         return Contribution(self.ranks, kind, flag, self._known(), self._accepted, timeout)
 
     def _answer_decided(self, rank: int) -> bool:
-        """Tell ``rank`` the decision, if there is one; a rank that others hold for lost has none to tell."""
+        """Send ``rank`` the decision, if there is one; a rank that others have declared lost has none to send."""
         if self.outcome is not None and self.outcome.fault != "expelled":
             self._tell(rank, DecideOutcome(self.outcome))
         return self.outcome is not None
@@ -331,7 +333,7 @@ class SurvivorAgreement:
             self._return(outcome)
 
     def _choose(self, others: list[int]) -> Outcome | None:
-        """Return what to propose; None while something is missing for that."""
+        """Return the outcome to propose; None while something is missing for that."""
         contributions = [self._contributions[rank] for rank in others if rank in self._contributions]
         if len(contributions) < len(others):
             return None
@@ -339,7 +341,7 @@ class SurvivorAgreement:
         accepted = [given.accepted for given in (*contributions, self._contribution()) if given.accepted is not None]
         accepted += [] if self._inherited is None else [self._inherited]
         earlier = [one for one in accepted if one.ballot[0] < place]
-        if earlier:  # who said so may be lost by the next look, and this rank accepts its own proposal instead
+        if earlier:  # its sender may be lost by the next time, and this rank accepts its own proposal instead
             self._inherited = max(earlier, key=lambda one: one.ballot)
             return self._inherited.outcome
         if self._fault is not None:

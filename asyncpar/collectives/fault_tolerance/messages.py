@@ -1,4 +1,4 @@
-"""Messages of an agreement among survivors, and what they agree on.  Pure."""
+"""Messages and outcomes of an agreement among survivors.  Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from asyncpar.errors import ProtocolError
 AgreementKind: TypeAlias = Literal["agree", "shrink"]
 
 AgreementFault: TypeAlias = Literal["timeout", "mismatch", "expelled"]
-"""Why there is no result: a rank that lives did not call, ranks called different operations, or this rank is held for
-lost by the others."""
+"""Reason for the lack of a result: a live rank did not call, ranks called different operations, or the others have
+declared this rank lost."""
 
 AgreementBallot: TypeAlias = tuple[int, int]
-"""Place of the leader in the group, and how many proposals it has made before."""
+"""Index of the leader in the group, and number of its earlier proposals."""
 
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=2048)]
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is agreed on: the AND of the ``flag`` of all ranks, and which are ``lost``; or a fault, with its culprit."""
+    """Outcome of an agreement: the AND of all ``flag`` values, and the ``lost`` ranks; or a fault, with its culprit."""
 
     flag: int
     lost: tuple[int, ...]
@@ -38,9 +38,9 @@ class AcceptedOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="contribution"):
-    """What the sender knows, for the leader: its flag (and None for ``kind`` if it has not called yet), and losses.
+    """The sender's knowledge, for the leader: its flag (and None for ``kind`` if it has not called yet), and losses.
 
-    ``timeout`` is how long it waits, in seconds: a leader that has not called waits no longer for others.
+    ``timeout`` is the seconds that it waits: a leader that has not called waits no longer for others.
     """
 
     ranks: tuple[int, ...]
@@ -52,7 +52,7 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class ProposeOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="propose"):
-    """The leader asks to accept ``outcome``."""
+    """Request of the leader to accept ``outcome``."""
 
     ranks: tuple[int, ...]
     ballot: AgreementBallot
@@ -60,20 +60,20 @@ class ProposeOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 
 class AcceptOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="accept"):
-    """The sender has accepted the proposal with this ballot."""
+    """Notice that the sender has accepted the proposal with this ballot."""
 
     ballot: AgreementBallot
     lost: tuple[int, ...]
 
 
 class DecideOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="decide"):
-    """All ranks that are left have accepted ``outcome``."""
+    """Decision: all survivors have accepted ``outcome``."""
 
     outcome: Outcome
 
 
 class AskMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):
-    """The sender waits for the receiver, which answers with its contribution, or with the decision."""
+    """Question of a waiting sender, which the receiver answers with its contribution, or with the decision."""
 
     ranks: tuple[int, ...]
     lost: tuple[int, ...]
@@ -85,12 +85,12 @@ _decoder = msgspec.msgpack.Decoder(AgreementMessage)
 
 
 def encode_agreement(message: AgreementMessage) -> bytes:
-    """Return the payload of an AGREE frame."""
+    """Encode the payload of an AGREE frame."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_agreement(payload: bytes, *, size: int) -> AgreementMessage:
-    """Return the message of an AGREE frame in a world of ``size`` ranks.
+    """Decode the message of an AGREE frame in a world of ``size`` ranks.
 
     Raises ``ProtocolError`` for anything else.
     """

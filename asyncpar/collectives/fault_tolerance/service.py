@@ -1,4 +1,4 @@
-"""Agreements of this rank: dispatch of frames, losses and time to them, and what their callers get."""
+"""Agreements of this rank: dispatch of frames, losses and time to them, and results for their callers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from asyncpar.net.wire.frame import FrameKind, Key
 
 _MOST_OPEN: Final = 4096
 _REMEMBERED: Final = 256
-"""Agreements that are over and are kept for ranks that have not heard of their outcome."""
+"""Number of finished agreements kept for ranks that have not learnt of their outcome."""
 
 _LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at whom agreements wait for; less where the timeout is shorter."""
+"""Seconds between two inspections of the ranks that agreements wait for; less if the timeout is shorter."""
 
 _DEFAULT_TIMEOUT: Final = 300.0
-"""That of an agreement which other ranks have called and this one has not: its group may not be known here."""
+"""Timeout of an agreement that other ranks have called and this one has not: its group may not be known here."""
 
 
 class SurvivorAgreements:
@@ -60,7 +60,7 @@ class SurvivorAgreements:
     def call(
         self, group: int, number: int, ranks: tuple[int, ...], kind: AgreementKind, flag: int, timeout: float | None
     ) -> asyncio.Future[Outcome]:
-        """Take part in agreement ``number`` of ``group``; return what gets its outcome."""
+        """Take part in agreement ``number`` of ``group``; return the future of its outcome."""
         place = group, number
         agreement = self._find(place, ranks, timeout)
         future = self._calls.open(place)
@@ -74,13 +74,13 @@ class SurvivorAgreements:
         return future
 
     def heard(self, rank: int, key: Key, payload: bytes) -> None:
-        """Take an AGREE frame of ``rank``.  Raises ``ProtocolError`` for one that cannot be meant."""
+        """Handle an AGREE frame of ``rank``.  Raises ``ProtocolError`` for an invalid one."""
         message = decode_agreement(payload, size=self._links.world.size)
         place = key.group, key.sequence
         agreement = self._open.get(place) or self._over.get(place)
         if agreement is None:
             if not isinstance(message, Contribution | ProposeOutcome | AskMember):
-                return  # an answer to what this rank has asked long ago
+                return  # an answer to an old question of this rank
             self._calls.check_ranks(rank, message.ranks)
             if len(self._open) >= _MOST_OPEN:
                 raise ProtocolError(f"AGREE frame: more than {_MOST_OPEN} agreements are open")
@@ -88,7 +88,7 @@ class SurvivorAgreements:
         self._feed(place, agreement, MemberSaid(rank, message))
 
     def close(self, error: PeerLost) -> None:
-        """End what is awaited with ``error``: this rank leaves."""
+        """End all waits with ``error``: this rank leaves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,7 +96,7 @@ class SurvivorAgreements:
         self._open.clear()
         self._over.clear()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _find(self, place: Place, ranks: tuple[int, ...], timeout: float | None) -> SurvivorAgreement:
         agreement = self._open.get(place) or self._over.get(place)
@@ -154,7 +154,7 @@ class SurvivorAgreements:
 
 
 def fault_of(outcome: Outcome, *, rank: int, label: str, hosts: Sequence[str]) -> AsyncparError | None:
-    """Return the error that ``outcome`` is to the operation ``label`` of ``rank``; None if it is a result."""
+    """Return the error of ``outcome`` for the operation ``label`` of ``rank``; None if it is a result."""
     if outcome.fault is None:
         return None
     message = f"rank {rank}: {label}: {outcome.text}"

@@ -24,23 +24,23 @@ from asyncpar.net.arena.run_queue import Program
 _ALIGNMENT: Final = 64
 
 AT_ONCE_BYTES = 512 << 10
-"""All-reduces whose ranks read up to this much from the others in all do so in one wait."""
+"""Maximum number of bytes that ranks read from the others in all-reduces with a single wait."""
 
 
 CHUNK_BYTES = 1 << 20
-"""Larger ones go in chunks of this size, which stay in the cache between the two waits."""
+"""Size of the chunks of larger all-reduces, which stay in the cache between the two waits."""
 
 _READ_AFTER: Final = 2
-"""A rank that copies a chunk out knows that all others have copied out the chunk so many before."""
+"""A rank that copies out a chunk knows that all others have copied out the chunk this many before it."""
 
 
 def is_at_once(payload: int, channel: Channel) -> bool:
-    """Is an all-reduce of ``payload`` bytes done in one wait?"""
+    """Return whether an all-reduce of ``payload`` bytes takes a single wait."""
     return payload <= min(AT_ONCE_BYTES // (channel.size - 1), channel.slot_bytes)
 
 
 def all_reduce_program(source: Array, target: Array, reduction: Reduction, take: TakePart | None = None) -> MakeProgram:
-    """Return the program; ``take`` gets the parts of the result as they are finished, and writes them to ``target``."""
+    """Return the program; ``take`` receives finished parts of the result, and writes them to ``target``."""
 
     def make(turn: Turn) -> Program:
         size = turn.channel.size
@@ -68,7 +68,7 @@ def all_reduce_program(source: Array, target: Array, reduction: Reduction, take:
 
 
 class Chunks(ABC):
-    """The payload of ``reduce_slices``, in chunks; ``last`` is the number of the last chunk, the first is 0.
+    """The payload of ``reduce_slices``, in chunks numbered from 0 to ``last``.
 
     Every rank has the same chunks.  Each chunk consists of a slice per rank, which that rank combines.
     """
@@ -93,9 +93,9 @@ class Chunks(ABC):
 
 
 def reduce_slices(turn: Turn, chunks: Chunks) -> Program:
-    """All-reduce ``chunks``: each rank combines its slice of every chunk, and copies those that the others combine.
+    """All-reduce ``chunks``: each rank combines its slice of every chunk, and copies the slices of the others.
 
-    ``2 (size - 1) / size`` of the payload crosses between caches, as in a ring.  A chunk is published (its slices that
+    ``2 (size - 1) / size`` of the payload moves between caches, as in a ring.  A chunk is published (its slices that
     others combine), combined (this rank's own slice) and copied out, in that order on each rank; chunk ``c + 1`` is
     published before chunk ``c`` is combined, and ``c`` combined before ``c - 1`` is copied out, so that ranks seldom
     wait for each other.  The slot has room for three chunks, of which chunk ``c`` uses number ``c % 3`` (or for one, if
@@ -137,7 +137,7 @@ class _Third(msgspec.Struct, frozen=True):
     own: tuple[int, int]
     """The bounds of the part that this rank combines."""
     inputs: tuple[Array, ...]
-    """That part as every rank has published it; at this rank's place, the memory of the result."""
+    """That part as published by every rank; at this rank's place, the memory of the result."""
     results: tuple[tuple[int, int, int, Array], ...]
     """The parts that others have combined: their place, bounds, and the view of their slot."""
 
@@ -167,8 +167,8 @@ def _third(channel: Channel, parity: int, dtype: np.dtype[Any], base: int, width
 class _ArrayChunks(Chunks):
     """The chunks of the flat array ``x``, which is reduced in place; each has at most ``most`` elements.
 
-    ``take`` gets each chunk that this rank has copied out, and that no rank reads any more: in the heap, where others
-    read ``x`` itself, that is known two chunks later.
+    ``take`` receives each chunk that this rank has copied out, and that no rank reads any more: in the heap, where
+    others read ``x`` itself, that is known two chunks later.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class _ArrayChunks(Chunks):
             self.hand_over(chunk - _READ_AFTER if self._is_in_heap else chunk)
 
     def hand_over(self, last: int) -> None:
-        """Let ``take`` have the chunks up to ``last`` that it has not got, unless what was read may be wrong."""
+        """Pass the remaining chunks up to ``last`` to ``take``, unless their content may be wrong."""
         while self._take is not None and self._taken <= last and self._turn.is_intact():
             first = self._taken * self._chunk
             self._take(self._x, first, min(first + self._chunk, self._x.size))
@@ -256,7 +256,7 @@ class _ArrayChunks(Chunks):
 
 
 def _combine_in_order(pieces: Sequence[Array], place: int, own: Array, scratch: Array, combine: Combine) -> None:
-    """Leave ``pieces`` combined in ``own``, which is also the operand at ``place``; ``scratch`` is as long."""
+    """Leave ``pieces`` combined in ``own``, which is also the operand at ``place``; ``scratch`` is equally long."""
     total = own if place == 0 else pieces[0]
     for index in range(1, len(pieces)):
         target = own if index >= place else scratch

@@ -1,14 +1,14 @@
 """All-reduce of a bundle of arrays in shared memory.
 
-Theory of operation.  Sections of a ``Bundle`` are packed straight into slots and unpacked straight from there, so that
-each element is copied no more often than one large array's would be, but for this rank's own share.  Small bundles are
+Theory of operation.  Sections of a ``Bundle`` are packed directly into slots and unpacked directly from there, so that
+each element is copied no more often than in one large array, except for this rank's own share.  Small bundles are
 published as a whole and combined by every rank, all sections in one wait (as in ``programs.combine_all``).  Larger ones
-are cut into chunks, each of one section, and reduced by ``all_reduce.reduce_slices``.  That asks that the slice of each
-rank lies at the same place in every chunk: here that is a fixed part of the slot per rank, as long as the longest
+are cut into chunks, each of one section, and reduced by ``all_reduce.reduce_slices``.  It requires that the slice of
+each rank lies at the same place in every chunk: here that is a fixed part of the slot per rank, as long as the longest
 slice, for every dtype and length of a chunk.
 
-What is packed for this rank's own slice goes into scratch memory.  That is shared by all calls, as it holds nothing
-from one wait to the next.
+This rank's own slice is packed into scratch memory, which all calls share, as it holds nothing from one wait to the
+next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from asyncpar.net.arena.run_queue import Program
 
 _ALIGNMENT: Final = 64
 _KEPT_VIEWS: Final = 8192
-"""Views of slots that one arrangement keeps; making them takes about as long as copying a few kilobytes."""
+"""Number of views of slots that one arrangement keeps; making them takes about as long as copying a few kilobytes."""
 
 
 def arrange(
     channel: Channel, sections: Sequence[Section], reductions: Sequence[Reduction], scratch: StepScratch
 ) -> AtOnce | InChunks:
-    """Return how bundles of ``sections`` are reduced over ``channel``."""
+    """Return the arrangement that reduces bundles of ``sections`` over ``channel``."""
     whole = sum(_aligned(section.nbytes) for section in sections)
     if whole <= min(AT_ONCE_BYTES // (channel.size - 1), channel.slot_bytes):
         return AtOnce(channel, sections, reductions, scratch)
@@ -42,7 +42,7 @@ def arrange(
 
 
 class AtOnce:
-    """All ranks publish all sections."""
+    """Arrangement in which all ranks publish all sections."""
 
     def __init__(
         self, channel: Channel, sections: Sequence[Section], reductions: Sequence[Reduction], scratch: StepScratch
@@ -78,7 +78,7 @@ class AtOnce:
 
 
 def _views_at(channel: Channel, parity: int, sections: Sequence[Section]) -> list[list[Array]]:
-    """Return, by section, where each rank publishes it."""
+    """Return, by section, the views where each rank publishes it."""
     found: list[list[Array]] = []
     offset = 0
     for section in sections:
@@ -113,7 +113,7 @@ class _Views:
     """Views of a chunk in the slots of one parity.
 
     ``published`` is where this rank puts the slice of each rank, ``operands`` where each rank has put this rank's
-    slice, ``combined`` where each rank leaves its slice when it is combined, cut into the arrays that it is made of.
+    slice, ``combined`` where each rank leaves its combined slice, cut into the arrays that it is made of.
     """
 
     __slots__ = ("combined", "operands", "published")
@@ -125,7 +125,7 @@ class _Views:
 
 
 class InChunks:
-    """Each rank combines a slice of every chunk."""
+    """Arrangement in which each rank combines a slice of every chunk."""
 
     def __init__(
         self, channel: Channel, sections: Sequence[Section], reductions: Sequence[Reduction], scratch: StepScratch
@@ -167,7 +167,7 @@ class InChunks:
         )
 
     def views(self, index: int, parity: int) -> _Views:
-        """Return where chunk ``index`` lies in the slots."""
+        """Return the views of chunk ``index`` in the slots."""
         chunk = self.chunks[index]
         views = chunk.views[parity]
         if views is None:
@@ -194,7 +194,7 @@ class InChunks:
 
 
 class _BundleChunks(Chunks):
-    """The chunks of one bundle, which are arranged as ``arrangement`` says, in the slots of ``parity``."""
+    """The chunks of one bundle, arranged by ``arrangement``, in the slots of ``parity``."""
 
     def __init__(self, arrangement: InChunks, bundle: Bundle, parity: int) -> None:
         self.last = len(arrangement.chunks) - 1
@@ -212,7 +212,7 @@ class _BundleChunks(Chunks):
             reduction.load(published[other], published[other], channel.size)
 
     def begin_reading(self) -> None:
-        """Do nothing: no bundle is read where it lies in a heap."""
+        """Do nothing: bundles are never read in place in a heap."""
 
     def combine(self, chunk: int) -> None:
         arrangement = self._arrangement

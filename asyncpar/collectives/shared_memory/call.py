@@ -1,4 +1,4 @@
-"""Operations in the arena on one rank, wholly or for a part of their work, and what calling one returns."""
+"""Operations in the arena on one rank, wholly or for a part of their work, and their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncpar.net.arena.sequencer import NAMED
 MakeProgram = Callable[[Turn], Program]
 
 ROOTED = frozenset({"reduce", "gather", "scatter", "broadcast"})
-"""Operations in which ranks wait for the root alone; in all others each finds out by itself who is gone."""
+"""Operations in which ranks wait only for the root; in all others each detects by itself which ranks are gone."""
 
 
 class ArenaOperation(Operation):
@@ -52,7 +52,7 @@ class ArenaOperation(Operation):
 
     def _close(self, state: int) -> None:
         super()._close(state)
-        del self.task  # which has this operation: they need not wait for the collector
+        del self.task  # which refers to this operation: neither needs to wait for the collector
 
 
 class ArenaTask(Task):
@@ -109,19 +109,19 @@ class ArenaTask(Task):
                     return
 
     def _fail(self, error: PeerLost) -> None:
-        """Fail the operation, which needs a rank that is gone; tell those who may wait for this one alone."""
+        """Fail the operation, which needs a rank that is gone; notify ranks that may wait only for this one."""
         if self.operation.name in ROOTED:
             self.operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
         self.operation.fail(self.operation.lost(error))
 
     async def run(self) -> bool:
-        """Run to the end; False if the group does without the arena."""
+        """Run to the end; return False if the group does without the arena."""
         operation, group = self.operation, self.group
         if operation.failure is not None:
             raise operation.failure
         if not group.is_open and not await group.open(operation):
             return False
-        if not self.is_wanted:  # else the driver has it
+        if not self.is_wanted:  # otherwise the driver has it
             group.host.driver.run(group.run_queue, self)
         if not self.is_done:
             self.future = operation.context.loop.create_future()
@@ -142,8 +142,8 @@ class ArenaTask(Task):
 class ArenaCall(Call[Any]):
     """The awaitable of an operation in the arena.
 
-    The common case, in which the others are there or come within microseconds, is over without the loop: nothing is
-    scheduled and no coroutine made.  ``by_messages`` runs the operation if its group has no channel.
+    In the common case, in which the others are present or come within microseconds, it completes without the loop:
+    nothing is scheduled and no coroutine made.  ``by_messages`` runs the operation if its group has no channel.
     """
 
     __slots__ = ("_by_messages", "_count", "_task", "result")
@@ -171,7 +171,7 @@ class ArenaCall(Call[Any]):
 
     @property
     def runs_anywhere(self) -> bool:
-        """Has its group a channel, so that it goes no other way?"""
+        """Whether its group has a channel, and it goes no other way."""
         return self._task.group.is_open
 
     def _give_up(self, error: BaseException | None = None) -> None:
@@ -211,15 +211,15 @@ class ArenaCall(Call[Any]):
         operation = task.operation
         operation.context.watch(operation)
         if not await task.run():
-            operation.payload_sent = 0  # nothing went through the slot: messages count what they carry
+            operation.payload_sent = 0  # nothing went through the slot: messages count their own payload
             self.result = await self._by_messages(operation)
 
 
 class HostedOperation(Operation):
     """An operation that has tasks in the arena besides its messages.
 
-    ``group`` is what the ranks of this host have there, None if it goes by messages alone; ``tasks`` are those that are
-    not over.  A task has no failure of its own: it fails the operation, and the operation's end kills it.
+    ``group`` is the arena group of this host's ranks, None if it goes by messages alone; ``tasks`` are the pending
+    tasks.  A task has no failure of its own: it fails the operation, and the operation's end kills it.
     """
 
     __slots__ = ("_seen", "group", "tasks")
@@ -231,7 +231,7 @@ class HostedOperation(Operation):
         super().__init__(**arguments)
 
     async def opened(self, group: ArenaGroup) -> bool:
-        """Use ``group`` from now on, when it is open; False if it must do without the arena."""
+        """Use ``group`` from now on, when it is open; return False if it must do without the arena."""
         self.group = group
         try:
             is_open = group.is_open or await group.open(self)
@@ -242,12 +242,12 @@ class HostedOperation(Operation):
         return is_open
 
     def tell_loss(self, error: PeerLost) -> None:
-        """Tell all ranks that a rank of this host is gone: those of other hosts may have no link to it."""
+        """Notify all ranks that a rank of this host is gone: those of other hosts may have no link to it."""
         if self.group is not None and error.rank in self.group.ranks:
             self.tell_failure("lost", error.cause or str(error), lost=error.rank)
 
     def run(self, task: HostTask) -> None:
-        """Announce ``task`` to the ranks of this host, and get as far as possible with it."""
+        """Announce ``task`` to the ranks of this host, and run it as far as possible."""
         if self.failure is None:
             self.tasks.append(task)
             task.group.host.driver.run(task.group.run_queue, task)
@@ -282,7 +282,7 @@ class HostedOperation(Operation):
 
 
 class HostTask(ArenaTask):
-    """Run the program that ``make`` makes of ``x`` when all ranks of the host have announced ``name``.
+    """Task that runs the program ``make(x)`` when all ranks of the host have announced ``name``.
 
     This rank shows the others ``shown`` bytes in it.
     """

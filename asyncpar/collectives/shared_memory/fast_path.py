@@ -1,13 +1,12 @@
 """Small all-reduces and broadcasts in the arena, in as few steps as possible.
 
 Theory of operation.  Most of the time of a small operation would be spent on bookkeeping that only failures need.  So a
-``QuickCall`` keeps none: it has a sequence number and a note in ``Group.early``.  If its turn has come when it is
-awaited, and at each wait the others are there or come while this rank polls, it is over without the loop and without
-ever having been an ``Operation``.  Whatever else happens turns it into one first, with everything that belongs to it,
-and the operation goes on with the program where that waits: a call that comes after it, a wait, a message of a peer
-about it, a lost peer.
+``QuickCall`` keeps none: it has a sequence number and an entry in ``Group.early``.  If its turn has come when it is
+awaited, and at each wait the others are present or come while this rank polls, it completes without the loop and
+without ever having been an ``Operation``.  Any other event turns it into a full operation first, which continues the
+program where it waits: a later call, a wait, a message of a peer about it, a lost peer.
 
-What runs is the program that the driver would run.
+The program is the one that the driver would run.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from asyncpar.net.arena.channel import ROUND_BITS, Channel, Turn
 from asyncpar.net.arena.run_queue import Program, RoundWait
 
 _POLLS_PER_LOOK: Final = 3
-"""Looking at a word here costs a third of what a look costs the driver."""
+"""Inspecting a word here costs a third of what an inspection costs the driver."""
 
 
 class QuickPlan(ABC):
-    """All that is the same for all calls like that with ``x``, over the open channel of ``group``."""
+    """Common plan of all calls like one with ``x``, over the open channel of ``group``."""
 
     name: str
     sends: int
-    """Bytes that go through this rank's slot."""
+    """Number of bytes that go through this rank's slot."""
     shows = False
-    """May others read the input where it lies in the heap?"""
+    """Whether others may read the input in place in the heap."""
 
     def __init__(self, group: ArenaGroup, channel: Channel, description: Description, x: Array) -> None:
         self.description = description
@@ -51,7 +50,7 @@ class QuickPlan(ABC):
 
     @abstractmethod
     def program(self, turn: Turn, x: Array) -> Program:
-        """Return what does all of it step by step; it waits for all others, and takes no memory as large as ``x``."""
+        """Return the whole program, step by step; it waits for all others, and takes no memory as large as ``x``."""
 
     def enter(self, sequence: int, x: Array) -> Turn | None:
         """Return the turn for ``x``; None if the channel is not clear, or ``x`` needs a copy."""
@@ -63,14 +62,14 @@ class QuickPlan(ABC):
         return turn
 
     def run(self, turn: Turn, program: Program) -> RoundWait | None:
-        """Run ``program`` for as long as the others come in a moment; return the wait that is left, None at the end."""
+        """Run ``program`` while the others come within a moment; return the wait that is left, None at the end."""
         for wait in program:
             if not self._poll(turn, wait[1]):
                 return wait
         return None if not turn.places_read or turn.is_intact() else (turn.places_read, 1)
 
     def _poll(self, turn: Turn, round_: int) -> bool:
-        """Wait for a moment for the others; True when all have done this round, of the same operation."""
+        """Wait a moment for the others; return True if all have done this round, of the same operation."""
         target = (turn.sequence << ROUND_BITS) + round_
         driver = self.driver
         have_come = self._have_come(target, 0 if driver.shares_cores else driver.polls * _POLLS_PER_LOOK)
@@ -80,7 +79,7 @@ class QuickPlan(ABC):
         return have_come and turn.is_unanimous(round_)
 
     def _have_come(self, target: int, polls: int) -> bool:
-        """Have all others come to ``target``?  If not, look again, ``polls`` times in all."""
+        """Return whether all others have come to ``target``, after up to ``polls`` inspections."""
         for word in self._words:
             while word[0] < target:
                 polls -= 1
@@ -92,7 +91,7 @@ class QuickPlan(ABC):
 def _recording(
     recorder: Recorder, group: int, description: Description, nbytes: int
 ) -> Callable[[int, float, float, int], None]:
-    """Return what records an operation that is over: number, begin, end, and site; as ``begin`` and ``end`` do."""
+    """Return a callback that records a finished operation: number, begin, end and site."""
     word = recorder.operation(description.text, description.algorithm, description.fingerprint)
     take, write, owners = recorder.tickets.__next__, recorder.write, recorder.owners
     mask, lap_bits, head = (
@@ -107,7 +106,7 @@ def _recording(
             ticket = recorder.elsewhere(ticket)
             if ticket == NO_TICKET:
                 return
-            owners[ticket & mask] = 0  # of one that was overwritten, nothing more is recorded
+            owners[ticket & mask] = 0  # if it was overwritten, nothing more is recorded
         place, lap = ticket & mask, (ticket >> lap_bits) + 1
         write(RECORDS_OFFSET + place * RECORD_BYTES, lap, head, ended, begun, word, group, sequence, nbytes, site, lap)
 
@@ -115,7 +114,7 @@ def _recording(
 
 
 class QuickAllReduce(QuickPlan):
-    """All ranks publish ``x``, and combine all of them in the order of ranks."""
+    """Plan in which all ranks publish ``x``, and combine all of them in the order of ranks."""
 
     name = "all_reduce"
 
@@ -132,7 +131,7 @@ class QuickAllReduce(QuickPlan):
         views[place][...] = x
         turn.post(1)
         yield self._all_have_shown
-        # of its own part a rank takes ``x``, which caches have, and not what it has shown
+        # for its own part a rank takes ``x``, which is in its caches, not the copy that it has shown
         combine(x if place == 0 else views[0], x if place == 1 else views[1], x)
         for view in views[2:]:
             combine(x, view, x)
@@ -141,11 +140,11 @@ class QuickAllReduce(QuickPlan):
 
 
 QUICK_BYTES: Final = CHUNK_BYTES
-"""Longer all-reduces would keep the loop for long."""
+"""Longer all-reduces would block the loop for too long."""
 
 
 class QuickSlices(QuickPlan):
-    """Each rank combines a slice of ``x``, and copies the others'."""
+    """Plan in which each rank combines a slice of ``x``, and copies the others'."""
 
     name = "all_reduce"
     shows = True
@@ -172,16 +171,16 @@ def quick_all_reduce(
 
 
 QUICK_BROADCAST_BYTES: Final = 64 << 10
-"""Broadcasts of up to so much always go through the root's slot, in one chunk, also from the heap."""
+"""Broadcasts of up to this many bytes always go through the root's slot, in one chunk, even from the heap."""
 
 
 def is_quick_broadcast(payload: int, channel: Channel) -> bool:
-    """Is a broadcast of ``payload`` bytes one chunk in the root's slot?"""
+    """Return whether a broadcast of ``payload`` bytes is one chunk in the root's slot."""
     return payload <= min(QUICK_BROADCAST_BYTES, channel.slot_bytes // 2)
 
 
 class QuickBroadcast(QuickPlan):
-    """The root publishes its ``x``, the others copy it; a root, too, waits until all are known to do the same."""
+    """Plan in which the root publishes ``x`` and the others copy it; the root, too, waits until all have called it."""
 
     name = "broadcast"
 
@@ -202,5 +201,5 @@ class QuickBroadcast(QuickPlan):
 
 
 def _views(channel: Channel, x: Array) -> list[list[Array]]:
-    """Return, by parity and place, where arrays like ``x`` lie in the slots."""
+    """Return, by parity and place, the views of arrays like ``x`` in the slots."""
     return [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]

@@ -25,14 +25,14 @@ from asyncpar.net.transport.links import LEFT, Links
 
 _log = logging.getLogger(__name__)
 _OFFERED = 0
-"""The progress that a rank rings with when it has made an offer."""
+"""The progress with which a rank rings when it has made an offer."""
 
 _LOSS = 2**64 - 2
-"""Stands for the group in the message of a rank that has lost one of another host, whose number comes with it."""
+"""Stands for the group in a message that reports the loss of a rank of another host, whose number comes with it."""
 
 
 class StepScratch:
-    """Memory that is used within one step of a program only, and therefore by all.  It grows to the largest step."""
+    """Memory used only within one step of a program, and thus shared by all.  It grows to the largest step."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
@@ -56,7 +56,7 @@ class ArenaHost:
         self.directory = Directory(arena)
         self.driver = Driver(arena, self.loop, links.lost)
         self.bytes_shown = 0
-        """Payload bytes that this rank has shown others in finished operations."""
+        """Payload bytes that this rank has shown to others in finished operations."""
         self.scratch = StepScratch()
         self._opening: dict[int, ArenaGroup] = {}
         self._on_host: dict[tuple[int, ...], ArenaGroup] = {}
@@ -65,11 +65,11 @@ class ArenaHost:
         links.add_loss_listener(self._lost)
 
     def has_all(self, ranks: Sequence[int]) -> bool:
-        """Can these ranks of the world, two or more, meet in the arena?"""
+        """Return whether these ranks of the world, two or more, can share the arena."""
         return len(ranks) > 1 and self.members.issuperset(ranks)
 
     def group_on_host(self, ranks: tuple[int, ...]) -> ArenaGroup:
-        """Return what ``ranks``, all that larger groups have on this host, use for their part of keyed operations."""
+        """Return the group that ``ranks``, the part of larger groups on this host, use for keyed operations."""
         group = self._on_host.get(ranks)
         if group is None:
             name = f"of ranks {ranks[0]} to {ranks[-1]} of this host"
@@ -88,11 +88,11 @@ class ArenaHost:
         self.arena.close()
 
     def begin_opening(self, group: ArenaGroup) -> None:
-        """Look at the offers for ``group`` whenever there is news."""
+        """Inspect the offers for ``group`` whenever there is news."""
         self._opening[group.number] = group
 
     def end_opening(self, group: ArenaGroup) -> None:
-        """Stop looking at offers: ``group`` has a channel, or does without the arena."""
+        """Stop inspecting offers: ``group`` has a channel, or does without the arena."""
         self._opening.pop(group.number, None)
 
     def _rung(self, messages: Sequence[DoorbellMessage]) -> None:
@@ -110,7 +110,7 @@ class ArenaHost:
         self.driver.told(messages)
 
     def _heard(self, messages: Sequence[DoorbellMessage]) -> Sequence[DoorbellMessage]:
-        """Take out what messages say about ranks of other hosts."""
+        """Handle and remove messages about ranks of other hosts."""
         losses = [(rank, lost) for rank, number, lost in messages if number == _LOSS]
         if not losses:
             return messages
@@ -120,9 +120,9 @@ class ArenaHost:
         return [message for message in messages if message[1] != _LOSS]
 
     def _lost(self, rank: int, error: PeerLost) -> None:
-        """Fail what waits for a rank that is gone, also when it left in good order.
+        """Fail operations that wait for a rank that is gone, even if it left in good order.
 
-        The ranks of this host, which may have no links between them, learn from each other what goes on elsewhere.
+        The ranks of this host, which may have no links between them, notify each other of losses elsewhere.
         """
         if rank not in self.members and self.links.lost[rank].cause != LEFT:
             for member in self.members:
@@ -141,9 +141,9 @@ class _ChannelState(Enum):
 
 
 class ArenaGroup:
-    """The arena for one group, all of whose ``ranks`` are in it.  ``place`` is this rank's place among them.
+    """The arena for one group, all of whose ``ranks`` are in it.  ``place`` is this rank's index among them.
 
-    The operations of a group have one in the order of their calls; those that ``are_keyed`` have another.
+    A group has one for its operations in the order of their calls, and another for keyed ones (``are_keyed``).
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ArenaGroup:
         self._waiting: list[tuple[Operation, asyncio.Future[None]]] = []
 
     async def open(self, operation: Operation) -> bool:
-        """Wait until all ranks have made their offers; False if the group must do without the arena."""
+        """Wait until all ranks have made their offers; return False if the group must do without the arena."""
         if self._state is _ChannelState.CLOSED:
             self._state = _ChannelState.OPENING
             self.host.begin_opening(self)
@@ -190,7 +190,7 @@ class ArenaGroup:
         self._state, self.is_open, self.is_refused = _ChannelState.REFUSED, False, True
 
     def look(self) -> None:
-        """Open the channel, or do without, as soon as all offers are there."""
+        """Open the channel, or do without, as soon as all offers are present."""
         offers = [self.host.directory.find(rank, self.number) for rank in self.ranks]
         made = [offer for offer in offers if offer is not None]
         if len(made) == len(offers):
@@ -204,7 +204,7 @@ class ArenaGroup:
         """Fail the operations that wait for the offer of a rank that is gone."""
         waiting, self._waiting = self._waiting, []
         for operation, _ in waiting:
-            if not operation.is_over:  # for another reason, before
+            if not operation.is_over:  # it may have ended before, for another reason
                 operation.fail(operation.lost(error))
 
     def _conclude(self, offers: Sequence[Offer]) -> None:

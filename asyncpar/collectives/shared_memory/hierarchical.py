@@ -2,23 +2,23 @@
 
 Theory of operation.  The payload goes in pieces, each through three stages: *up*, in which the ranks of a host combine
 each part of the piece at its leader; *across*, in which leaders reduce their parts with those of other hosts; and
-*down*, in which leaders hand them to all ranks.  Across is the very schedule of messages that ranks on hosts without an
-arena run, so hosts need not know of each other how they are inside.  Up and down are tasks of the arena, each run as
-soon as all ranks of the host are ready for it, in whatever order that comes about (see ``arena.sequencer``): a rank
-announces the way up of a piece a little ahead of need, and the way down when its part is there.  So while one piece is
-across, the next is on its way up and the one before it on its way down.
+*down*, in which leaders pass them to all ranks.  Across uses the same schedule of messages as ranks on hosts without an
+arena, so hosts need not know how other hosts work inside.  Up and down are tasks of the arena, each run as soon as all
+ranks of the host are ready for it, in any order (see ``arena.sequencer``): a rank announces the way up of a piece a
+little ahead of need, and the way down when its part has arrived.  So while one piece is across, the next is on its way
+up and the one before it on its way down.
 
-It cannot lock itself.  Take the first piece that is not across everywhere.  All before it are, so every rank has
-announced, or is about to, its way up and that of the next piece; and what all ranks of a host have announced is gone
-through without waiting for messages.  So that piece is up on every host, and its messages, which only wait for each
-other, are sent by leaders that at most wait for the next piece to come up.
+It cannot deadlock.  Take the first piece that is not across everywhere.  All before it are, so every rank has
+announced, or is about to announce, its way up and that of the next piece; and tasks that all ranks of a host have
+announced run without waiting for messages.  So that piece is up on every host, and its messages, which wait only for
+each other, are sent by leaders that at most wait for the next piece to come up.
 
 ``gather_parts`` and ``spread_parts`` work in place on a flat array that is the same length on all ranks.  ``parts`` are
 its parts by the place of the rank that carries them; ranks that carry none have an empty one.  Both are streams in the
 sense of ``programs``: the slot has two halves, chunk ``c`` uses half ``c & 1``, and a rank that writes chunk ``c`` has
-waited for the ``c - 1`` of all others, which was posted after reading ``c - 2``.  Inputs in the heap are read where
-they are, although their owners work on them in place meanwhile: an owner writes only to its own part while others read
-all but that, and only to the others' parts while others read its own.
+waited for the ``c - 1`` of all others, which was posted after reading ``c - 2``.  Inputs in the heap are read in place,
+although their owners work on them meanwhile: an owner writes only to its own part while others read all but that, and
+only to the others' parts while others read its own.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 _AHEAD: Final = 2
-"""Pieces whose way up is announced, counted from the one that is needed next."""
+"""Number of pieces whose way up is announced, counted from the one that is needed next."""
 
 _BEHIND: Final = 2
-"""Pieces after which a piece must be down."""
+"""Number of pieces after which a piece must be down."""
 
 _PIECES: Final = 4
-"""Pieces of a payload, as far as they are neither too short nor too long then."""
+"""Number of pieces of a payload, as long as they are neither too short nor too long."""
 
 _LEAST_PIECE: Final = 2 << 20
 _MOST_PIECE: Final = 4 << 20
 _LEAST_SEGMENT: Final = 16 << 10
 
 MakeWorkspace = Callable[[bool], Workspace]
-"""Makes the workspace of a call; it finishes each piece (divides, for means) if told so."""
+"""Makes the workspace of a call; if told to, it finishes each piece (divides, for means)."""
 
 
 def all_reduce_layout(
     algorithm: str, *, count: int, chunks: int, itemsize: int, segment: int = SEGMENT_BYTES, is_packed: bool = False
 ) -> AlongBuffer:
-    """Return the layout of an all-reduce: a hierarchical one has shorter pieces, to keep memory and network busy."""
+    """Return the layout of an all-reduce; hierarchical ones have shorter pieces, to keep memory and network busy."""
     if is_hierarchical(algorithm):
         piece = min(max(count * itemsize // _PIECES, _LEAST_PIECE), _MOST_PIECE)
         segment = min(max(piece // chunks, _LEAST_SEGMENT), segment)
@@ -70,8 +70,8 @@ def all_reduce_layout(
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The way of a payload of ``layout`` through the arena of this host, and ``across``.
 
-    ``group`` is what the ranks of this host have in the arena; the first ``leaders`` of them carry a part each,
-    ``place`` is this one's.  ``phase`` tells routes of one operation apart.
+    ``group`` is the arena group of this host's ranks; the first ``leaders`` of them carry a part each, and ``place`` is
+    the index of this rank.  ``phase`` distinguishes routes of one operation.
     """
 
     group: ArenaGroup
@@ -82,7 +82,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     phase: int
 
     def parts(self, piece: int) -> tuple[int, int, Parts]:
-        """Return which elements of its region ``piece`` is, and its parts by place, counted from its start."""
+        """Return the range of elements of ``piece`` in its region, and its parts by place, counted from its start."""
         chunks = self.layout.place(piece)
         width = len(chunks) // self.leaders
         start = chunks[0].start
@@ -113,9 +113,9 @@ async def run_all_reduce(
 
 
 class _Relay:
-    """The workspace of the way across: it lends pieces that are up, and takes them down.
+    """The workspace of the stage across: it lends pieces that are up, and takes them down.
 
-    The memory itself comes from ``workspace``, which gets a piece back when it is down.
+    The memory comes from ``workspace``, which gets a piece back when it is down.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class _Relay:
         self._down: dict[int, HostTask] = {}
 
     async def ready(self, piece: int) -> None:
-        """Return when ``piece`` is up."""
+        """Wait until ``piece`` is up."""
         await self._settle(piece - _BEHIND)
         for begun in range(self._begun, min(piece + _AHEAD, self._route.layout.pieces)):
             self._regions[begun] = self._workspace.open(begun)
@@ -148,11 +148,11 @@ class _Relay:
         self._down[piece] = self._begin_down(piece)
 
     async def settle(self) -> None:
-        """Return when everything is down."""
+        """Wait until everything is down."""
         await self._settle(self._route.layout.pieces)
 
     async def _settle(self, stop: int) -> None:
-        """Return when the pieces before ``stop`` are down."""
+        """Wait until the pieces before ``stop`` are down."""
         while self._settled < stop:
             piece = self._settled
             await self._operation.ended(self._down.pop(piece))

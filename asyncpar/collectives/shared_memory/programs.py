@@ -1,7 +1,7 @@
 """Programs of collectives in the arena: generators that copy, combine, post, and yield the ranks they wait for.
 
 Theory of operation.  A program owns its rank's slot of the turn (see ``arena.channel``).  A payload that does not fit
-travels in chunks.  Every program states why no rank overwrites what another still reads:
+is sent in chunks.  Every program states why no rank overwrites memory that another still reads:
 
 - *Published once* (``combine_all``, ``barrier``): the slot is written once per turn, and the channel guards turns.
 - *Streams* (``exchange``, ``hand_out``, ``take_in``): the slot has two halves; chunk ``c`` uses half ``c & 1``.  A rank
@@ -10,15 +10,15 @@ travels in chunks.  Every program states why no rank overwrites what another sti
   it has waited for chunk ``c - 1`` of all others, posted after reading ``c - 2``.
 - *In slices* (``all_reduce``): see there.
 
-No program ends before every rank of the group has posted a round of the same operation, also where data goes only one
-way: a rank that calls something else, with another root say, is found by all of them.
+No program ends before every rank of the group has posted a round of the same operation, even where data flows only one
+way: a rank that calls something else, for example with another root, is detected by all of them.
 
-Inputs that lie in the heap of the arena (``Node.empty``) are not copied: the others read them where they are.  Then the
-owner waits at the end until all others have read it; and a rank that has read it checks, before it returns its result,
-that the owner had not given the memory back in between (``Turn.is_intact``).
+Inputs in the heap of the arena (``Node.empty``) are not copied: the others read them in place.  Then the owner waits at
+the end until all others have read it; and a rank that has read it checks, before it returns its result, that the owner
+has not freed the memory in between (``Turn.is_intact``).
 
-Sums are made in the order of ranks, each element by one rank or by all in the same way: so they are the same bits on
-every rank, and the bits that the message algorithms with that order produce.
+Sums are computed in the order of ranks, each element by one rank or by all in the same way: so they have the same bits
+on every rank, which are those of the message algorithms with that order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
 _SHORTEST_PIPED = 128 << 10
-"""Bytes; where some ranks only write and others only read, shorter payloads are not cut in two to overlap that."""
+"""Bytes; where some ranks only write and others only read, shorter payloads are not cut in two for overlap."""
 
 
 def barrier(turn: Turn) -> Program:
@@ -44,16 +44,16 @@ def barrier(turn: Turn) -> Program:
 
 
 def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, finish: FinishInPlace | None) -> Program:
-    """Publish all of ``source``, and combine what all ranks have published into ``target``: one wait.
+    """Publish all of ``source``, and combine the sources of all ranks into ``target``: one wait.
 
-    Flat arrays, which may be the same; ``source`` fits into a slot, and stays as it is until the end.
+    Both are flat arrays, which may be the same; ``source`` fits into a slot, and stays unchanged until the end.
     """
     channel = turn.channel
     views = channel.views(turn.parity, source.dtype, source.size)
     views[channel.place][...] = source
     turn.post(1)
     yield channel.others, 1
-    place = channel.place  # of its own part a rank takes ``source``, which caches have, and not what it has shown
+    place = channel.place  # a rank takes its own part from ``source``, which is in its caches
     combine(source if place == 0 else views[0], source if place == 1 else views[1], target)
     for view in views[2:]:
         combine(target, view, target)
@@ -64,8 +64,8 @@ def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, fini
 class Flow(msgspec.Struct, frozen=True):
     """A stream from rank to rank, in chunks of ``chunk`` elements.
 
-    The rank at place ``r`` reads the elements ``slices[r]`` of what each writer shows; if they are the same for all,
-    the flow ``is_shared``: they go through the slot once.
+    The rank at place ``r`` reads the elements ``slices[r]`` that each writer shows; if they are the same for all, the
+    flow ``is_shared``: they go through the slot once.
     """
 
     slices: tuple[tuple[int, int], ...]
@@ -75,11 +75,11 @@ class Flow(msgspec.Struct, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """Chunks that the longest slice makes, at least one: ranks meet also where there is nothing to show."""
+        """Number of chunks of the longest slice, at least one: ranks meet even where there is nothing to show."""
         return max(1, *(-(-(high - low) // self.chunk) for low, high in self.slices))
 
     def part(self, place: int, chunk: int) -> tuple[int, int]:
-        """Return which elements of a writer's input the rank at ``place`` reads in ``chunk``."""
+        """Return the range of elements of a writer's input that the rank at ``place`` reads in ``chunk``."""
         low, high = self.slices[place]
         start = min(low + chunk * self.chunk, high)
         return start, min(start + self.chunk, high)
@@ -98,11 +98,11 @@ def flow(
 
 
 Take = Callable[[int, Sequence[Array]], None]
-"""Called for each chunk with the offset in this rank's slice, and what each rank (or writer) shows there."""
+"""Called for each chunk with the offset in this rank's slice, and the pieces that each rank (or writer) shows there."""
 
 
 def exchange(turn: Turn, flow: Flow, source: Array, take: Take) -> Program:
-    """Have all ranks write and read; ``take`` gets pieces by place, this rank's own among them."""
+    """Have all ranks write and read; ``take`` receives pieces by place, this rank's own among them."""
     channel = turn.channel
     place, others = channel.place, channel.others
     is_in_heap = turn.place_in_heap(place) is not None
@@ -140,7 +140,7 @@ def hand_out(turn: Turn, flow: Flow, source: Array, readers: Sequence[int]) -> P
 
 
 def take_in(turn: Turn, flow: Flow, writers: Sequence[int], take: Take) -> Program:
-    """Read, and write nothing; ``take`` gets pieces in the order of ``writers``.
+    """Read, and write nothing; ``take`` receives pieces in the order of ``writers``.
 
     Returns when every rank of the group is in the same operation.
     """
@@ -160,7 +160,7 @@ def take_in(turn: Turn, flow: Flow, writers: Sequence[int], take: Take) -> Progr
 
 
 def _publish(turn: Turn, flow: Flow, source: Array, chunk: int, readers: Sequence[int]) -> None:
-    """Copy what ``readers`` read in ``chunk`` into this rank's slot."""
+    """Copy the elements that ``readers`` read in ``chunk`` into this rank's slot."""
     channel = turn.channel
     for reader in readers[:1] if flow.is_shared else readers:
         low, high = flow.part(reader, chunk)
@@ -169,7 +169,7 @@ def _publish(turn: Turn, flow: Flow, source: Array, chunk: int, readers: Sequenc
 
 
 def _shown(turn: Turn, flow: Flow, chunk: int, writer: int, heap: int | None) -> Array:
-    """Return what the rank at ``writer`` shows this one in ``chunk``."""
+    """Return the elements that the rank at ``writer`` shows this one in ``chunk``."""
     channel = turn.channel
     low, high = flow.part(channel.place, chunk)
     if heap is not None:
@@ -179,7 +179,7 @@ def _shown(turn: Turn, flow: Flow, chunk: int, writer: int, heap: int | None) ->
 
 
 def _at(turn: Turn, flow: Flow, chunk: int, writer: int, reader: int) -> int:
-    """Return where in the slot of ``writer`` the elements begin that ``reader`` reads in ``chunk``."""
+    """Return the offset in the slot of ``writer`` of the elements that ``reader`` reads in ``chunk``."""
     half = turn.channel.slot_bytes // 2 // flow.dtype.itemsize
     return (chunk & 1) * half + (0 if flow.is_shared else (reader - (reader > writer)) * flow.chunk)
 
@@ -211,7 +211,7 @@ def lay_down(rows: Sequence[Array] | Array, start: int, pieces: Sequence[Array])
 
 
 def broadcast(array: Array, root: int) -> Callable[[Turn], Program]:
-    """Return what makes the program of a broadcast of ``array`` from the rank at ``root``."""
+    """Return a factory of the program of a broadcast of ``array`` from the rank at ``root``."""
 
     def make(turn: Turn) -> Program:
         channel = turn.channel
