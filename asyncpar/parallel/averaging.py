@@ -1,4 +1,4 @@
-"""The synchronous mode: gradients are averaged in rounds, also with ranks that have run out of inputs."""
+"""The synchronous mode: gradients are averaged in rounds, including ranks that have run out of inputs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from asyncpar.parallel.rounds import GradientRounds, LocalGradients
 class Joining:
     """The roll-call of one ``join`` block.
 
-    Before each round all ranks say whether they have inputs of their own (are *active*); the others take part as
-    shadows, with zeros, until no rank is active.  ``wants_parameters`` says that this rank, as a shadow, does not
-    update its parameters, and so needs those of a rank that was active to the end.
+    Before each round all ranks announce whether they have inputs of their own (are *active*); the others take part as
+    shadows, with zeros, until no rank is active.  ``wants_parameters``: this rank, as a shadow, does not update its
+    parameters, and so needs those of a rank that was active to the end.
     """
 
     def __init__(self, communicator: Communicator, *, key: str, by_initial_size: bool, wants_parameters: bool) -> None:
@@ -37,12 +37,12 @@ class Joining:
         self._wants_parameters = wants_parameters
         self._active: tuple[int, ...] = ()
         self.is_broken = False
-        """Has a round failed, so that all ranks know that this one will not go on?"""
+        """Whether a round has failed, so that all ranks know that this one will not continue."""
         self.root: int | None = None
         """A rank that was active in the last round; None when there was none, or no rank needs to know."""
 
     async def call_roll(self, *, is_active: bool) -> bool:
-        """Say whether this rank is active, and return whether any is.  Every rank has to call it."""
+        """Announce whether this rank is active, and return whether any is.  Every rank has to call it."""
         size = self._communicator.size
         answers = np.zeros(size + 1, np.bool_)
         answers[self._communicator.rank] = is_active
@@ -58,11 +58,11 @@ class Joining:
         return bool(self._active)
 
     def factor(self) -> float:
-        """Return what to multiply the mean over all ranks with to get that over the ranks of the divisor."""
+        """Return the factor from the mean over all ranks to that over the ranks of the divisor."""
         return 1.0 if self._by_initial_size else self._communicator.size / len(self._active)
 
     def close(self) -> None:
-        """Abort the next roll-call on all ranks, unless a failed round has told them already.  Does not wait."""
+        """Abort the next roll-call on all ranks, unless a failed round has notified them already.  Does not wait."""
         if not self.is_broken:
             self._ballot().close()
 
@@ -98,7 +98,7 @@ class GradientAveraging:
         self._joining: Joining | None = None
         self._joins = 0
         self._has_failed = False
-        """Has the last round failed, so that all ranks know?"""
+        """Whether the last round has failed, so that all ranks know."""
         self.bucket_size = _check_bucket_size(bucket_size)
         self.synchronizer = self._make_synchronizer()
         self.rounds = GradientRounds(communicator, self.synchronizer, self._parameters, config, key=name)
@@ -121,9 +121,9 @@ class GradientAveraging:
         return result
 
     async def average_pending(self, local: LocalGradients, worker: WorkerThread) -> None:
-        """Average what passes have added up without a round, unless no rank has any; all ranks call it.
+        """Average the gradients that passes have added up without a round, unless no rank has any; all ranks call it.
 
-        Raises ``UsageError``, on every rank, where some have and others have not.
+        Raises ``UsageError``, on every rank, if some have any and others have none.
         """
         ballot = Ballot(self._communicator, count=2, key=f"{self._name}/pending")
         is_pending = local.passes > 0
@@ -138,7 +138,7 @@ class GradientAveraging:
             await self.run(local, lambda _: worker.run(local.finish), worker)
 
     async def abandon(self, cause: BaseException) -> None:
-        """Abort the next round on all ranks, which get ``cause`` as the reason.  Waits a bounded time."""
+        """Abort the next round on all ranks, which receive ``cause`` as the reason.  Waits a bounded time."""
         if self._has_failed or self._communicator.size == 1:
             return
         nothing = LocalGradients(self._parameters, must_reach_all=False)
@@ -208,14 +208,14 @@ class GradientAveraging:
         return result
 
     async def _shadow(self, worker: WorkerThread, on_shadow: Callable[[], None] | None) -> None:
-        """Go along with a round of others."""
+        """Take part in a round of others."""
         nothing = LocalGradients(self._parameters, must_reach_all=False)
         await self._run_round(nothing, _compute_nothing, worker, is_shadow=True)
         if on_shadow is not None:
             await worker.run(on_shadow)
 
     def _scale(self, factor: float) -> None:
-        """Multiply the means, but not the gradients that were left alone."""
+        """Multiply the means, but not gradients that were left alone."""
         for parameter in self._parameters:
             if parameter.name not in self.rounds.unused:
                 scale(parameter.grad, factor)

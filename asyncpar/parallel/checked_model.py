@@ -1,4 +1,4 @@
-"""Checks of models that users write: what has another form than data parallelism calls is refused with the form."""
+"""Checks of user-written models: an interface that data parallelism cannot call is refused, showing the right form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ a model for data parallelism has these methods (plain functions; they run in a t
 
 
 class _Report(enum.Enum):
-    """The ways in which a ``backward`` takes ``on_gradient``."""
+    """The ways in which ``backward`` accepts ``on_gradient``."""
 
     POSITIONAL = enum.auto()
     KEYWORD = enum.auto()
@@ -36,7 +36,7 @@ class _Report(enum.Enum):
 
 
 _Form: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
-"""What a method is called with by position, and by keyword."""
+"""Positional and keyword arguments of a call."""
 
 _BACKWARD: Final[dict[_Report, _Form]] = {
     _Report.POSITIONAL: (("saved", "dy", "on_gradient"), ()),
@@ -52,11 +52,11 @@ _CALLS: Final[dict[str, tuple[_Form, ...]]] = {
 
 
 class CheckedModel:
-    """``model``, whose methods are checked when this is made, and their results in each call.
+    """``model``, with its methods checked on construction, and their results in each call.
 
-    A ``backward`` without ``on_gradient`` reports all gradients when it returns, so that none travels while others are
-    computed: ``overlaps`` is false.  A model without ``zero_grad`` gets its gradients zeroed.  Raises ``UsageError``
-    that shows the form of the methods for a model that is none.
+    A ``backward`` without ``on_gradient`` reports all gradients when it returns, so that none is sent while others are
+    computed: ``overlaps`` is false.  The gradients of a model without ``zero_grad`` are zeroed here.  Raises
+    ``UsageError`` showing the form of the methods for anything but a model.
     """
 
     def __init__(self, model: object) -> None:
@@ -68,11 +68,11 @@ class CheckedModel:
 
     @property
     def overlaps(self) -> bool:
-        """Does the model say which gradients are final while it computes others?"""
+        """Whether the model reports final gradients while it computes others."""
         return self._report is not _Report.NONE
 
     def tell_if_late(self) -> None:
-        """Warn of gradients that can only travel after the backward pass."""
+        """Warn if gradients can only be sent after the backward pass."""
         if not self.overlaps:
             _log.warning(
                 "%s.backward takes no on_gradient: gradients travel after the backward pass, not during it. Take "
@@ -81,14 +81,14 @@ class CheckedModel:
             )
 
     def forward(self, x: Any) -> tuple[Array, Any]:
-        """Return the output and what ``backward`` needs."""
+        """Return the output and the state for ``backward``."""
         made = self.model.forward(x)
         if not (isinstance(made, tuple) and len(made) == 2):
             raise _refused(self.model, f"forward: expected it to return a pair (y, saved), got {_said(made)}")
         return made
 
     def backward(self, saved: Any, dy: Array, on_gradient: OnGradient | None = None) -> Array | None:
-        """Add to the gradients, and report each as the model does, or all of them in the end."""
+        """Add to the gradients, and report each as the model does, or all of them at the end."""
         match self._report:
             case _Report.POSITIONAL:
                 dx = self.model.backward(saved, dy, on_gradient)
@@ -132,7 +132,7 @@ def _check_kind(model: object) -> None:
 
 
 def _check_calls(model: object) -> None:
-    """Raise ``UsageError`` for methods that are not there, or that do not take what they are called with."""
+    """Raise ``UsageError`` for methods that are missing, or do not accept the arguments of the calls."""
     for name, forms in _CALLS.items():
         method = getattr(model, name, None)
         if method is None and name == "zero_grad":
@@ -152,7 +152,7 @@ def _takes(method: Callable[..., object], positional: Sequence[str], named: Sequ
         inspect.signature(method).bind(*positional, **dict.fromkeys(named))
     except TypeError:
         return False
-    except ValueError:  # it is not of Python and says nothing
+    except ValueError:  # it is not a Python function and has no signature
         return True
     return True
 
@@ -166,7 +166,7 @@ def _report_of(model: Any) -> _Report:
 
 
 def _check_parameter(model: object, parameter: Any, where: str) -> None:
-    """Raise ``UsageError`` for what has no name, value and gradient."""
+    """Raise ``UsageError`` for anything without a name, value and gradient."""
     hint = 'make it by asyncpar.nn.Parameter("w", array)'
     if not isinstance(getattr(parameter, "name", None), str):
         raise _refused(

@@ -1,9 +1,9 @@
-"""Decide for one rank of an asynchronous training when it may begin its next step.  Sans-I/O: feed events, obey.
+"""Decide for one rank of asynchronous training when it may begin its next step.  Sans-I/O: feed events, obey commands.
 
 Theory of operation.  A rank's clock counts the updates that it has made.  Updates arrive in order, so the last one to
-arrive says where its rank is, or was: what is known of others is never too much.  A rank may begin a step when it has
-made at most ``max_staleness`` more updates than the slowest, by what is known (stale synchronous parallel, Ho et al.
-2013); so it never runs a step that is more than ``max_staleness`` ahead of the one that another rank runs.
+arrive gives the progress of its rank, or a lower bound of it.  A rank may begin a step when it has made at most
+``max_staleness`` more updates than the slowest is known to have made (stale synchronous parallel, Ho et al. 2013); so
+it never runs a step that is more than ``max_staleness`` ahead of the one that another rank runs.
 
 A rank that has run out of work *settles*: no rank waits for it from then on.  When all ranks settle, and all their
 updates have arrived, the settlement is complete, and the next step of each rank counts as the first.
@@ -19,12 +19,12 @@ from asyncpar.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class StepWanted:
-    """This rank would begin a step."""
+    """This rank wants to begin a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepUnwanted:
-    """This rank does not wait to begin a step any more."""
+    """This rank no longer waits to begin a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PeerStepped:
 
 @dataclass(frozen=True, slots=True)
 class SettleWanted:
-    """This rank has no more work until all have come as far."""
+    """This rank has no more work until all have made the same progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,21 @@ class PeerSettling:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The step that is wanted may begin, after ``waited`` seconds."""
+    """The wanted step may begin, after ``waited`` seconds."""
 
     waited: float
 
 
 @dataclass(frozen=True, slots=True)
 class TellSettling:
-    """Tell all others that this rank settles after ``steps`` updates."""
+    """Notify all others that this rank settles after ``steps`` updates."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Every update of every rank is here."""
+    """Every update of every rank has arrived."""
 
 
 Event: TypeAlias = StepWanted | StepUnwanted | StepDone | PeerStepped | SettleWanted | PeerSettling
@@ -77,7 +77,7 @@ Command: TypeAlias = Begin | TellSettling | Settled
 
 
 class StalenessClock:
-    """The clocks of all ranks as rank ``rank`` of ``size`` knows them.  ``max_staleness`` None: no rank ever waits."""
+    """The clocks of all ranks as known to rank ``rank`` of ``size``.  ``max_staleness`` None: no rank ever waits."""
 
     def __init__(self, *, rank: int, size: int, max_staleness: int | None) -> None:
         if not 0 <= rank < size:
@@ -98,17 +98,17 @@ class StalenessClock:
         return self._steps[self._rank]
 
     def slowest(self) -> int | None:
-        """Return the rank that has made the fewest updates of those that others may have to wait for."""
+        """Return the rank with the fewest updates among those that others may have to wait for."""
         rest = [rank for rank in range(len(self._steps)) if rank != self._rank and rank not in self._settling]
         return min(rest, key=self._progress, default=None)
 
     def staleness(self) -> int:
-        """Return by how many updates this rank is ahead of the slowest, by what is known."""
+        """Return how many updates this rank is known to be ahead of the slowest."""
         slowest = self.slowest()
         return 0 if slowest is None else max(0, self._progress(self._rank) - self._progress(slowest))
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in ``event`` at time ``now`` (seconds) and return the commands that follow from it."""
+        """Process ``event`` at time ``now`` (seconds) and return the resulting commands."""
         match event:
             case StepWanted():
                 self._want(now)

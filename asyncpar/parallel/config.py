@@ -1,4 +1,4 @@
-"""Settings of distributed data parallelism, and how far apart ranks may run."""
+"""Settings of distributed data parallelism, and of how far apart ranks may run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ class SynchronizationMode:
     """``max_staleness`` is the number of steps that a rank may run ahead of the slowest; None: any number.
 
     ``SYNCHRONOUS`` (0): gradients are averaged before each update, so all ranks hold the same parameters at every step.
-    ``ASYNCHRONOUS`` (None): no rank waits for another.  Each applies its own update at once, those of others when they
-    arrive, all of them weighted by 1 / ranks.
-    ``BOUNDED_STALENESS(n)``: as asynchronous, but a rank that is ``n`` steps ahead of the slowest waits for it (stale
-    synchronous parallel, Ho et al. 2013).  With 0 that is synchronous.
+    ``ASYNCHRONOUS`` (None): no rank waits for another.  Each applies its own update at once and those of others when
+    they arrive, all of them weighted by 1 / ranks.  ``BOUNDED_STALENESS(n)``: as asynchronous, but a rank that is ``n``
+    steps ahead of the slowest waits for it (stale synchronous parallel, Ho et al. 2013).  With 0 that is synchronous.
     """
 
     max_staleness: int | None
@@ -36,7 +35,7 @@ class SynchronizationMode:
 
     @property
     def is_synchronous(self) -> bool:
-        """Are gradients averaged, rather than updates exchanged?"""
+        """Whether gradients are averaged rather than updates exchanged."""
         return self.max_staleness == 0
 
     def __str__(self) -> str:
@@ -60,15 +59,14 @@ class DDPConfig:
     """Settings of averaging gradients over ranks in synchronous mode; equal on all ranks.
 
     ``find_unused_parameters``: parameters that no backward pass has reached since the last synchronization are allowed.
-    Ranks agree on them: where no rank has reached one, its gradient is left alone; where some have, the others count as
-    zero.  Without it such a parameter is a ``UsageError``.
-    ``gradient_as_bucket_view``: gradients are views of the buckets' memory, so that they are not copied into it.
-    ``static_graph``: every step reaches the same parameters.  Ranks agree on them in the first, where some may be
-    unused; from then on nothing is asked any more, unused ones are not sent, and a step that reaches others is a
-    ``UsageError``.
-    ``delay_all_reduce``: communication starts after the backward pass; without it, as soon as gradients are ready.
-    ``no_sync_weight``: the weight of each of the k backward passes that come together, by ``no_sync``: ``"mean"`` is
-    1 / k, ``"sum"`` is 1, as in torch, where programs divide the loss themselves.
+    Ranks agree on them: if no rank has reached one, its gradient is left alone; if some have, the others count as zero.
+    Without it such a parameter raises ``UsageError``.  ``gradient_as_bucket_view``: gradients are views of the buckets'
+    memory, so they are not copied into it.  ``static_graph``: every step reaches the same parameters.  Ranks agree on
+    them in the first, where some may be unused; after that there is no further exchange, unused ones are not sent, and
+    a step that reaches others raises ``UsageError``.  ``delay_all_reduce``: communication starts after the backward
+    pass; without it, as soon as gradients are ready.  ``no_sync_weight``: the weight of each of the k backward passes
+    combined by ``no_sync``: ``"mean"`` is 1 / k, ``"sum"`` is 1, as in torch, where programs divide the loss
+    themselves.
     """
 
     find_unused_parameters: bool = False
@@ -89,7 +87,7 @@ def check_free(
     compression: GradientCompressionConfig,
     when_not_finite: NonFinitePolicy,
 ) -> None:
-    """Raise ``UsageError`` for settings of averaged gradients in a mode that averages none."""
+    """Raise ``UsageError`` for settings of gradient averaging in a mode without it."""
     if compression.is_enabled:
         raise of_no_use("compression", mode, str(compression))
     if bucket_size != BUCKET_BYTES:
@@ -102,7 +100,7 @@ def check_free(
 
 
 def of_no_use(name: str, mode: SynchronizationMode, got: object) -> UsageError:
-    """Return the error for a setting of averaged gradients in a mode that averages none."""
+    """Return the error for a setting of gradient averaging in a mode without it."""
     return UsageError(
         f"{name}: expected the default with {mode} training, which sends updates of parameters as they are and "
         f"averages no gradients, got {got!r}"

@@ -1,4 +1,4 @@
-"""Data parallelism in one process: a replica per device, each with a thread of its own."""
+"""Data parallelism in one process: a replica per device, each with its own thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ParallelSaved:
-    """Input of a backward pass over replicas: what each replica saved, and its number of rows.
+    """Input of a backward pass over replicas: the saved state of each replica, and its number of rows.
 
     A pass in evaluation saves nothing.
     """
@@ -40,21 +40,21 @@ class ParallelSaved:
 
 
 class DataParallel:
-    """Replicas of ``model``, one per device, that share out every batch and average their gradients.
+    """Replicas of ``model``, one per device, that divide every batch and average their gradients.
 
     The first replica is ``model`` itself: an optimizer works on its parameters, and the others copy them before each
-    forward pass.  ``forward``, ``backward`` and ``sync_gradients`` together leave the gradients that ``model`` alone
-    would get from the whole batch.  A device is a name; each gets a thread, which numpy lets compute beside the others.
-    With ``runtime``, whose backend is open by then, all ranks of its group ``ddp_main`` (or its default group) learn as
-    one: they take the values of rank 0 where the first forward pass begins, or the block is entered, and all of them
-    call ``sync_gradients``, which averages over their replicas, too.
+    forward pass.  ``forward``, ``backward`` and ``sync_gradients`` together produce the gradients that ``model`` alone
+    would get from the whole batch.  A device is a name; each gets a thread, which numpy lets compute concurrently with
+    the others.  With ``runtime``, whose backend must be open, all ranks of its group ``ddp_main`` (or its default
+    group) train together: they take the values of rank 0 at the first forward pass, or on entering the block, and all
+    of them call ``sync_gradients``, which averages over their replicas, too.
 
     By default replicas are synchronous.  In the other modes (``set_sync_mode``) each trains by itself: see ``replica``.
-    ``name`` tells apart those of several models that share a runtime.
-    ``timeout`` is for how many seconds one waits for slower ones that make no progress (None: for ever).
+    ``name`` distinguishes several models that share a runtime.  ``timeout`` is the number of seconds for which a
+    replica waits for slower ones that make no progress (None: forever).
 
-    Raises ``UsageError`` for no devices or one named twice.  What a replica raises is raised here, once all replicas
-    have come to their end; after that gradients are incomplete, and must be zeroed before they can be synchronized.
+    Raises ``UsageError`` for no devices or one named twice.  Errors of a replica are raised here once all replicas have
+    ended; gradients are incomplete then, and must be zeroed before they can be synchronized.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DataParallel:
         self._replicas = (first, *(copy.deepcopy(first) for _ in self.devices[1:]))
         self._workers = tuple(WorkerThread(f"compute {device}") for device in self.devices)
         self._samples = [0] * len(self.devices)
-        """Rows that went into each replica's gradients since the last synchronization."""
+        """Rows that contributed to each replica's gradients since the last synchronization."""
         self._is_training = True
         self._is_incomplete = False
         self._mode = SynchronizationMode.SYNCHRONOUS
@@ -100,7 +100,7 @@ class DataParallel:
         return self._replicas[0].parameters()
 
     def set_training(self, training: bool) -> None:
-        """Say whether gradients are wanted: without training there are neither backward passes nor synchronization."""
+        """Set whether gradients are wanted: without training there are neither backward passes nor synchronization."""
         self._is_training = training
         for replica in self._modules():
             set_training(replica.model, training)
@@ -116,15 +116,15 @@ class DataParallel:
 
     @property
     def mode(self) -> SynchronizationMode:
-        """The mode, which says how many steps replicas may be apart."""
+        """The mode, which determines how many steps replicas may be apart."""
         return self._mode
 
     def set_sync_mode(self, mode: SynchronizationMode) -> None:
-        """Let replicas run as ``mode`` says from now on; also begins anew after a replica has failed.
+        """Run replicas in ``mode`` from now on; also start afresh after a replica has failed.
 
         SYNCHRONOUS: gradients are averaged by ``sync_gradients``.  ASYNCHRONOUS: no replica waits for another.
-        BOUNDED_STALENESS(n): none begins a step when it has made more than n updates more than the slowest.
-        Raises ``UsageError`` while replicas train by themselves, and for the other two over several ranks.
+        BOUNDED_STALENESS(n): none begins a step while it is more than n updates ahead of the slowest.  Raises
+        ``UsageError`` while replicas train by themselves, and for the other two over several ranks.
         """
         if not isinstance(mode, SynchronizationMode):
             raise UsageError(f"mode: expected a SynchronizationMode, got {mode!r}")
@@ -155,21 +155,21 @@ class DataParallel:
     # -- passes ------------------------------------------------------------------------------------------------------
 
     async def forward(self, x: NDArray[Any]) -> tuple[Array, ParallelSaved]:
-        """Scatter ``x`` along dimension 0 and return the outputs, concatenated, and what ``backward`` needs.
+        """Scatter ``x`` along dimension 0 and return the concatenated outputs and the state for ``backward``.
 
-        Replicas get ``ceil(rows / devices)`` rows each, the last one what is left; some get none when rows run out.
+        Replicas get ``ceil(rows / devices)`` rows each, the last one the rest; some get none if rows run out.
         """
         chunks = chunk_rows(count_rows(x, "input"), len(self.devices))
         outputs, saved = await self._forward([x[chunk] for chunk in chunks])
         return np.concatenate(outputs), saved
 
     async def forward_parallel(self, inputs: Sequence[NDArray[Any]]) -> tuple[list[Array], ParallelSaved]:
-        """Give each replica the input of its place; return the outputs in the same order."""
+        """Pass each replica its own input; return the outputs in the same order."""
         self._check_count("inputs", len(inputs))
         return await self._forward(inputs)
 
     async def backward(self, saved: ParallelSaved, dy: Array) -> Array | None:
-        """Scatter ``dy``, the gradient of the loss by the output of ``forward``; return that by its input.
+        """Scatter ``dy``, the gradient of the loss with respect to the output of ``forward``; return that of its input.
 
         The loss is that of the whole batch, and so are the gradients after ``sync_gradients``.
         """
@@ -184,7 +184,7 @@ class DataParallel:
         return np.concatenate(inputs) if inputs else None
 
     async def backward_parallel(self, saved: ParallelSaved, dys: Sequence[Array]) -> list[Array | None]:
-        """Give each replica the gradient of its output of ``forward_parallel``; return those of the inputs.
+        """Pass each replica the gradient of its output of ``forward_parallel``; return those of the inputs.
 
         Each is that of the replica's own loss, a mean over its own rows; ``sync_gradients`` weighs them by rows.
         """
@@ -192,9 +192,10 @@ class DataParallel:
         return await self._backward(saved, dys, [1.0] * len(dys))
 
     async def sync_gradients(self) -> None:
-        """Replace the gradients of all replicas by their mean, weighted by the rows that each has had since the last.
+        """Replace the gradients of all replicas by their mean, weighted by the rows of each since the last
+        synchronization.
 
-        Does nothing when not training, or when there was no backward pass since, on any rank.
+        Does nothing if not training, or if there was no backward pass since then on any rank.
         """
         if not self._is_training:
             return
@@ -234,7 +235,7 @@ class DataParallel:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _modules(self) -> Iterator[CheckedModel]:
-        """Yield all models: the replicas, and what the first device computes with where they train by themselves."""
+        """Yield all models: the replicas, and that of the first device's computation if they train by themselves."""
         yield from self._replicas
         if self._training is not None:
             yield self._training.replicas[0]
@@ -245,7 +246,7 @@ class DataParallel:
             raise UsageError(f"{what}: expected no replica to train by itself, but replica {busy[0]} does")
 
     def _check_batches(self, what: str) -> None:
-        """Raise ``UsageError`` unless batches are shared out: replicas that train by themselves take their own."""
+        """Raise ``UsageError`` unless batches are divided: replicas that train by themselves take their own."""
         if self._training is not None and self._is_training:
             raise UsageError(f"{what}: in {self._mode} mode each replica trains by itself; use replica(index)")
         self._check_quiet(what)
@@ -256,7 +257,7 @@ class DataParallel:
             raise UsageError(f"{name}: expected {len(self.devices)} arrays, one for each device, got {got}")
 
     async def _share(self, rows: int) -> float | None:
-        """Return what part of all ranks' mean this rank's is, times their number; None where there are no rows."""
+        """Return this rank's part of the mean over all ranks, times their number; None if there are no rows."""
         if self._ranks is not None:
             return await self._ranks.share(rows, is_incomplete=self._is_incomplete)
         if not rows:
@@ -297,7 +298,7 @@ class DataParallel:
             raise
 
     def _backward_one(self, index: int, saved: Any, dy: Array, share: float) -> Array | None:
-        """Run one replica as if its loss were a mean over its own rows, of which the batch's has ``share``."""
+        """Run one replica as if its loss were a mean over its own rows, whose part of the batch's is ``share``."""
         if share == 1.0:
             return self._replicas[index].backward(saved, dy)
         dx = self._replicas[index].backward(saved, dy / np.asarray(share, dy.dtype))
@@ -314,14 +315,14 @@ class DataParallel:
                 np.copyto(gradient, mean, casting="same_kind")
 
     def _spread(self) -> None:
-        """Give the first replica's gradients to all."""
+        """Copy the first replica's gradients to all."""
         for first, *others in zip(*([p.grad for p in one.parameters()] for one in self._replicas), strict=True):
             for gradient in others:
                 np.copyto(gradient, first)
 
 
 async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """Return all results in order; when some fail, wait for all of them and raise the first failure."""
+    """Return all results in order; if some fail, wait for all of them and raise the first failure."""
     results: list[T | BaseException] = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -332,7 +333,7 @@ async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
 def chunk_rows(rows: int, parts: int) -> tuple[slice, ...]:
     """Return at most ``parts`` chunks of ``ceil(rows / parts)`` rows, the last of which may be shorter; none is empty.
 
-    So there are fewer chunks than parts where rows run out.
+    Thus there are fewer chunks than parts if rows run out.
     """
     if rows < 1:
         raise UsageError(f"input: expected at least one row along dimension 0, got {rows}")

@@ -1,4 +1,4 @@
-"""Data parallelism over ranks: a replica on each, which learn as one."""
+"""Data parallelism over ranks: a replica on each, all trained together."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ class DistributedDataParallel:
                 await ddp.backward(saved, loss_gradient(y))
                 await ddp.update(lambda: optimizer.step(rate))
 
-    ``model`` is a stage of ``asyncpar.nn``, or one of the user's own with the methods of ``Model`` or ``Module``, which
+    ``model`` is a stage of ``asyncpar.nn``, or a user-defined one with the methods of ``Model`` or ``Module``, which
     are checked.
 
     Synchronous: after ``backward`` gradients are the mean over ranks, with the same bits on all of them, and ``update``
-    does nothing but call the optimizer.  Otherwise gradients are this rank's own, ``update`` exchanges what the
-    optimizer has changed, and leaving the block waits until all ranks have all updates and the same parameters.
-    The loss is that of this rank's rows, so the mean over ranks is that of the whole batch when all have as many.
+    only calls the optimizer.  Otherwise gradients are this rank's own, ``update`` exchanges the changes made by the
+    optimizer, and leaving the block waits until all ranks have all updates and the same parameters.  The loss is that
+    of this rank's rows, so the mean over ranks is that of the whole batch if all have equally many.
 
-    Parameters may be on this rank's CUDA device (synchronous mode): buckets have streams of their own there, which wait
-    for the streams that compute gradients, and these for them; see ``docs/devices.md``.  Buffers of the model, if it
-    has ``buffers()``, begin with the values of rank 0, too.
+    Parameters may be on this rank's CUDA device (synchronous mode): buckets have separate streams there, which wait for
+    the streams that compute gradients, and vice versa; see ``docs/devices.md``.  Buffers of the model, if it has
+    ``buffers()``, begin with the values of rank 0, too.
 
-    Forward and backward passes and updates run in a thread named after ``device``, while the loop moves data.
-    Entering the block (or ``start``) checks that all ranks have the same parameters in the same order, and the same
-    settings: else every rank raises ``UsageError`` that names the first difference and its rank.  Then all take the
-    values of rank 0.  What goes wrong on one rank raises on all; after an error in ``backward`` gradients are
-    incomplete, and parameters as they were.
+    Forward and backward passes and updates run in a thread named after ``device``, while the loop moves data.  Entering
+    the block (or ``start``) checks that all ranks have the same parameters in the same order, and the same settings;
+    otherwise every rank raises ``UsageError`` naming the first difference and its rank.  Then all take the values of
+    rank 0.  An error on one rank raises on all; after an error in ``backward`` gradients are incomplete, and parameters
+    unchanged.
 
-    In the other modes updates are sent whole and as they are, so ``compression``, ``bucket_size``, ``when_not_finite``,
-    ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` has no effect, as there
-    is no all-reduce, and updates travel while others are computed.
+    In the other modes updates are sent whole and unencoded, so ``compression``, ``bucket_size``, ``when_not_finite``,
+    ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` has no effect, since there
+    is no all-reduce, and updates are sent while others are computed.
 
-    Without ``config`` gradients travel while others are computed (``delay_all_reduce=False``), if ``backward`` says
-    which are final; a model whose ``backward`` takes no ``on_gradient`` is told so once, in the log.
+    Without ``config`` gradients are sent while others are computed (``delay_all_reduce=False``), if ``backward``
+    reports which are final; for a model whose ``backward`` takes no ``on_gradient`` this is logged once.
 
-    ``name`` tells apart replicas of several models in one group: it belongs to one that runs at a time.
+    ``name`` distinguishes replicas of several models in one group: it belongs to one running replica at a time.
 
     With ``owns_runtime`` closing it finalizes ``runtime``.
     """
@@ -128,7 +128,7 @@ class DistributedDataParallel:
             compression=compression,
             when_not_finite=when_not_finite,
         )
-        not_started = f"{name}/{secrets.token_hex(8)}"  # ``start`` makes one with a name that all ranks have
+        not_started = f"{name}/{secrets.token_hex(8)}"  # ``start`` makes one with a name common to all ranks
         self._averaging = self._make_averaging(bucket_size=bucket_size, name=not_started)
         self._gossip: UpdateGossip | None = None
 
@@ -148,9 +148,8 @@ class DistributedDataParallel:
     ) -> Self:
         """Return this rank's replica of ``model`` in ``communicator``, such as ``node.world``, to be entered.
 
-        All ranks of ``communicator`` make one.  ``mode`` and everything else is as for the constructor, without a
-        process group to set up first.  Raises ``UsageError`` for a model without the methods that are called, showing
-        them.
+        All ranks of ``communicator`` create one.  ``mode`` and everything else is as for the constructor, without a
+        process group to set up first.  Raises ``UsageError`` for a model without the required methods, showing them.
         """
         return cls(
             model,
@@ -168,9 +167,9 @@ class DistributedDataParallel:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Check and equalize the replicas.  Does nothing the second time.
+        """Check and equalize the replicas.  A second call does nothing.
 
-        All ranks start; those that come first wait.
+        All ranks start; the first ones wait for the others.
         """
         if self._worker is not None:
             return self
@@ -202,7 +201,7 @@ class DistributedDataParallel:
         return self
 
     async def close(self, *, failed: bool = False, cause: BaseException | None = None) -> None:
-        """End thread and tasks without waiting for other ranks.  With ``failed`` the others get an error.
+        """Stop thread and tasks without waiting for other ranks.  With ``failed`` the others get an error.
 
         ``cause`` is its reason, by default the exception that is being handled.  A replica that owns its runtime
         finalizes it.
@@ -215,7 +214,7 @@ class DistributedDataParallel:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-            self._averaging.synchronizer.close()  # buckets on devices do not wait to be collected
+            self._averaging.synchronizer.close()  # buckets on devices need not wait for garbage collection
         self._group.communicator.release(self._name, self)
         if self._owns_runtime:
             await self.runtime.finalize()
@@ -247,7 +246,7 @@ class DistributedDataParallel:
         return self._group.rank
 
     def local_rank(self) -> int:
-        """Return this process's number on its host, as the launcher says."""
+        """Return this process's number on its host, according to the launcher."""
         return self._group.communicator.local_rank
 
     def world_size(self) -> int:
@@ -256,13 +255,13 @@ class DistributedDataParallel:
 
     @property
     def bucket_size(self) -> int:
-        """The most bytes of gradients that travel together."""
+        """The most bytes of gradients that are sent together."""
         return self._averaging.bucket_size
 
     def set_bucket_size(self, nbytes: int) -> None:
         """Use buckets of ``nbytes`` from the next step on; to be called on all ranks.
 
-        Raises ``UsageError`` for what is no size, and unless synchronous.
+        Raises ``UsageError`` for an invalid size, and unless synchronous.
         """
         if not self.mode.is_synchronous:
             raise of_no_use("bucket_size", self.mode, nbytes)
@@ -278,7 +277,7 @@ class DistributedDataParallel:
         return self.synchronizer.get_sync_stats()
 
     def outcome(self) -> StepOutcome:
-        """Return the outcome of the last round; after one that was skipped gradients are not averaged."""
+        """Return the outcome of the last round; after a skipped one gradients are not averaged."""
         return self._averaging.rounds.outcome
 
     def unused_parameters(self) -> tuple[str, ...]:
@@ -286,11 +285,11 @@ class DistributedDataParallel:
         return self._averaging.rounds.unused
 
     def staleness(self) -> int:
-        """Return by how many updates this rank is ahead of the slowest, as far as it knows; 0 when synchronous."""
+        """Return how many updates this rank is known to be ahead of the slowest; 0 when synchronous."""
         return 0 if self._gossip is None else self._gossip.staleness()
 
     def waited(self) -> float:
-        """Return for how many seconds this rank has waited for slower ones because of bounded staleness."""
+        """Return the seconds for which this rank has waited for slower ones because of bounded staleness."""
         return 0.0 if self._gossip is None else self._gossip.waited()
 
     # -- the model ---------------------------------------------------------------------------------------------------
@@ -300,20 +299,20 @@ class DistributedDataParallel:
         return self._model.parameters()
 
     def zero_grad(self) -> None:
-        """Forget all gradients, also those of micro-steps that were not averaged yet."""
+        """Forget all gradients, including those of micro-steps that were not averaged yet."""
         self._model.zero_grad()
         self._local.reset()
 
     def set_training(self, training: bool) -> None:
-        """Say whether the model is trained: in evaluation there is no backward pass, and nothing is sent."""
+        """Set whether the model is trained: in evaluation there is no backward pass, and nothing is sent."""
         self._is_training = training
         set_training(self._model.model, training)
 
     async def forward(self, x: Any) -> tuple[Array, Any]:
-        """Return the output and what ``backward`` needs.
+        """Return the output and the state for ``backward``.
 
-        Unless synchronous, the first forward pass of a training step takes in the updates of others that have arrived,
-        and first waits for slower ranks if the mode says so.
+        Unless synchronous, the first forward pass of a training step applies the updates of others that have arrived,
+        and before that waits for slower ranks if the mode requires it.
         """
         worker = self._running()
         if self._gossip is not None and self._is_training:
@@ -323,7 +322,8 @@ class DistributedDataParallel:
     async def backward(self, saved: Any, dy: Array) -> Array | None:
         """Compute gradients, and average them over ranks when synchronous; return that of the input.
 
-        Raises ``NonFiniteValue`` when a mean is, and ``PeerError``, on every rank, when one is gone or has failed.
+        Raises ``NonFiniteValue`` if a mean is not finite, and ``PeerError``, on every rank, if one is gone or has
+        failed.
         """
         worker = self._running()
         check_is_training(self._is_training)
@@ -339,11 +339,11 @@ class DistributedDataParallel:
         return dx
 
     async def sync_gradients(self) -> None:
-        """Average over ranks what backward passes under ``no_sync`` have added up, as the next pass outside of it does.
+        """Average the gradients added up under ``no_sync`` over ranks, as the next pass outside of it does.
 
-        All ranks call it.  Nothing is done where nothing waits for it, in evaluation, and unless synchronous: other
-        passes are averaged as they run, and the other modes exchange updates.  Raises ``UsageError``, on every rank,
-        where only some have such passes.
+        All ranks call it.  It does nothing if there are no such gradients, in evaluation, and unless synchronous: other
+        passes are averaged as they run, and the other modes exchange updates.  Raises ``UsageError``, on every rank, if
+        only some have such passes.
         """
         worker = self._running()
         if self._is_training and self._gossip is None:
@@ -353,15 +353,15 @@ class DistributedDataParallel:
         """Run ``step``, which changes the parameters, and return its result.
 
         Unless synchronous, the change is weighted by 1 / ranks and sent to all others.  Raises ``NonFiniteValue``, with
-        the parameters as they were, for one that is not finite.
+        the parameters unchanged, for a change that is not finite.
         """
         worker, step = self._running(), partial(in_stream_of, self._model.model, step)
         return await (worker.run(step) if self._gossip is None else self._gossip.update(step, worker))
 
     async def settle(self) -> None:
-        """Wait until all updates of all ranks are everywhere and parameters equal to the last bit; all ranks call it.
+        """Wait until all ranks have all updates and parameters are equal to the last bit; all ranks call it.
 
-        They may have made different numbers of updates.  When synchronous there is nothing to do.
+        They may have made different numbers of updates.  When synchronous, this does nothing.
         """
         if self._gossip is not None:
             await self._gossip.settle(self._running())
@@ -370,10 +370,10 @@ class DistributedDataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes in the block only add up gradients on this rank.
+        """Make backward passes in the block only add up gradients on this rank.
 
-        The next one outside of it averages over all of them: k micro-steps weigh 1 / k each.  torch's ``no_sync``
-        leaves their sum: ``DDPConfig(no_sync_weight="sum")`` does so.
+        The next one outside of it averages over all of them: each of k micro-steps has weight 1 / k.  torch's
+        ``no_sync`` leaves their sum, as ``DDPConfig(no_sync_weight="sum")`` does.
         """
         before, self._is_local = self._is_local, True
         try:
@@ -390,8 +390,9 @@ class DistributedDataParallel:
         Leaving it, a rank that has run out takes part in the others' rounds until all have run out, contributing
         nothing: gradients are the mean over the ranks that still have inputs, or, with
         ``divide_by_initial_world_size``, their sum over the number of all.  After each such round ``on_shadow`` is
-        called in the compute thread, with the mean in the gradients: pass what updates the parameters, and optimizers
-        stay equal, too.  Where any rank has none, all get the parameters of one that was active in the last round.
+        called in the compute thread, with the mean in the gradients: pass a function that updates the parameters to
+        keep optimizers equal, too.  If any rank has none, all get the parameters of one that was active in the last
+        round.
 
         Unless synchronous it does what ``settle`` does, and ``divide_by_initial_world_size`` is refused.  A rank that
         fails in the block ends it on all ranks.

@@ -1,9 +1,9 @@
 """The exchange of updates between ranks that do not wait for each other.
 
-Theory of operation.  Every rank sends each of its updates to every other, in order, and keeps receiving: so none
-ever waits to be received from, and nothing can deadlock.  For each peer one task sends, one receives updates, and one
-receives notices (that the peer settles, or has failed).  Memory is bounded on both ends: what a slow peer has not taken
-yet is merged into one update, and so are updates that have arrived until the trainer takes them.  The clock decides
+Theory of operation.  Every rank sends each of its updates to every other, in order, and keeps receiving, so no sender
+ever waits for a receiver, and nothing can deadlock.  For each peer one task sends, one receives updates, and one
+receives notices (that the peer settles, or has failed).  Memory is bounded on both ends: updates that a slow peer has
+not taken yet are merged into one, and so are updates that have arrived until the trainer takes them.  The clock decides
 when a step may begin.  Each update of P bytes costs a rank (ranks - 1) P on the wire.
 """
 
@@ -45,8 +45,8 @@ _FAREWELL_SECONDS = 1.0
 class UpdateExchange:
     """Sends the updates of this rank and collects those of others.
 
-    ``communicator`` is used for nothing else.  Use ``start`` and ``close`` from the loop that runs the rank.  When a
-    peer is lost or has failed, every call raises what happened.
+    ``communicator`` is used for nothing else.  Use ``start`` and ``close`` from the loop that runs the rank.  If a peer
+    is lost or has failed, every call raises that error.
     """
 
     def __init__(self, communicator: Communicator, layout: UpdateLayout, clock: StalenessClock) -> None:
@@ -64,14 +64,14 @@ class UpdateExchange:
         self._failure: BaseException | None = None
         self._owner: asyncio.Task[None] | None = None
         self.waited = 0.0
-        """Seconds that this rank has waited for slower ones."""
+        """Seconds for which this rank has waited for slower ones."""
 
     async def start(self) -> None:
-        """Begin to receive."""
+        """Start receiving."""
         self._owner = asyncio.create_task(self._serve(), name="update exchange")
 
     async def close(self, *, failed: bool) -> None:
-        """Stop.  With ``failed`` others are told that this rank is out, at once and without waiting for them."""
+        """Stop.  With ``failed`` others are notified that this rank is out, at once and without waiting for them."""
         if self._owner is None:
             return
         if failed:
@@ -85,7 +85,7 @@ class UpdateExchange:
     # -- for the trainer ---------------------------------------------------------------------------------------------
 
     async def begin_step(self) -> None:
-        """Return when this rank may begin its next step.
+        """Wait until this rank may begin its next step.
 
         Raises ``PeerTimeout``, naming the slowest rank, when no rank makes progress for the communicator's timeout.
         """
@@ -96,9 +96,9 @@ class UpdateExchange:
             raise
 
     async def settle(self) -> None:
-        """Return when every update of every rank is here; all ranks call it, after any number of steps each.
+        """Wait until every update of every rank has arrived; all ranks call it, after any number of steps each.
 
-        Cut short, it leaves the exchange unusable: others count on this rank.
+        If cancelled, it leaves the exchange unusable, since others rely on this rank.
         """
         try:
             await self._ask(SettleWanted())
@@ -107,14 +107,14 @@ class UpdateExchange:
             raise
 
     async def take_arrived(self) -> AsyncUpdate | None:
-        """Return the sum of all updates that have arrived and were not taken before; None if there are none."""
+        """Return the sum of all updates that have arrived since the last call; None if there are none."""
         self._check()
         async with self._arrived_turn:
             arrived, self._arrived = self._arrived, None
         return arrived
 
     def publish(self, update: AsyncUpdate) -> None:
-        """Send ``update``, which is not changed any more, as the next step of this rank.  Does not wait."""
+        """Send ``update``, which must not change any more, as the next step of this rank.  Does not wait."""
         self._check()
         self._handle(StepDone())
         update.step = self._clock.steps
@@ -126,7 +126,7 @@ class UpdateExchange:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _ask(self, event: Event) -> None:
-        """Hand ``event`` to the clock and wait for its answer."""
+        """Pass ``event`` to the clock and wait for its answer."""
         self._check()
         self._awaited = asyncio.get_running_loop().create_future()
         try:
@@ -156,7 +156,7 @@ class UpdateExchange:
             )
 
     def _handle(self, event: Event) -> None:
-        """Feed the clock and obey it."""
+        """Feed the clock and obey its commands."""
         for command in self._clock.handle(event, asyncio.get_running_loop().time()):
             match command:
                 case Begin(waited):
@@ -180,7 +180,7 @@ class UpdateExchange:
             raise self._failure
 
     async def _serve(self) -> None:
-        """Own the tasks of all peers; keep what ended them for the trainer."""
+        """Run the tasks of all peers; keep the error that ended them for the trainer."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tell_notices())
@@ -206,7 +206,7 @@ class UpdateExchange:
         while True:
             try:
                 await stand_for_array(self._communicator, peer, out=received.bytes, tag=_UPDATES)
-            except PeerTimeout:  # no rank owes an update; a rank that needs one says so
+            except PeerTimeout:  # no rank owes an update; a rank that needs one reports it
                 continue
             async with self._arrived_turn:
                 if self._arrived is None:
@@ -219,7 +219,7 @@ class UpdateExchange:
             await asyncio.gather(*self._notices_to_all(await self._notices.get()))
 
     def _notices_to_all(self, notice: int) -> list[Coroutine[Any, Any, None]]:
-        """Return the sending, to each peer, of the step after which this rank settles, or of ``_FAILED``."""
+        """Return coroutines that send to each peer the step after which this rank settles, or ``_FAILED``."""
         content = np.array([notice], np.int64)
         return [self._communicator.send(content, peer, tag=_NOTICES) for peer in self._peers]
 
@@ -228,7 +228,7 @@ class UpdateExchange:
         while True:
             try:
                 await stand_for_array(self._communicator, peer, out=notice, tag=_NOTICES)
-            except PeerTimeout:  # there need not be any
+            except PeerTimeout:  # there may be none
                 continue
             if notice[0] == _FAILED:
                 me = self._communicator.rank

@@ -1,4 +1,4 @@
-"""The modes in which ranks do not wait for each other: they exchange what their optimizers change."""
+"""The modes in which ranks do not wait for each other: they exchange the changes made by their optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class UpdateGossip:
     """Exchanges the updates of ``parameters``, each weighted by 1 / ranks.
 
-    Updates of others are applied where a step begins, so that they do not change parameters between forward and
+    Updates of others are applied at the beginning of a step, so that they do not change parameters between forward and
     backward passes.  Every update is applied exactly once on every rank; once all have settled, parameters differ by
     rounding, and take the bits of rank 0.  ``key`` is equal on all ranks, and is used once.
     """
@@ -40,7 +40,7 @@ class UpdateGossip:
         self._is_in_step = False
 
     async def start(self) -> None:
-        """Begin to receive."""
+        """Start receiving."""
         await self._exchange.start()
 
     async def close(self, *, failed: bool) -> None:
@@ -48,22 +48,22 @@ class UpdateGossip:
         await self._exchange.close(failed=failed)
 
     def staleness(self) -> int:
-        """Return by how many updates this rank is ahead of the slowest, as far as it knows."""
+        """Return how many updates this rank is known to be ahead of the slowest."""
         return self._clock.staleness()
 
     def waited(self) -> float:
-        """Return for how many seconds this rank has waited for slower ones."""
+        """Return the seconds for which this rank has waited for slower ones."""
         return self._exchange.waited
 
     async def begin_step(self, worker: WorkerThread) -> None:
-        """If no step is under way, begin one: when the clock allows it, with all updates that have arrived."""
+        """Begin a step, unless one is in progress: when the clock allows it, with all updates that have arrived."""
         if not self._is_in_step:
             await self._exchange.begin_step()
             self._is_in_step = True
             await self._apply_arrived(worker)
 
     async def update(self, step: Callable[[], T], worker: WorkerThread) -> T:
-        """Run ``step`` and send what it changes."""
+        """Run ``step`` and send its changes."""
         if not self._is_in_step:
             raise UsageError("update: expected a forward pass before it, which begins the step")
         result, update = await worker.run(self._move, step)
@@ -72,7 +72,7 @@ class UpdateGossip:
         return result
 
     async def settle(self, worker: WorkerThread) -> None:
-        """Return when all updates are everywhere and parameters equal.  A step that is under way is given up."""
+        """Wait until all ranks have all updates and equal parameters.  A step in progress is abandoned."""
         self._is_in_step = False
         await self._exchange.settle()
         await self._apply_arrived(worker)

@@ -1,4 +1,4 @@
-"""Arithmetic on gradients, which are arrays of numpy, or on a CUDA device: there in the stream that computes them."""
+"""Arithmetic on gradients, arrays of numpy or on a CUDA device: there in the stream that computes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncpar.device.fabric import LEGACY_DEFAULT_STREAM
 from asyncpar.errors import UsageError
 
 Gradient: TypeAlias = Any
-"""Of numpy, or a device array."""
+"""An array of numpy, or on a device."""
 
 
 def scale(gradient: Gradient, factor: float) -> None:
@@ -26,7 +26,7 @@ def scale(gradient: Gradient, factor: float) -> None:
 
 
 def zero(gradient: Gradient) -> Callable[[Gradient], None]:
-    """Make ``gradient`` zero, and return what writes its values into the gradient that the parameter has then."""
+    """Zero ``gradient``, and return a function that writes its values into the parameter's gradient at that time."""
     if not is_device_array(gradient):
         kept = gradient.copy()
         gradient[...] = 0.0
@@ -42,7 +42,7 @@ def zero(gradient: Gradient) -> Callable[[Gradient], None]:
 
 
 def _launch(gradient: object, work: Callable[[Vector], None]) -> None:
-    """Let ``work`` change the values of ``gradient`` in its stream."""
+    """Run ``work`` on the values of ``gradient`` in its stream."""
     array: DeviceArray = device_array(gradient, "gradient")
     kernels = kernel_library(array)
     if kernels is None:

@@ -36,11 +36,11 @@ class Trainable(Protocol):
 
 
 class Model(Protocol):
-    """The least that a model for data parallelism has; ``Module`` has more.
+    """The minimal interface of a model for data parallelism; ``Module`` has more.
 
-    ``forward`` returns the output and what ``backward`` needs of this pass; ``backward(saved, dy)`` adds to the
-    gradients of the parameters and returns that of the input, or None.  If it takes ``on_gradient``, too, it reports
-    by it which gradients are final (see ``Module``), so that they travel while it computes others.
+    ``forward`` returns the output and the state of this pass for ``backward``; ``backward(saved, dy)`` adds to the
+    gradients of the parameters and returns that of the input, or None.  If it also takes ``on_gradient``, it reports
+    final gradients by it (see ``Module``), so that they are sent while it computes others.
     """
 
     def forward(self, x: Any, /) -> tuple[Array, Any]: ...
@@ -52,10 +52,10 @@ class Model(Protocol):
 
 
 class Module(Protocol):
-    """A differentiable function with parameters, as ``nn.Stage`` describes it.
+    """A differentiable function with parameters, as described by ``nn.Stage``.
 
     ``backward`` calls ``on_gradient`` once for each parameter that it has reached, when this call will add nothing more
-    to its gradient; a parameter that it does not name counts as unused.
+    to its gradient; a parameter that it does not report counts as unused.
     """
 
     def forward(self, x: Any) -> tuple[Array, Any]: ...
@@ -69,7 +69,7 @@ class Module(Protocol):
 
 @runtime_checkable
 class HasTraining(Protocol):
-    """A module that behaves otherwise in training than in evaluation, such as one with dropout."""
+    """A module that behaves differently in training and evaluation, such as one with dropout."""
 
     def set_training(self, training: bool) -> None: ...
 
@@ -86,22 +86,22 @@ class Buffer(Protocol):
 
 @runtime_checkable
 class HasBuffers(Protocol):
-    """A module with buffers, which replicas begin with the values of rank 0."""
+    """A module with buffers, which replicas initialize with the values of rank 0."""
 
     def buffers(self) -> Sequence[Buffer]: ...
 
 
 @runtime_checkable
 class HasStream(Protocol):
-    """A module on a device that computes in a stream of its own, where its parameters must be changed, too."""
+    """A module on a device that computes in its own stream, where its parameters must be changed, too."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Return what makes its stream the current one of the calling thread, in a block."""
+        """Return a context that makes its stream current in the calling thread."""
         ...
 
 
 def in_stream_of(module: object, work: Callable[[], T]) -> T:
-    """Do ``work`` where ``module`` computes."""
+    """Run ``work`` in the stream of ``module``."""
     with module.current() if isinstance(module, HasStream) else nullcontext():
         return work()
 
@@ -112,13 +112,13 @@ def buffers_of(module: object) -> tuple[Buffer, ...]:
 
 
 def set_training(module: object, training: bool) -> None:
-    """Tell ``module`` whether it is trained, if it wants to know."""
+    """Set the training mode of ``module``, if it has one."""
     if isinstance(module, HasTraining):
         module.set_training(training)
 
 
 def check_device(device: object) -> str:
-    """Return ``device``, which names a place to compute at.  Raises ``UsageError`` if it is no name."""
+    """Return ``device``, which names a place to compute.  Raises ``UsageError`` if it is not a name."""
     if not isinstance(device, str) or not device.strip():
         raise UsageError(f'device: expected a name such as "cpu:0", got {device!r}')
     return device

@@ -1,4 +1,4 @@
-"""From nothing to replicas in one call."""
+"""Creation of groups and replicas in one call."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ async def init_process_group(
 ) -> tuple[CommunicationRuntime, CommunicationGroup]:
     """Open ``backend`` and return the runtime, a new one unless given, and the group ``ddp_main`` of all ranks.
 
-    ``rank`` and ``world_size`` are what the environment says when they are not given; where it says something else, it
-    is a ``UsageError``, and so are two different ones here and in ``config``, which has the other settings.  Finalize
-    the runtime at the end.
+    ``rank`` and ``world_size`` default to those of the environment; a value that differs from it raises ``UsageError``,
+    as do different values here and in ``config``, which has the other settings.  Finalize the runtime at the end.
     """
     runtime = runtime or CommunicationRuntime()
     settings = config or BackendConfig()
@@ -46,7 +45,7 @@ def create_data_parallel(
     """Return a replica of ``model`` on each of ``devices`` of this process.
 
     Without ``devices`` there is one for each processor that this process may use, called ``cpu:0`` and so on.
-    ``runtime`` is what the replicas talk over (None: a new one).
+    ``runtime`` is that of the replicas' communication (None: a new one).
     """
     if devices is None:
         devices = [f"cpu:{number}" for number in range(count_cores())]
@@ -69,10 +68,10 @@ async def create_distributed_data_parallel(
     """Return this rank's replica of ``model``, started; use it as ``async with``, or close it at the end.
 
     Without ``runtime`` it opens ``backend`` (None: native) as ``init_process_group`` does, and closing finalizes that;
-    with one, it is a replica of the group ``ddp_main`` of that runtime, and ``backend``, ``rank`` and ``world_size``
-    must be what that is, if they are given.
+    with one, it is a replica of the group ``ddp_main`` of that runtime, and ``backend``, ``rank`` and ``world_size``,
+    if given, must match it.
 
-    ``device`` is where the model lives; ``config``, ``mode``, ``bucket_size`` (bytes) and ``compression`` are those of
+    ``device`` is that of the model; ``config``, ``mode``, ``bucket_size`` (bytes) and ``compression`` are those of
     ``DistributedDataParallel``.
     """
     owns_runtime = runtime is None
@@ -102,7 +101,7 @@ async def create_distributed_data_parallel(
 def _check_group(
     group: CommunicationGroup, backend: CommunicationBackend | str | None, rank: int | None, world_size: int | None
 ) -> None:
-    """Raise ``UsageError`` if ``group`` is another one than was asked for."""
+    """Raise ``UsageError`` if ``group`` is not the requested one."""
     for name, wanted, found in (
         ("backend", None if backend is None else str(backend), group.backend),
         ("rank", rank, group.rank),

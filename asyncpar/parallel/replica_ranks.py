@@ -19,7 +19,8 @@ from asyncpar.parallel.replicas import make_equal
 class ReplicaRanks:
     """Averages the gradients of ``parameters`` over the ranks of ``runtime``, weighted by their numbers of rows.
 
-    They are those of its group ``ddp_main``, or of its default group.  ``name`` belongs to one live object at a time.
+    The ranks are those of its group ``ddp_main``, or of its default group.  ``name`` belongs to one live object at a
+    time.
     """
 
     def __init__(self, parameters: Sequence[Trainable], runtime: CommunicationRuntime, *, name: str) -> None:
@@ -51,16 +52,16 @@ class ReplicaRanks:
             self._synchronizer = GradientSynchronizer.data_parallel(communicator, name=f"{self._name}/gradients")
 
     def close(self) -> None:
-        """Give the name back."""
+        """Release the name."""
         if self._synchronizer is not None:
             self._synchronizer.close()
             self._synchronizer = None
             self.group.communicator.release(self._claimed, self)
 
     async def share(self, rows: int, *, is_incomplete: bool) -> float | None:
-        """Return what to multiply this rank's mean with, so that the mean over ranks is that over all rows.
+        """Return the factor for this rank's mean that makes the mean over ranks that over all rows.
 
-        None where no rank has any.  Raises ``UsageError``, on every rank, where gradients are incomplete on some.
+        Return None if no rank has any rows.  Raises ``UsageError``, on every rank, if gradients are incomplete on some.
         """
         await self.prepare()
         communicator = self.group.communicator

@@ -1,9 +1,9 @@
-"""Replicas of one process that train without waiting for each other: each takes the model, and changes it when it can.
+"""Replicas of one process that train without waiting for each other: each takes the model, and updates it in its turn.
 
-Theory of operation.  The model is changed in turns.  A replica copies its values where a step begins, computes, and in
-its turn puts its gradients into the model's, lets the optimizer move the model, and takes back all but its share, 1 /
-replicas, of the movement.  Each replica has a clock, the same as a rank of ``DistributedDataParallel`` has, which is
-told of the steps of the others at once: it decides when a step may begin.
+Theory of operation.  The model is changed in turns.  A replica copies the model's values at the beginning of a step,
+computes, and in its turn puts its gradients into the model's, lets the optimizer move the model, and undoes all but its
+share, 1 / replicas, of the movement.  Each replica has a clock, like a rank of ``DistributedDataParallel``, which
+learns of the steps of the others at once: it decides when a step may begin.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ReplicaTraining:
         self.replicas = tuple(replicas)
         self.workers = tuple(workers)
         self.turn = asyncio.Lock()
-        """Held by who reads or changes the model."""
+        """Held by a replica that reads or changes the model."""
         self.failure: PeerCancelled | None = None
         size = len(self.replicas)
         self.waited = [0.0] * size
@@ -69,12 +69,12 @@ class ReplicaTraining:
         self._progress_at = 0.0
 
     async def join(self, index: int) -> None:
-        """Begin to train with ``index``; waits until all have settled if it has."""
+        """Start training with ``index``; if it has settled, wait until all have."""
         if index in self._settling:
             await self._answer(index, None)
 
     async def begin(self, index: int) -> None:
-        """Return when ``index`` may begin a step, with the model's values."""
+        """Wait until ``index`` may begin a step, and copy the model's values to it."""
         try:
             await self._answer(index, StepWanted())
         except BaseException:
@@ -97,7 +97,7 @@ class ReplicaTraining:
         self._tell(index, SettleWanted(), lambda steps: PeerSettling(index, steps))
 
     def fail(self, index: int, error: BaseException) -> None:
-        """End the steps of all: ``index`` will not go on."""
+        """End the steps of all: ``index`` will not continue."""
         if self.failure is not None:
             return
         self.failure = PeerCancelled(
@@ -108,7 +108,7 @@ class ReplicaTraining:
                 answer.set_exception(self.failure)
 
     def staleness(self, index: int) -> int:
-        """Return by how many steps ``index`` is ahead of the slowest."""
+        """Return how many steps ``index`` is ahead of the slowest."""
         return self._clocks[index].staleness()
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class ReplicaTraining:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _answer(self, index: int, event: Event | None) -> None:
-        """Hand ``event`` to the clock of ``index`` and wait for its answer."""
+        """Pass ``event`` to the clock of ``index`` and wait for its answer."""
         self.check()
         loop = asyncio.get_running_loop()
         answer = self._answers[index] = loop.create_future()
@@ -147,7 +147,7 @@ class ReplicaTraining:
         )
 
     def _tell(self, index: int, event: Event, news: Callable[[int], Event]) -> None:
-        """Feed ``event`` to the clock of ``index``, and what it means to all others."""
+        """Feed ``event`` to the clock of ``index``, and the corresponding event to all others."""
         self._progress_at = asyncio.get_running_loop().time()
         self._handle(index, event)
         steps = self._clocks[index].steps
@@ -186,9 +186,9 @@ class ReplicaTraining:
 
 
 class Replica:
-    """One replica that trains by itself, ``device`` its name; use as ``async with``.
+    """One replica that trains by itself, on ``device``; use as ``async with``.
 
-    A step is what it is with ``DistributedDataParallel``::
+    A step is the same as with ``DistributedDataParallel``::
 
         async with data_parallel.replica(index) as replica:
             for x in batches:
@@ -228,7 +228,7 @@ class Replica:
 
     @property
     def is_open(self) -> bool:
-        """Is its block entered?"""
+        """Whether its block has been entered."""
         return self._is_open
 
     def zero_grad(self) -> None:
@@ -236,9 +236,9 @@ class Replica:
         self._model.zero_grad()
 
     async def forward(self, x: NDArray[Any]) -> tuple[Array, Any]:
-        """Return the output and what ``backward`` needs; the first one of a step begins it.
+        """Return the output and the state for ``backward``; the first call of a step begins it.
 
-        Beginning a step waits for slower replicas if the mode says so, and takes the values that the model has.
+        Beginning a step waits for slower replicas if the mode requires it, and takes the model's current values.
         """
         self._check()
         if not self._is_in_step:
@@ -254,9 +254,9 @@ class Replica:
         return await self._worker.run(self._model.backward, saved, dy)
 
     async def update(self, step: Callable[[], T]) -> T:
-        """Run ``step``, which changes the model by its gradients: they are those of this replica; return its result.
+        """Run ``step``, which changes the model by its gradients, those of this replica; return its result.
 
-        The change is weighted by 1 / replicas.  Raises ``NonFiniteValue``, with the parameters as they were, for one
+        The change is weighted by 1 / replicas.  Raises ``NonFiniteValue``, with the parameters unchanged, for a change
         that is not finite.
         """
         self._check()
@@ -267,11 +267,11 @@ class Replica:
         return result
 
     def staleness(self) -> int:
-        """Return by how many updates this replica is ahead of the slowest."""
+        """Return how many updates this replica is ahead of the slowest."""
         return self._training.staleness(self.index)
 
     def waited(self) -> float:
-        """Return for how many seconds this replica has waited for slower ones."""
+        """Return the seconds for which this replica has waited for slower ones."""
         return self._training.waited[self.index]
 
     def _check(self) -> None:

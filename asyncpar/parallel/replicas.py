@@ -1,4 +1,4 @@
-"""Check that the replicas of a model are alike, and give them equal values."""
+"""Check that the replicas of a model are alike, and initialize them equally."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ async def make_equal(
 ) -> str:
     """Give all ranks the values of rank 0, after a check that names, shapes, dtypes, order and ``settings`` are equal.
 
-    And that all are on devices, or on the host; so are ``buffers``, where there are some.
+    It also checks that all parameters, and ``buffers`` if any, are on devices, or all on the host.
 
-    Returns a word that all ranks have in common, and no other call returns.  Raises ``UsageError`` on every rank, with
-    the values as they were, which names the first difference from rank 0.
+    Returns a word that is common to all ranks and unique to this call.  Raises ``UsageError`` on every rank, with the
+    values unchanged, naming the first difference from rank 0.
     """
     lines = [*settings, *map(describe, parameters), *(f"buffer {_spec(one.name, one.value)}" for one in buffers)]
     await compare(communicator, lines, key=key)
@@ -50,14 +50,14 @@ async def broadcast(
 
 
 def describe(parameter: Trainable) -> str:
-    """Return name, dtype and shape, and those of the gradient where they differ, for people."""
+    """Return name, dtype and shape, and those of the gradient if they differ, for people."""
     name, value, gradient = parameter.name, parameter.value, parameter.grad
     text = str(_spec(name, value))
     return text if _is_alike(value, gradient) else f"{text} with a gradient of {_spec(name, gradient)}"
 
 
 def is_on_device(parameters: Sequence[Trainable]) -> bool:
-    """Is any of ``parameters`` on a device?"""
+    """Return whether any of ``parameters`` is on a device."""
     return any(is_device_array(parameter.value) for parameter in parameters)
 
 

@@ -19,11 +19,11 @@ from asyncpar.parallel.module import Array, Module, OnGradient, Trainable
 
 
 class LocalGradients:
-    """Counts passes, and knows which parameters they have reached.
+    """Counts passes, and records the parameters that they have reached.
 
-    Several passes weigh equally: their gradients, which backward passes add up, are divided by their number once, after
-    the last of them, unless ``sums``.  With ``must_reach_all``, a pass that leaves a parameter out is a ``UsageError``,
-    unless that is frozen.
+    Several passes have equal weights: their gradients, which backward passes add up, are divided by their number once,
+    after the last of them, unless ``sums``.  With ``must_reach_all``, a pass that leaves out a parameter that is not
+    frozen raises ``UsageError``.
     """
 
     def __init__(self, parameters: Sequence[Trainable], *, must_reach_all: bool, sums: bool = False) -> None:
@@ -36,7 +36,7 @@ class LocalGradients:
 
     @property
     def reached(self) -> frozenset[str]:
-        """The parameters that have got gradients."""
+        """The parameters that have received gradients."""
         return frozenset(self._reached)
 
     def unreached(self) -> list[str]:
@@ -48,8 +48,8 @@ class LocalGradients:
     ) -> Array | None:
         """Run a backward pass of ``model`` and return the gradient of its input.
 
-        In the last pass before gradients are used, they are finished and handed to ``ready`` as the pass reaches them;
-        what only earlier passes have reached is finished in the end.
+        In the last pass before gradients are used, they are finished and passed to ``ready`` as the pass reaches them;
+        gradients that only earlier passes have reached are finished at the end.
         """
         self.passes += 1
         self._in_pass = set()
@@ -82,12 +82,12 @@ class LocalGradients:
         return dx
 
     def finish(self) -> None:
-        """Make what passes have added up their means or sums: no other pass comes before gradients are used."""
+        """Turn the accumulated gradients into means or sums: no other pass comes before gradients are used."""
         for name in self._reached:
             self._finish(name)
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Start counting again."""
         self.passes = 0
         self._reached = set()
 
@@ -116,7 +116,7 @@ PutBack = Callable[[Array], None]
 class GradientRounds:
     """Averages the gradients of ``parameters`` over the ranks of ``communicator``, one round after another.
 
-    Unless the configuration asks for it, or once the graph is known to be static, nothing but gradients is exchanged.
+    Unless the configuration requires more, and once the graph is known to be static, only gradients are exchanged.
     Otherwise ranks vote, after their backward passes, on which parameters were reached.  One that this rank has not
     reached counts as zero; one that no rank has reached keeps its gradient, and is among ``unused``.
     """
@@ -139,16 +139,16 @@ class GradientRounds:
         self._config = config
         self._key = f"{key}/used"
         self._known: frozenset[str] | None = None
-        """In a static graph, what some rank reaches."""
+        """In a static graph, the parameters that some rank reaches."""
         self._known_here: frozenset[str] | None = None
-        """In a static graph, what this rank reaches."""
+        """In a static graph, the parameters that this rank reaches."""
 
     async def run(
         self, local: LocalGradients, compute: Callable[[OnGradient], Awaitable[T]], *, is_shadow: bool = False
     ) -> T:
-        """Run ``compute``, which is given what to call for final gradients; then average, and return its result.
+        """Run ``compute`` with a callback for final gradients; then average, and return its result.
 
-        A shadow has computed nothing: all of its gradients count as zero, and are the mean of the others afterwards.
+        A shadow computes nothing: all of its gradients count as zero, and are the mean of the others afterwards.
         """
         ballot = self._open_ballot()
         kept: dict[str, PutBack] = {}
@@ -176,7 +176,7 @@ class GradientRounds:
         return Ballot(self._communicator, count=len(self._by_name), key=self._key) if is_open else None
 
     def _taking_part(self) -> list[Trainable]:
-        """Return the parameters whose gradients are exchanged: all, but for those that are known to have none."""
+        """Return the parameters whose gradients are exchanged: all except those known to have none."""
         return [p for name, p in self._by_name.items() if self._known is None or name in self._known]
 
     async def _find_unused(self, ballot: Ballot | None, local: LocalGradients) -> list[str]:
@@ -188,7 +188,7 @@ class GradientRounds:
         return [name for name in found if not is_frozen(self._by_name[name])]
 
     def _zero(self, names: Sequence[str], kept: dict[str, PutBack]) -> None:
-        """Zero the gradients of ``names``; note in ``kept`` what makes each what it was."""
+        """Zero the gradients of ``names``; store in ``kept`` the functions that restore them."""
         gradients = [gradient_of(self._by_name[name], writes=True) for name in names]
         for name, gradient in zip(names, gradients, strict=True):
             kept[name] = zero(gradient)

@@ -1,4 +1,4 @@
-"""Updates: how far the parameters have moved, in the form in which ranks send them to each other."""
+"""Updates: the movements of parameters, in the form in which ranks send them to each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UpdateLayout:
 
 
 class AsyncUpdate:
-    """One message: the number of the last step that it contains, and what to add to each parameter.
+    """One message: the number of the last step that it contains, and the addend of each parameter.
 
     A new one is step 0 and zero.  ``nbytes`` is nearly that of the parameters.
     """
@@ -72,7 +72,7 @@ class AsyncUpdate:
         ]
 
     def add(self, other: AsyncUpdate) -> None:
-        """Take ``other``, which is later, in."""
+        """Add ``other``, which is later."""
         for mine, more in zip(self.spans, other.spans, strict=True):
             mine += more
         self.step = max(self.step, other.step)
@@ -92,7 +92,7 @@ class AsyncUpdate:
 
 
 def merged(earlier: AsyncUpdate, later: AsyncUpdate) -> AsyncUpdate:
-    """Return one update that does what both do; neither is changed."""
+    """Return one update equivalent to both; neither is changed."""
     total = AsyncUpdate(earlier.layout)
     total.add(earlier)
     total.add(later)
@@ -100,7 +100,7 @@ def merged(earlier: AsyncUpdate, later: AsyncUpdate) -> AsyncUpdate:
 
 
 class Mover:
-    """Lets an optimizer move the parameters, but takes only a share of the movement."""
+    """Lets an optimizer move the parameters, but keeps only a share of the movement."""
 
     def __init__(self, layout: UpdateLayout, *, share: float) -> None:
         self._layout = layout
@@ -108,19 +108,19 @@ class Mover:
         self._before = [parameter.value.copy() for parameter in layout.parameters]
 
     def remember(self) -> None:
-        """Take the parameters as they are for the point that the next movement begins at."""
+        """Record the current parameters as the starting point of the next movement."""
         for before, parameter in zip(self._before, self._layout.parameters, strict=True):
             np.copyto(before, parameter.value)
 
     def restore(self) -> None:
-        """Take the parameters back to that point."""
+        """Reset the parameters to that point."""
         for before, parameter in zip(self._before, self._layout.parameters, strict=True):
             np.copyto(parameter.value, before)
 
     def measure(self) -> AsyncUpdate:
-        """Return the share of the movement since; the parameters are left where it leads.
+        """Return the share of the movement since; the parameters are left at its end.
 
-        Raises ``NonFiniteValue``, with the parameters back where they were, when they are not finite.
+        Raises ``NonFiniteValue``, with the parameters reset, if they are not finite.
         """
         update = AsyncUpdate(self._layout)
         changes = update.views()

@@ -1,4 +1,4 @@
-"""Hosts in the place of ranks: few bytes between hosts, many inside."""
+"""Hosts in place of ranks: few bytes between hosts, many inside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncpar.gradsync.statistics import StepOutcome
 from asyncpar.parallel.local.rounds import Synchronizer
 
 HEADER_BYTES = 8
-"""Means travel behind a status; this much keeps float64 aligned."""
+"""Size of the status before the means; it keeps float64 aligned."""
 
 _FINE = 0
 _SKIPPED = 1
@@ -27,10 +27,10 @@ _SKIPPED = 1
 class HostSynchronizer:
     """Makes gradients that are equal inside each host equal to their mean over hosts.
 
-    The first rank of each host has ``between``, a synchronizer of these ranks, and tells the others; so a host sends as
-    much as one rank would.  Every host counts the same, however many ranks it has.  For ``DiLoCo``: all ranks of a host
-    hold the common point and the momentum, and the first one the residuals, too.  ``name`` tells apart those that share
-    ``host``, and belongs to one of them as long as it lives.
+    The first rank of each host has ``between``, a synchronizer of these ranks, and passes the result to the others; so
+    a host sends as much as one rank would.  Every host has the same weight, however many ranks it has.  For ``DiLoCo``:
+    all ranks of a host hold the common point and the momentum, and the first one the residuals, too.  ``name``
+    distinguishes synchronizers that share ``host``, and belongs to one of them during its lifetime.
     """
 
     def __init__(self, host: Communicator, between: Synchronizer | None, *, name: str = "hosts") -> None:
@@ -45,8 +45,8 @@ class HostSynchronizer:
     async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
         """Replace every gradient by its mean over hosts, and return the outcome.
 
-        Raises what ``between`` raises on the first rank of the host, ``PeerCancelled`` on the others, ``UsageError`` on
-        all of a host whose ranks differ in their gradients, and leaves gradients as they were.
+        Raises the errors of ``between`` on the first rank of the host and ``PeerCancelled`` on the others, or
+        ``UsageError`` on all of a host whose ranks differ in their gradients, and leaves gradients unchanged.
         """
         gradients = list(model_shards.parameters())
         packed: NDArray[np.uint8] | None = None
@@ -70,20 +70,20 @@ class HostSynchronizer:
         return outcome
 
     def close(self) -> None:
-        """Give the name back, for another synchronizer."""
+        """Release the name for another synchronizer."""
         self._host.release(self._name, self)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return that of ``between``; empty on ranks that have none."""
+        """Return the state of ``between``; empty on ranks that have none."""
         return {} if self._between is None else self._between.state()
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with the ``state`` of an earlier run of this rank."""
+        """Continue with the ``state`` of an earlier run of this rank."""
         if self._between is not None:
             self._between.restore(state)
 
     async def _reduce(self, gradients: list[HasGradient]) -> NDArray[np.uint8]:
-        """Return the packed means over hosts, on the first rank of the host; memory for them on the others."""
+        """Return the packed means over hosts on the first rank of the host, and memory for them on the others."""
         if self._between is None:
             return _pack(gradients, status=_FINE)
         copies = [_HostCopy(name=gradient.name, grad=gradient.grad.copy()) for gradient in gradients]
@@ -113,7 +113,7 @@ class _HostCopies:
 
 
 def _pack(gradients: Sequence[HasGradient], *, status: int) -> NDArray[np.uint8]:
-    """Return the bytes of all gradients, one after another behind a status, in new memory."""
+    """Return the concatenated bytes of all gradients after a status, in new memory."""
     head = np.zeros(HEADER_BYTES, np.uint8)
     head[0] = status
     parts = [np.ascontiguousarray(gradient.grad).reshape(-1).view(np.uint8) for gradient in gradients]
@@ -129,6 +129,6 @@ def _unpack(packed: NDArray[np.uint8], gradients: Sequence[HasGradient]) -> None
 
 
 def _digest(gradients: Sequence[HasGradient]) -> NDArray[np.uint8]:
-    """Return eight bytes that differ when names, shapes or dtypes do."""
+    """Return eight bytes that differ if names, shapes or dtypes do."""
     lines = [f"{gradient.name} {gradient.grad.dtype}{gradient.grad.shape}" for gradient in gradients]
     return np.frombuffer(digest_of(lines), np.uint8)

@@ -1,7 +1,7 @@
 """The outer optimizer of local training: plain computation, no communication.
 
-All ranks leave a common point with steps of their own.  A *difference* is what a rank has gone since, common point
-minus current value: a gradient of a kind (a pseudo-gradient), whose mean over ranks moves the common point::
+All ranks leave a common point with their own steps.  A *difference* is a rank's movement since then, common point minus
+current value: a pseudo-gradient, whose mean over ranks moves the common point::
 
     momentum <- outer_momentum * momentum + mean
     common   <- common - outer_learning_rate * (mean + outer_momentum * momentum)
@@ -83,12 +83,12 @@ def outer_step(config: OuterConfig, old: Array, momentum: Array, mean: Array, *,
 
 
 class OuterOptimizer:
-    """Holds the common point of ``parameters``, which is where they are now, and its momentum.
+    """Holds the common point of ``parameters``, which is their current value, and its momentum.
 
-    For each round: ``measure``; replace the differences by their means over ranks; ``advance``.  A round that is given
-    up in between leaves no trace.  Takes three times the memory of the parameters.
+    For each round: ``measure``; replace the differences by their means over ranks; ``advance``.  A round that is
+    abandoned in between leaves no trace.  Takes three times the memory of the parameters.
 
-    Parameters that are frozen stay where they are, and keep their momentum.
+    Frozen parameters do not move, and keep their momentum.
     """
 
     def __init__(self, parameters: Iterable[HasValue], config: OuterConfig) -> None:
@@ -106,16 +106,16 @@ class OuterOptimizer:
         return sum(common.nbytes for common in self._common.values())
 
     def measure(self) -> None:
-        """Fill the differences."""
+        """Compute the differences."""
         for difference in self.differences:
             np.subtract(self._common[difference.name], self._parameters[difference.name].value, out=difference.grad)
 
     def advance(self) -> None:
-        """Move the common point by the differences, which are means now, and all parameters to it.
+        """Move the common point by the differences, which must be means now, and all parameters to it.
 
         Raises ``NonFiniteValue``, on all ranks alike and with nothing changed, when that would be NaN or infinite.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # found before anything is written
+        with np.errstate(over="ignore", invalid="ignore"):  # checked before anything is written
             moving = [one for one in self.differences if not is_frozen(self._parameters[one.name])]
             proposals = [self._propose(difference) for difference in moving]
         broken = [one.name for one, (common, _) in zip(moving, proposals, strict=True) if not _is_finite(common)]
@@ -126,7 +126,7 @@ class OuterOptimizer:
             self._parameters[difference.name].value[...] = common
 
     def reset(self) -> None:
-        """Take all parameters back to the common point."""
+        """Reset all parameters to the common point."""
         for name, parameter in self._parameters.items():
             parameter.value[...] = self._common[name]
 
@@ -138,14 +138,14 @@ class OuterOptimizer:
         return hasher.hexdigest()[:16]
 
     def state(self) -> OuterState:
-        """Return what ``restore`` takes."""
+        """Return the state for ``restore``."""
         return OuterState(
             common={name: array.copy() for name, array in self._common.items()},
             momentum={name: array.copy() for name, array in self._momentum.items()},
         )
 
     def restore(self, state: OuterState) -> None:
-        """Go on from ``state``; parameters stay where they are.
+        """Continue from ``state``; parameters do not change.
 
         Raises ``UsageError``, with nothing changed, unless it has the names, shapes and dtypes of the parameters.
         """

@@ -1,7 +1,7 @@
-"""Rounds of local training: who counts steps, and when all ranks meet.
+"""Rounds of local training: the counting of steps, and the meetings of all ranks.
 
-Between rounds nothing is sent.  A round reduces the differences with a synchronizer, by any codec; what the codec loses
-is added in the next round, if the synchronizer has error feedback.
+Between rounds nothing is sent.  A round reduces the differences with a synchronizer, by any codec; the codec's error is
+added in the next round, if the synchronizer has error feedback.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Synchronizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
-    """State of a rank for checkpoints, beside its parameters and its own optimizer.
+    """State of a rank for checkpoints, besides its parameters and its own optimizer.
 
-    ``steps`` were made since the last of ``rounds``.  ``synchronizer`` is what the synchronizer keeps on this rank:
-    residuals, for one.  Everything else is the same on all.
+    ``steps`` were made since the last of ``rounds``.  ``synchronizer`` is the state of the synchronizer on this rank,
+    such as residuals.  Everything else is the same on all.
     """
 
     steps: int
@@ -48,7 +48,7 @@ class LocalState:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the state that was saved as a dictionary.  Raises ``UsageError`` for another one."""
+        """Return the state that was saved as a dictionary.  Raises ``UsageError`` for anything else."""
         try:
             outer = OuterState(common=saved["outer"]["common"], momentum=saved["outer"]["momentum"])
             return cls(
@@ -60,10 +60,10 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """The differences of a round, behind a first one without values, whose name says what this rank is about to do.
+    """The differences of a round, after an entry without values, whose name states what this rank is about to do.
 
-    Synchronizers compare the names of all ranks, so ranks that count differently, or did not start at the same point,
-    learn it before anything is reduced.
+    Synchronizers compare the names of all ranks, so a difference in counts or starting points is found before anything
+    is reduced.
     """
 
     purpose: str
@@ -77,16 +77,16 @@ class _Shards:
 class DiLoCo:
     """Every ``every`` steps, moves all ranks to a common point by Nesterov's momentum (Douillard et al. 2023).
 
-    The caller makes steps of its own, with any optimizer, and says so by ``step`` after each.  ``parameters`` must
-    start equal on all ranks; from then on they are equal, to the last bit, after each round.  All ranks make as many
-    steps; ``finish`` ends the last round early.  ``synchronizer`` reduces the differences, and nothing else: give it a
-    ``name`` of its own, and any codec.  With a rate of 1 and no momentum it is local SGD.
+    The caller makes its own steps, with any optimizer, and calls ``step`` after each.  ``parameters`` must start equal
+    on all ranks; from then on they are equal, to the last bit, after each round.  All ranks make equally many steps;
+    ``finish`` ends the last round early.  ``synchronizer`` reduces the differences, and nothing else: give it a
+    separate ``name``, and any codec.  With a rate of 1 and no momentum it is local SGD.
 
-    The defaults are the paper's, for rounds of hundreds of steps.  Short rounds want less momentum: with 20 steps 0.7
+    The defaults are the paper's, for rounds of hundreds of steps.  Short rounds need less momentum: with 20 steps 0.7
     does better than both 0.9 and 0.5, see ``scripts/bench/convergence.py``.
 
-    ``outer_learning_rate`` and ``outer_momentum`` are those of the step from the old common point along the mean of
-    what the ranks have done.
+    ``outer_learning_rate`` and ``outer_momentum`` are those of the step from the old common point along the mean
+    movement of the ranks.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ class DiLoCo:
 
     @property
     def rounds(self) -> int:
-        """Rounds that all ranks have made."""
+        """Rounds completed by all ranks."""
         return self._rounds
 
     async def step(self) -> bool:
-        """Count a step that this rank has made; with the last of a round, meet the others.  Was it the last?
+        """Count a step of this rank, and meet the others after the last of a round; return whether it was the last.
 
         When the synchronizer skips the round, because some rank's parameters are not finite (``NonFinitePolicy``), all
         ranks go back to the common point.
 
-        Raises what the synchronizer raises, such as ``PeerError`` or ``NonFiniteValue`` (on every rank), and
-        ``UsageError`` when ranks differ in their steps, settings or first values.  Then parameters are as they were and
+        Raises the errors of the synchronizer, such as ``PeerError`` or ``NonFiniteValue`` (on every rank), and
+        ``UsageError`` if ranks differ in their steps, settings or initial values.  Then parameters are unchanged and
         the step is not counted, so the call may be repeated on all ranks.
         """
         if self._steps + 1 < self.every:
@@ -135,14 +135,14 @@ class DiLoCo:
         return True
 
     async def finish(self) -> bool:
-        """End a round that has begun, however few its steps were.  Was there one?  Raises as ``step`` does."""
+        """End a round that has begun, however few its steps; return whether there was one.  Raises like ``step``."""
         if not self._steps:
             return False
         await self._meet(self._steps)
         return True
 
     def reset(self) -> None:
-        """Take this rank back to the last common point, and count from there: what it has done since is lost.
+        """Reset this rank to the last common point, and count from there: its movement since then is lost.
 
         To be called on all ranks, for instance after ``NonFiniteValue``.
         """
@@ -150,15 +150,15 @@ class DiLoCo:
         self._steps = 0
 
     def state(self) -> LocalState:
-        """Return copies of everything that ``restore`` takes; not during a round."""
+        """Return copies of the state for ``restore``; not during a round."""
         return LocalState(
             steps=self._steps, rounds=self._rounds, outer=self._outer.state(), synchronizer=self._synchronizer.state()
         )
 
     def restore(self, state: LocalState | Mapping[str, Any]) -> None:
-        """Go on from ``state`` of an earlier run of this rank; the caller has restored its parameters.
+        """Continue from ``state`` of an earlier run of this rank; the caller has restored its parameters.
 
-        It may be what ``asyncpar.checkpoint.load`` gives back for it: a dictionary of the same.
+        It may be the equivalent dictionary that ``asyncpar.checkpoint.load`` returns.
 
         To be called on all ranks.  Raises ``UsageError`` for a state of other parameters, or of longer rounds.
         """
@@ -172,7 +172,7 @@ class DiLoCo:
         self._steps, self._rounds = state.steps, state.rounds
 
     async def _meet(self, steps: int) -> None:
-        """Make the round that ends with ``steps`` steps."""
+        """Run the round that ends with ``steps`` steps."""
         outer, config = self._outer, self._outer.config
         purpose = (
             f"a round of {steps} of {self.every} steps from {self._origin} "
@@ -191,8 +191,8 @@ class DiLoCo:
 class LocalSGD(DiLoCo):
     """Every ``every`` steps, moves all ranks to their mean (Stich 2019).
 
-    The mean is taken of the differences from the last common point, which codecs lose less of than of the values.
-    Otherwise as ``DiLoCo``.
+    The mean is taken of the differences from the last common point, which lose less by codecs than the values would.
+    Otherwise like ``DiLoCo``.
     """
 
     def __init__(self, parameters: Iterable[HasValue], synchronizer: Synchronizer, *, every: int) -> None:
