@@ -16,12 +16,13 @@ from asyncpar.zero.config import ZeROConfig
 class MultiNodeConfig:
     """``num_nodes`` machines with ``devices_per_node`` ranks each, counted node by node, and the place of this rank.
 
-    ``zero_config`` says what ranks divide among themselves.  With ``gradient_compression``, gradients travel between
-    nodes in 8 bits, with error feedback unless ``zero_config.error_feedback`` is off.  ``comm_backend`` names what a
-    trainer that is given no communicator opens.  With ``overlap_comm_compute`` buckets of ``gradient_bucket_size_mb``
-    (MiB) travel as soon as their gradients are final; of the bucket sizes and overlaps of ``zero_config`` and of this
-    configuration the smaller one and the stricter one count.  With ``zero_config.gradient_compression`` gradients are
-    compressed on one node, too.  ``zero_config.average`` says whether they become the mean or the sum over all ranks.
+    ``zero_config`` determines what ranks divide among themselves.  With ``gradient_compression``, gradients are sent
+    between nodes in 8 bits, with error feedback unless ``zero_config.error_feedback`` is off.  ``comm_backend`` is the
+    backend that a trainer without a communicator opens.  With ``overlap_comm_compute`` buckets of
+    ``gradient_bucket_size_mb`` (MiB) are sent as soon as their gradients are final; of the bucket sizes and overlaps of
+    ``zero_config`` and of this configuration the smaller one and the stricter one apply.  With
+    ``zero_config.gradient_compression`` gradients are compressed on one node, too.  ``zero_config.average`` selects the
+    mean rather than the sum over all ranks.
 
     ``node_rank`` is the machine of this rank, ``local_rank`` its place there, ``global_rank`` its place among all.
     """
@@ -61,7 +62,7 @@ class MultiNodeConfig:
 
     @classmethod
     def new(cls, num_nodes: int, devices_per_node: int, node_rank: int, local_rank: int, **settings: Any) -> Self:
-        """Return the configuration of a rank by its place; ``settings`` are the other fields."""
+        """Return the configuration of a rank given by its place; ``settings`` are the other fields."""
         return cls(
             num_nodes=num_nodes,
             devices_per_node=devices_per_node,
@@ -73,7 +74,7 @@ class MultiNodeConfig:
 
     @classmethod
     def of_rank(cls, num_nodes: int, devices_per_node: int, global_rank: int, **settings: Any) -> Self:
-        """Return the configuration of a rank by its number in the world; ``settings`` are the other fields."""
+        """Return the configuration of a rank given by its number in the world; ``settings`` are the other fields."""
         _check_integer("devices_per_node", devices_per_node, least=1)
         node_rank, local_rank = divmod(global_rank, devices_per_node)
         return cls.new(num_nodes, devices_per_node, node_rank, local_rank, **settings)
@@ -88,12 +89,12 @@ class MultiNodeConfig:
 
     @property
     def compresses_between_nodes(self) -> bool:
-        """Do gradients travel between nodes in 8 bits?"""
+        """Whether gradients are sent between nodes in 8 bits."""
         return self.num_nodes > 1 and (self.gradient_compression or self.zero_config.gradient_compression)
 
     @property
     def compresses(self) -> bool:
-        """Do gradients travel in 8 bits between nodes, or between the ranks of a single node?"""
+        """Whether gradients are sent in 8 bits between nodes, or between the ranks of a single node."""
         return self.compresses_between_nodes or self.zero_config.gradient_compression
 
     @property
@@ -103,7 +104,7 @@ class MultiNodeConfig:
 
     @property
     def overlaps(self) -> bool:
-        """Do buckets travel as soon as their gradients are final?"""
+        """Whether buckets are sent as soon as their gradients are final."""
         return self.overlap_comm_compute and self.zero_config.overlap_comm
 
     @property
@@ -113,12 +114,12 @@ class MultiNodeConfig:
 
     @property
     def is_master(self) -> CallableFlag:
-        """Is this rank 0 of the world?  ``is_master()`` returns it as well."""
+        """Whether this is rank 0 of the world; ``is_master()`` returns it as well."""
         return CallableFlag(self.global_rank == 0)
 
     @property
     def is_leader(self) -> bool:
-        """Is this the first rank of its node, which speaks for it to other nodes?"""
+        """Whether this is the first rank of its node, which represents it to other nodes."""
         return self.local_rank == 0
 
     def node_ranks(self, node_rank: int) -> list[int]:
@@ -136,7 +137,7 @@ class MultiNodeConfig:
         return tuple(tuple(self.node_ranks(node)) for node in range(self.num_nodes))
 
     def describe(self) -> tuple[str, ...]:
-        """Return what must be the same on all ranks, in words."""
+        """Return the settings that must be the same on all ranks, in words."""
         return (
             f"num_nodes {self.num_nodes}",
             f"devices_per_node {self.devices_per_node}",

@@ -46,15 +46,14 @@ _FAREWELL_SECONDS = 1.0
 """Others may be gone."""
 
 _UNLIMITED = 1 << 16
-"""Buckets: their size is what is asked for, however many that makes."""
+"""Limit on the number of buckets, which is determined by their requested size alone."""
 
 
 class NodeFlow:
     """Takes the gradients of ``intake`` through ``flow``, its ``inner`` flow.
 
-    All ranks call ``run``, then ``apply``, then ``step``.  In ``run`` ranks compare how many micro-steps they have
-    taken in, the step before, and what is frozen.  ``engine`` is that of a sharded flow, whose ``times`` are counted
-    here.
+    All ranks call ``run``, then ``apply``, then ``step``.  In ``run`` ranks compare their numbers of micro-steps, the
+    previous step, and their frozen parameters.  ``engine`` is that of a sharded flow, whose ``times`` are counted here.
     """
 
     def __init__(
@@ -83,10 +82,10 @@ class NodeFlow:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[OnGradient]:
-        """Make the sums of the intake the mean over all ranks; yields what to call for those that are final.
+        """Make the sums of the intake the mean over all ranks; yield the callback for final gradients.
 
-        Leaving the block means that all are.  Whatever goes wrong, on any rank, raises on every rank.  Ranks that have
-        taken in different numbers of micro-steps, or none, are a ``UsageError``, on every rank.
+        Leaving the block means that all are final.  An error on any rank raises on every rank.  Different numbers of
+        micro-steps, or none, raise ``UsageError`` on every rank.
         """
         intake, difference = self._intake, None
         count, comparison = intake.micro_steps, self._compare()
@@ -100,7 +99,7 @@ class NodeFlow:
                 self._complete()
                 try:
                     await comparison.run()
-                except SettingsDiffer as error:  # known to all ranks, which end what is under way, and then raise it
+                except SettingsDiffer as error:  # known to all ranks, which end the step in progress, and then raise it
                     if self._engine is not None:  # their buckets may differ, too
                         raise
                     difference = error
@@ -115,7 +114,7 @@ class NodeFlow:
             raise UsageError("synchronize_gradients: expected gradients of at least one micro-step, got none")
 
     async def apply(self) -> None:
-        """Divide the means by the number of micro-steps, and forget what the intake has of them."""
+        """Divide the means by the number of micro-steps, and drop the intake's copies."""
         intake = self._intake
         if self.inner.is_sharded:
             self.inner.scale(1.0 if intake.gives_means else 1.0 / intake.micro_steps)
@@ -127,7 +126,7 @@ class NodeFlow:
     async def step(self, learning_rate: float, *, clip_norm: float | None) -> float:
         """Move all parameters once and return the global norm of gradients before clipping.
 
-        Raises ``NonFiniteValue``, on every rank and with nothing changed, where gradients are not finite.
+        Raises ``NonFiniteValue``, on every rank and with nothing changed, if gradients are not finite.
         """
         flow = self.inner
         try:
@@ -145,7 +144,7 @@ class NodeFlow:
 
     def forget(self) -> None:
         """Forget all gradients."""
-        if not self._is_broken:  # else they are forgotten when ranks resume
+        if not self._is_broken:  # otherwise they are dropped when ranks resume
             self.inner.zero_grad()
         if not self.inner.is_sharded:
             for parameter in self.inner.parameters:
@@ -175,27 +174,27 @@ class NodeFlow:
 
     @property
     def owns_part(self) -> bool:
-        """Does this rank own states that no other rank has?"""
+        """Whether this rank owns states that no other rank has."""
         return any(start < stop for start, stop in self._own_bounds())
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _own_bounds(self) -> list[tuple[int, int]]:
-        """Return where the part of each parameter that this rank owns begins and ends."""
+        """Return the bounds of the part of each parameter that this rank owns."""
         if self._engine is None:
             return []
         partition, rank = self._engine.partition, self._groups.world.rank
         return [partition.bounds(index, rank) for index in range(len(partition.specs))]
 
     def _compare(self) -> Comparison:
-        """Return the comparison of what this rank has done since the last run with what the others have."""
+        """Return the comparison of this rank's work since the last run with that of the others."""
         self._runs += 1
         frozen = (parameter.name for parameter in self.inner.parameters if is_frozen(parameter))
         lines = (f"{self._intake.micro_steps} micro-steps after {self._last}", frozen_line(frozen))
         return Comparison(self._groups.world, {ALL: lines}, key=self._key, rare=f"{self._key}/{self._runs}")
 
     def _report(self, ready: OnGradient, name: str) -> None:
-        """Give ``name`` its sum, which the engine takes off the parameter.  From any thread."""
+        """Give ``name`` its sum, which the engine takes from the parameter.  From any thread."""
         self._intake.give_back(name)
         ready(name)
 
@@ -218,7 +217,7 @@ class NodeFlow:
         self._times.end()
 
     async def leave(self, cause: BaseException) -> None:
-        """Abort, on all ranks, what they do next together: they get ``cause`` as the reason.  Waits a bounded time."""
+        """Abort, on all ranks, their next common operation, with ``cause`` as the reason.  Waits a bounded time."""
         reason = Abandoned(cause)
         engine = self._engine
         with suppress(Abandoned, TimeoutError, AsyncparError), cancel_reason() as why:
@@ -232,13 +231,13 @@ class NodeFlow:
                 raise reason
 
     async def resume(self) -> None:
-        """Come together again after a failure, which was one of all ranks; all of them call it."""
+        """Meet again after a failure, which was one of all ranks; all of them call it."""
         if self._is_broken:
             await self.inner.resume(0)
             self._is_broken = False
 
     async def _break(self, why: str) -> None:
-        """Tell the others of a sharded flow, which must resume."""
+        """Notify the other ranks of a sharded flow, which must resume."""
         if self._engine is not None:
             self._is_broken = True
             await self._engine.abandon(why)
@@ -247,7 +246,7 @@ class NodeFlow:
 def replicated(
     intake: GradientIntake, rule: Rule, config: MultiNodeConfig, groups: HostGroups, *, name: str
 ) -> NodeFlow:
-    """Return the flow where every rank moves all parameters: a ``GradientSynchronizer`` that takes nodes for hosts."""
+    """Return the flow in which every rank moves all parameters: a ``GradientSynchronizer`` with nodes as hosts."""
     world = groups.world
     parallelism = ThreeDParallelismConfig(
         dp_size=world.size, comm_strategy=CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
@@ -286,7 +285,7 @@ async def sharded(
     bridge: LoopBridge | None,
     name: str,
 ) -> tuple[NodeFlow, Sequence[Stage[Any]]]:
-    """Return the flow where ranks share out states, gradients or parameters, and the layers to compute with.
+    """Return the flow in which ranks shard states, gradients or parameters, and the layers to compute with.
 
     Rows are added node by node on their way to their owners; buckets overlap, and are as large, as both configurations
     allow.

@@ -1,4 +1,4 @@
-"""Gradients of micro-steps: taken off parameters, added up by name, and given back as means.  Pure."""
+"""Gradients of micro-steps: taken from parameters, added up by name, and returned as means.  Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GradientSyncBuffer:
 
     @property
     def accumulation_steps(self) -> int:
-        """The most gradients that were added to one name."""
+        """The largest number of gradients added to one name."""
         return max(self._counts.values(), default=0)
 
     @property
@@ -69,8 +69,8 @@ class GradientSyncBuffer:
     def add_gradient(self, name: str, gradient: Array, *, owns: bool = False) -> None:
         """Add ``gradient``: the part of one micro-step, not a sum over micro-steps so far.
 
-        With ``owns`` the array is the buffer's from now on, and may become the sum; else it is copied.  Raises
-        ``UsageError`` for another shape or dtype than before, and between averaging and clearing.
+        With ``owns`` the array belongs to the buffer from now on, and may become the sum; otherwise it is copied.
+        Raises ``UsageError`` for another shape or dtype than before, and between averaging and clearing.
         """
         self._check_open("add_gradient")
         if not np.issubdtype(gradient.dtype, np.floating):
@@ -89,7 +89,7 @@ class GradientSyncBuffer:
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def add_nothing(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Make sure that there is a sum of ``name``, which counts no gradient."""
+        """Ensure that there is a sum of ``name``, without counting a gradient."""
         self._check_open("add_nothing")
         if name not in self._sums:
             self._sums[name], self._dtypes[name] = np.zeros(shape, sum_dtype(dtype)), dtype
@@ -102,10 +102,10 @@ class GradientSyncBuffer:
         return gradient
 
     def average_gradients(self, micro_steps: int | None = None) -> Mapping[str, Array]:
-        """Make each sum the mean over ``micro_steps``, by default over as many gradients as it has; return the means.
+        """Turn each sum into the mean over ``micro_steps``, by default over its number of gradients; return the means.
 
-        A parameter that got a gradient in fewer than ``micro_steps`` had a zero in the others.  Divides once, however
-        often it is called until ``clear``.  Raises ``UsageError`` where a name counts more than ``micro_steps``.
+        A parameter with a gradient in fewer than ``micro_steps`` had zero in the others.  Divides once, however often
+        it is called until ``clear``.  Raises ``UsageError`` if a name counts more than ``micro_steps``.
         """
         if not self._is_averaged:
             self._divide(micro_steps)
@@ -158,10 +158,10 @@ class BufferedGradient:
 
 
 class GradientIntake:
-    """The gradients of ``parameters`` in ``buffer``, and of how many micro-steps they are.
+    """The gradients of ``parameters`` in ``buffer``, and their number of micro-steps.
 
-    A micro-step is taken whole by ``add``, or parameter by parameter between ``open`` and ``complete``.  Sums are in
-    the dtype that is computed in, also for parameters that are stored in half precision.  Frozen ones have none.
+    A micro-step is added whole by ``add``, or parameter by parameter between ``open`` and ``complete``.  Sums are in
+    the compute dtype, even for parameters that are stored in half precision.  Frozen ones have none.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -175,9 +175,9 @@ class GradientIntake:
         self._lock = threading.Lock()
 
     def add(self, gradients: Mapping[str, Array] | None) -> None:
-        """Take a micro-step: ``gradients`` by name, or those that parameters hold, which have none after it.
+        """Add a micro-step: ``gradients`` by name, or those of the parameters, which have none afterwards.
 
-        Raises ``UsageError``, with nothing taken, for gradients that do not fit.
+        Raises ``UsageError``, with nothing added, for gradients that do not fit.
         """
         if gradients is None:
             for name in self._by_name:
@@ -191,7 +191,7 @@ class GradientIntake:
         self.micro_steps += 1
 
     def open(self) -> None:
-        """Begin a micro-step whose gradients come one by one, by ``take``."""
+        """Begin a micro-step whose gradients arrive one by one, by ``take``."""
         with self._lock:
             self._expected = set(self._by_name)
         self.micro_steps += 1
@@ -199,7 +199,7 @@ class GradientIntake:
     def take(self, name: str, report: Callable[[str], None]) -> None:
         """Take the gradient of ``name``, once per micro-step, and ``report`` it as final.  From any thread.
 
-        Has no effect when the micro-step is over or given up: a worker thread need not know.
+        Has no effect if the micro-step is over or abandoned: a worker thread need not know.
         """
         with self._lock:
             if name not in self._by_name:
@@ -213,7 +213,7 @@ class GradientIntake:
         report(name)
 
     def complete(self) -> None:
-        """End the micro-step: what was not reported is taken now."""
+        """End the micro-step: gradients that were not reported are taken now."""
         with self._lock:
             rest, self._expected = self._expected, set()
             for name in self._by_name:
@@ -221,7 +221,7 @@ class GradientIntake:
                     self._take(name)
 
     def fill(self) -> None:
-        """Make room for the means of those parameters that have no gradient here."""
+        """Allocate the means of parameters without gradients here."""
         for name, parameter in self._by_name.items():
             if is_frozen(parameter):
                 continue
@@ -229,13 +229,13 @@ class GradientIntake:
 
     @property
     def gives_means(self) -> bool:
-        """Does ``give_back`` divide by the number of micro-steps?  Parameters of two bytes may not hold the sums."""
+        """Whether ``give_back`` divides by the number of micro-steps: parameters of two bytes may not hold the sums."""
         return any(is_narrow(stored_dtype(parameter)) for parameter in self.parameters)
 
     def give_back(self, name: str | None = None) -> None:
-        """Give the parameter ``name``, by default all of them, the sum of its gradients as its gradient.
+        """Make the sum of gradients of the parameter ``name``, by default of all, its gradient.
 
-        Or their mean over micro-steps: see ``gives_means``.
+        Or the mean over micro-steps: see ``gives_means``.
         """
         self._hand_back(
             list(self.buffer) if name is None else [name], divisor=self.micro_steps if self.gives_means else 1
@@ -272,7 +272,7 @@ class GradientIntake:
                     self._by_name[name].grad = self.buffer.pop(name)
 
     def _take(self, name: str) -> None:
-        """Take the array itself away from the parameter, which makes another one when it needs it."""
+        """Remove the array itself from the parameter, which makes another one when needed."""
         parameter = self._by_name[name]
         if parameter.has_grad and not is_frozen(parameter):
             gradient = parameter.grad.astype(parameter.dtype, copy=False)

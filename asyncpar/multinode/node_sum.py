@@ -43,7 +43,7 @@ class NodeSums(RowSums):
         return 1 if collective_reduction(op, dtype).scales else super().divisor(rows, dtype, op)
 
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
-        """Return what the first rank of a node takes: the sum of the node, the part of the node, and both encoded."""
+        """Return the bytes on the first rank of a node: the sum of the node, the part of the node, and both encoded."""
         nodes = self._groups.hosts
         part = rows // nodes * width
         encoded = CompressedSum.extra_bytes(nodes, part) if self.is_lossy else 0
@@ -53,8 +53,8 @@ class NodeSums(RowSums):
 class NodeSum(RowSum):
     """Brings each rank the sum, or the mean, of its row over the world.
 
-    Rows are added inside each node at its first rank; the first ranks exchange what belongs to each other's nodes, as
-    ``between`` does it, and hand the rows of their nodes out.  So a node sends others what one rank would.
+    Rows are added inside each node at its first rank; the first ranks exchange the rows of each other's nodes by
+    ``between``, and distribute the rows of their nodes.  So a node sends others as much as one rank would.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class NodeSum(RowSum):
         self._loans.close(is_over=is_over)
 
     def _steps(self, key: str) -> list[ReductionStep]:
-        """Return what this rank has to do with others; those that are not the first of their node have no more."""
+        """Return this rank's exchanges with others; those that are not the first of their node have no more."""
         node, between = self._node, self._between
         inside = ReductionStep(None, lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
         if between is None:
@@ -125,11 +125,11 @@ def _abort(steps: list[ReductionStep]) -> None:
 
 
 Intervals = list[tuple[float, float]]
-"""Starts and ends, by the clock."""
+"""Starts and ends by the clock."""
 
 
 class TimedSums(RowSums):
-    """Sums as ``inner`` makes them, which append to what ``intervals`` returns when they are made."""
+    """Sums of ``inner`` that append their times to the current result of ``intervals``."""
 
     def __init__(self, inner: RowSums, intervals: Callable[[], Intervals], clock: Callable[[], float]) -> None:
         self.is_lossy = inner.is_lossy
@@ -153,7 +153,7 @@ class TimedSums(RowSums):
 
 
 class TimedSum(RowSum):
-    """``inner``, which also appends to ``intervals`` when it was under way, once it has settled."""
+    """``inner``, which also appends its period of activity to ``intervals``, once it has settled."""
 
     def __init__(self, inner: RowSum, intervals: Intervals, clock: Callable[[], float]) -> None:
         self.rows, self.row = inner.rows, inner.row

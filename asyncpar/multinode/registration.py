@@ -1,4 +1,4 @@
-"""Open the world of a trainer, and register its parameters: equal on all ranks before training."""
+"""The world of a trainer, and the registration of its parameters: equal on all ranks before training."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from asyncpar.nn.optimizers import distinct
 async def register(parameters: Iterable[Parameter], groups: HostGroups, *, key: str) -> tuple[Parameter, ...]:
     """Return the parameters, each once, with the values of rank 0 of the world on all ranks.
 
-    Raises ``UsageError``, on every rank, where names, shapes, dtypes or their order differ, and for parameters that
-    cannot be trained here.
+    Raises ``UsageError``, on every rank, if names, shapes, dtypes or their order differ, and for parameters that cannot
+    be trained here.
     """
     given = tuple(parameters)
     problem = _problem(given)
@@ -68,7 +68,7 @@ def _describe(parameter: Parameter) -> str:
 
 
 class Environment:
-    """The world of ``communicator``, or one that is opened by ``config.comm_backend``."""
+    """The world of ``communicator``, or one opened by ``config.comm_backend``."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Environment:
         self._opened: CommunicationRuntime | None = None
 
     async def open(self) -> Communicator:
-        """Return the communicator over all ranks.  Raises what opening the backend raises."""
+        """Return the communicator over all ranks.  Raises the errors of opening the backend."""
         if self._communicator is not None:
             return self._communicator
         config = self._config
@@ -115,7 +115,7 @@ class Environment:
 
 
 class TrainerPhase(Enum):
-    """The phases of a step; the values say what may be called next."""
+    """The phases of a step; the values name the calls that may follow."""
 
     GATHERING = "update_gradients or synchronize_gradients"
     SYNCHRONIZING = "nothing, until the synchronization under way has ended"
@@ -125,7 +125,9 @@ class TrainerPhase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Registered:
-    """The registered parameters and their flow.  ``layout`` says how gradients are reduced, and over which ranks."""
+    """The registered parameters and their flow.  ``layout`` describes how and over which ranks gradients are
+    reduced.
+    """
 
     parameters: tuple[Parameter, ...]
     intake: GradientIntake
@@ -139,7 +141,7 @@ class Registered:
         return {"parameters": [[parameter.name, list(parameter.shape)] for parameter in self.parameters]}
 
     def check(self, phase: TrainerPhase, what: str) -> None:
-        """Raise ``UsageError`` unless it is time for ``what``."""
+        """Raise ``UsageError`` unless ``what`` may be called now."""
         if self.phase is not phase:
             raise UsageError(f"{what}: expected {self.phase.value} next")
 
@@ -158,7 +160,7 @@ class Registered:
 async def check_world(config: MultiNodeConfig, world: Communicator, settings: tuple[str, ...], *, key: str) -> None:
     """Raise ``UsageError``, on every rank, unless ``config`` fits ``world`` and is the same on all its ranks.
 
-    ``settings`` are what must be equal besides.  All ranks of ``world`` call it.
+    ``settings`` must be equal, too.  All ranks of ``world`` call it.
     """
     problem = misfit(config, world)
     lines = (*config.describe(), *settings, "its place in the world" if problem is None else f"an error: {problem}")
@@ -168,7 +170,7 @@ async def check_world(config: MultiNodeConfig, world: Communicator, settings: tu
 
 
 def misfit(config: MultiNodeConfig, world: Communicator) -> str | None:
-    """Return what is wrong with ``config`` in ``world``, None if nothing is."""
+    """Return what is wrong with ``config`` in ``world``; None if nothing is."""
     if config.world_size != world.size:
         return (
             f"num_nodes, devices_per_node: expected {world.size} ranks in all, as the communicator has, "

@@ -33,7 +33,7 @@ class MemorySavings(float):
     """The part of parameters, gradients and states that this rank does not hold because others do.
 
     ``savings["optimizer"]``, ``["gradient"]`` and ``["parameter"]`` are the parts of each alone, ``["communication"]``
-    what buffers and residuals of compression take in addition, of the whole: 0, or negative.
+    the additional memory of buffers and compression residuals as a part of the whole: 0, or negative.
     """
 
     components: Mapping[str, float]
@@ -58,7 +58,7 @@ _COMPONENTS = ("optimizer", "gradient", "parameter", "communication")
 def savings_of(
     usage: MemoryUsage, kept: ZeROMemoryStats | None, values: int, *, owned_gradients: float = 1.0
 ) -> MemorySavings:
-    """Return what ``usage`` saves; ``kept`` are the figures of what is sharded, ``values`` the bytes of parameters.
+    """Return the savings of ``usage``; ``kept`` are the figures of sharded memory, ``values`` the bytes of parameters.
 
     ``owned_gradients`` is the part of the gradients that is kept on this rank from their reduction to the step.
     """
@@ -83,9 +83,9 @@ class MultiNodeStats:
     """A snapshot of one rank.
 
     ``zero_stage``, ``communication_backend`` and ``gradient_compression_enabled`` are settings; ``memory_savings`` is
-    the part of what parameters, gradients and states would take without sharding that this rank does not hold.
-    ``steps`` counts optimizer steps, ``micro_steps`` the gradients in them.  ``synchronization`` has times and traffic,
-    ``compression`` what went between nodes.
+    the part of the unsharded memory of parameters, gradients and states that this rank does not hold.  ``steps`` counts
+    optimizer steps, ``micro_steps`` the gradients in them.  ``synchronization`` has times and traffic, ``compression``
+    the traffic between nodes.
     """
 
     num_nodes: int
@@ -115,7 +115,7 @@ class MultiNodeStats:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -147,7 +147,7 @@ class MultiNodeStats:
 
 
 class LeaderTraffic:
-    """Reads the counters of the leaders' group; nothing is counted where there is one node, or on other ranks."""
+    """Reads the counters of the leaders' group; nothing is counted with a single node, or on other ranks."""
 
     def __init__(self, groups: HostGroups, *, is_compressed: bool) -> None:
         self._leaders = groups.between if groups.hosts > 1 else None
@@ -156,7 +156,7 @@ class LeaderTraffic:
         self.info = CompressionInfo()
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Start counting."""
         self._before = self._read()
 
     def end(self, nbytes: int) -> None:
@@ -185,11 +185,11 @@ class ShardedTimes:
         self._before = SyncTraffic()
 
     def begin(self) -> None:
-        """Count a reduction from here on."""
+        """Start counting a reduction."""
         self.record, self._before = StepRecord(), SyncTraffic.read(self._communicators)
 
     def last_gradient(self) -> None:
-        """Note the time at which the last gradient is final: from now on the caller only waits."""
+        """Record the time at which the last gradient is final: from now on the caller only waits."""
         self.record.last_gradient_at = self.clock()
 
     def end(self) -> None:

@@ -32,17 +32,17 @@ class MultiNodeTrainer:
 
     Use it as ``async with``, or await ``initialize_environment`` first and ``finalize`` last.  A step is
     ``update_gradients`` after the backward pass of each micro-step; then ``synchronize_gradients``, ``apply_gradients``
-    and ``optimizer_step``.  All ranks call the same in the same order.  To let gradients travel during the last
+    and ``optimizer_step``.  All ranks make the same calls in the same order.  To send gradients during the last
     backward pass of a step, run it in the block of ``synchronization``, in place of its ``update_gradients`` and of
     ``synchronize_gradients``::
 
         async with trainer.synchronization() as ready:
             await worker.run(model.backward, saved, dy, ready)
 
-    An error that leaves the block of one rank ends what the others do next in this trainer, and is their reason.
+    An error that leaves the block of one rank ends the next call of the others in this trainer, and is their reason.
 
     ``communicator`` joins all ranks.  Without one, the trainer opens ``config.comm_backend`` with ``backend`` settings,
-    in ``runtime``, which stays open, or in one of its own, which it finalizes.  ``name`` tells apart trainers that
+    in ``runtime``, which stays open, or in one of its own, which it finalizes.  ``name`` distinguishes trainers that
     share a communicator, and belongs to one of them until it is finalized.
     """
 
@@ -79,10 +79,10 @@ class MultiNodeTrainer:
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def initialize_environment(self) -> None:
-        """Join the world, and check that all ranks are where their configurations say.
+        """Join the world, and check that all ranks are at the places of their configurations.
 
-        Raises ``UsageError``, on every rank, unless the configurations fit the world and each other, and what opening
-        the backend raises.
+        Raises ``UsageError``, on every rank, unless the configurations fit the world and each other, and the errors of
+        opening the backend.
         """
         if self._groups is not None or self._is_finalized:
             raise UsageError("initialize_environment: it was awaited before")
@@ -97,9 +97,9 @@ class MultiNodeTrainer:
         self._groups = HostGroups.of(world, self.config.nodes())
 
     async def register_parameters(self, parameters: Iterable[Parameter]) -> None:
-        """Train ``parameters``, with the values that rank 0 has; in the same order on all ranks.
+        """Train ``parameters``, initialized with the values of rank 0; in the same order on all ranks.
 
-        Raises ``UsageError``, on every rank, where names, shapes, dtypes or order differ.
+        Raises ``UsageError``, on every rank, if names, shapes, dtypes or order differ.
         """
         if self.config.zero_config.stage.shards_parameters:
             raise UsageError("register_parameters: stage 3 gathers parameters layer by layer; await register_layers")
@@ -110,18 +110,20 @@ class MultiNodeTrainer:
     ) -> tuple[Stage[Any], ...]:
         """Train the parameters of ``layers``, and return the layers to compute with, in the order of the forward pass.
 
-        In stage 3 their parameters are there while they compute only, in a compute thread, whose ``bridge`` it is;
-        before it, they are ``layers`` themselves.  Otherwise as ``register_parameters``.
+        In stage 3 their parameters exist only while they compute, in a compute thread, which ``bridge`` belongs to; in
+        earlier stages the result is ``layers`` themselves.  Otherwise like ``register_parameters``.
         """
         parameters = [parameter for layer in layers for parameter in layer.parameters()]
         return await self._register("register_layers", parameters, layers, bridge=bridge)
 
     async def barrier(self) -> None:
-        """Return when all ranks have come here."""
+        """Wait until all ranks have reached the barrier."""
         await self._open("barrier").world.barrier(key=f"{self._name}/barrier")
 
     async def finalize(self) -> None:
-        """Free all buffers, and leave the world where the trainer has opened it.  Idempotent; waits for no rank."""
+        """Free all buffers, and leave the world if the trainer has opened it.  Idempotent; does not wait for other
+        ranks.
+        """
         self._is_finalized = True
         if self._groups is not None:
             self._groups.world.release(self._name, self)
@@ -134,39 +136,38 @@ class MultiNodeTrainer:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def update_gradients(self, gradients: Mapping[str, Array] | None = None) -> None:
-        """Take the gradients of one micro-step: ``gradients`` by name, or those that parameters hold, away from them.
+        """Take the gradients of one micro-step: ``gradients`` by name, or those of the parameters, which are removed.
 
-        They must be of this micro-step alone.  Callable from the thread that computes.
+        They must be of this micro-step alone.  Callable from the compute thread.
         """
         known = self._at(TrainerPhase.GATHERING, "update_gradients")
         known.intake.add(gradients)
 
     async def synchronize_gradients(self) -> None:
-        """Make the sums over micro-steps the mean over all ranks.
+        """Replace the sums over micro-steps by the mean over all ranks.
 
-        Raises ``UsageError``, on every rank, unless all ranks have taken in as many micro-steps, at least one.
-        Whatever goes wrong, on any rank, raises on every rank, and the gradients of the step are dropped.
+        Raises ``UsageError``, on every rank, unless all ranks have taken equally many micro-steps, at least one.  An
+        error on any rank raises on every rank, and the gradients of the step are dropped.
         """
         async with self._synchronizing("synchronize_gradients"):
             pass
 
     @asynccontextmanager
     async def synchronization(self) -> AsyncIterator[OnGradient]:
-        """Take the last micro-step of a step in this block, and synchronize at the same time.
+        """Take the last micro-step of a step in this block, and synchronize concurrently.
 
-        Yields what to call for each parameter whose gradient is final, from any thread; the others are final when the
-        block is left.  Without ``overlap_comm_compute`` nothing travels before that.
+        Yields a function to call for each parameter whose gradient is final, from any thread; the others are final when
+        the block is left.  Without ``overlap_comm_compute`` nothing is sent before that.
         """
         async with self._synchronizing("synchronization", opens=True) as (intake, ready):
             yield partial(intake.take, report=ready)
             intake.complete()
 
     async def apply_gradients(self, accumulation_steps: int = 1) -> None:
-        """Divide the synchronized gradients by the number of micro-steps, and give them to ``optimizer_step``.
+        """Divide the synchronized gradients by the number of micro-steps, and pass them to ``optimizer_step``.
 
-        Synchronizes first where nothing was synchronized in this step.
-        Parameters hold them then, where gradients are not sharded.  Raises ``UsageError`` unless
-        ``accumulation_steps`` micro-steps were taken in.
+        Synchronizes first if that was not done in this step.  If gradients are not sharded, parameters hold them
+        afterwards.  Raises ``UsageError`` unless ``accumulation_steps`` micro-steps were taken.
         """
         await self._synchronize_unless_done("apply_gradients")
         known = self._at(TrainerPhase.SYNCHRONIZED, "apply_gradients")
@@ -178,12 +179,12 @@ class MultiNodeTrainer:
         known.phase = TrainerPhase.APPLIED
 
     async def optimizer_step(self, learning_rate: float, *, clip_norm: float | None = None) -> float:
-        """Move parameters against their gradients, which are zero after it; return the norm of all gradients together.
+        """Move parameters against their gradients, which are zero afterwards; return the global norm of gradients.
 
         A larger norm than ``clip_norm`` is scaled down to it: the norm is that of the means over all ranks.  Raises
         ``NonFiniteValue``, on every rank and with nothing changed, for gradients that are not finite.
 
-        Synchronizes first where nothing was synchronized in this step, and divides by the number of micro-steps where
+        Synchronizes first if that was not done in this step, and divides by the number of micro-steps if
         ``apply_gradients`` was not called.
         """
         await self._synchronize_unless_done("optimizer_step")
@@ -204,13 +205,12 @@ class MultiNodeTrainer:
     async def save_checkpoint(
         self, folder: Path | str, *, extra: Mapping[str, Any] | None = None, keep: int | None = None
     ) -> Path:
-        """Save all that decides what comes next, with ``extra``, and return the checkpoint's folder.
+        """Save the complete training state, with ``extra``, and return the checkpoint's folder.
 
-        Between steps; all ranks share ``folder``, in which the last ``keep`` stay (None: all).
-        See ``asyncpar.checkpoint.save_checkpoint``.  Residuals of
-        compression and the order of buckets are part of it: with the same configuration training goes on to the
-        same bits.  With another one residuals are summed up and shared out anew; what cannot be is named in a warning
-        in the log.
+        Call it between steps; all ranks share ``folder``, in which the last ``keep`` checkpoints stay (None: all).  See
+        ``asyncpar.checkpoint.save_checkpoint``.  Compression residuals and the order of buckets are part of it: with
+        the same configuration training continues with the same bits.  With another one residuals are summed up and
+        redistributed; those that cannot be are named in a logged warning.
         """
         known = self._known("save_checkpoint")
         known.check_between_steps("save_checkpoint")
@@ -228,9 +228,11 @@ class MultiNodeTrainer:
         )
 
     async def load_checkpoint(self, folder: Path | str) -> dict[str, Any]:
-        """Go on from the last checkpoint in ``folder``, of any numbers of nodes, ranks and stage; return its ``extra``.
+        """Continue from the last checkpoint in ``folder``, of any numbers of nodes, ranks and stage; return its
+        ``extra``.
 
-        Between steps.  Raises on all ranks, with parameters as they were: see ``asyncpar.checkpoint.load_checkpoint``.
+        Call it between steps.  Raises on all ranks, with parameters unchanged: see
+        ``asyncpar.checkpoint.load_checkpoint``.
         """
         known = self._known("load_checkpoint")
         known.check_between_steps("load_checkpoint")
@@ -252,12 +254,12 @@ class MultiNodeTrainer:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def get_memory_usage(self) -> MemoryUsage:
-        """Return what the arrays that are held on this rank take now."""
+        """Return the bytes of the arrays that this rank currently holds."""
         known = self._known("get_memory_usage")
         return replace(known.flow.inner.memory(), accumulation=known.intake.buffer.nbytes)
 
     def get_training_stats(self) -> MultiNodeStats:
-        """Return a snapshot of what this rank has done so far."""
+        """Return a snapshot of this rank's statistics."""
         known, config = self._known("get_training_stats"), self.config
         return MultiNodeStats(
             num_nodes=config.num_nodes,
@@ -278,10 +280,10 @@ class MultiNodeTrainer:
         )
 
     def should_save_checkpoint(self) -> bool:
-        """Does this rank hold anything that belongs into a checkpoint and that no rank before it has?
+        """Return whether this rank holds checkpoint state that no rank before it has.
 
-        Rank 0 alone where nothing is sharded, else every rank that owns some of the values.  ``save_checkpoint`` sees
-        to that by itself, and is called by all ranks.
+        That is rank 0 alone if nothing is sharded, else every rank that owns some of the values.  ``save_checkpoint``
+        handles that by itself, and is called by all ranks.
         """
         return bool(self.config.is_master) or self._known("should_save_checkpoint").flow.owns_part
 
