@@ -1,1 +1,1 @@
-"""Ranks form a world: the rendezvous service, its state machine, and the client that joins."""
+"""Formation of worlds: the rendezvous service, its state machine, and the client that joins."""

@@ -1,4 +1,4 @@
-"""Join a world: one call to the rendezvous, repeated while it cannot be reached, bounded in time."""
+"""Joining a world: one call to the rendezvous, repeated while it cannot be reached, bounded in time."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from asyncpar.net.transport.tls_probe import check_tls
 
 _RETRY_EVERY = 0.1
 _ANSWER_MARGIN = 2.0
-"""Seconds that a rank waits longer than the rendezvous, so that the answer with the missing ranks arrives."""
+"""Seconds for which a rank waits longer than the rendezvous, so that the answer with the missing ranks arrives."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request of one rank to join the world.
 
-    ``settings`` (a transport pin, say) must be equal on all ranks; it is compared and quoted in the error.
-    ``timeout``: seconds until waiting for the other ranks ends with ``PeerTimeout``.
+    ``settings`` (a transport pin, say) must be equal on all ranks; they are compared and quoted in the error.
+    ``timeout`` is the number of seconds after which waiting for the other ranks ends with ``PeerTimeout``.
     """
 
     member: Member
@@ -70,12 +70,13 @@ async def join_world(
     *,
     served_by: Role = COORDINATOR,
 ) -> World:
-    """Return the world of ``request.generation`` once all its ranks have come to the rendezvous at ``host:port``.
+    """Return the world of ``request.generation`` once all its ranks have joined at the rendezvous at ``host:port``.
 
-    ``observer`` is told if it takes long; ``served_by`` is the role in the certificate of the rendezvous.
+    ``observer`` is notified if it takes long; ``served_by`` is the role in the certificate of the rendezvous.
+
     Raises, within ``request.timeout`` seconds and a small margin: ``PeerTimeout`` that names the missing ranks,
-    ``PeerLost`` when one of them exited, ``UsageError`` when they disagree or a rank is there twice,
-    ``StaleGeneration``, ``AuthenticationError``, and ``LaunchError`` when the rendezvous cannot be reached or ended.
+    ``PeerLost`` if one of them exited, ``UsageError`` if they disagree or a rank is there twice, ``StaleGeneration``,
+    ``AuthenticationError``, and ``LaunchError`` if the rendezvous cannot be reached or has ended.
     """
     observer = observer or RankObserver(request.member.rank)
     async with open_channel(rendezvous, credentials, peer=served_by) as channel:
@@ -94,7 +95,7 @@ async def join_world(
 async def _ask_for_world(
     channel: grpc.aio.Channel, rendezvous: str, request: JoinRequest, check: Callable[[], Awaitable[None]]
 ) -> World:
-    """Ask again and again until the rendezvous answers, the time is over, or ``check`` finds that TLS cannot work."""
+    """Repeat the call until the rendezvous answers, the time is over, or ``check`` finds that TLS cannot work."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.timeout
     trouble, session = "no answer", secrets.token_hex(16)
@@ -115,7 +116,7 @@ async def _ask_for_world(
 
 
 def _may_retry(error: grpc.aio.AioRpcError, rendezvous: str) -> str:
-    """Return what went wrong if another attempt may help; raise the typed error if not."""
+    """Return the failure as text if another attempt may help; raise the typed error if not."""
     code, details = error.code(), error.details() or "no details"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return details
@@ -196,11 +197,11 @@ async def serve_alone(
     *,
     register: Callable[[RpcServer], None],
 ) -> RpcServer | None:
-    """Start the server that ``serving`` asks for, with our own services that ``register`` adds; ``stack`` stops it.
+    """Start the server that ``serving`` describes, with our own services, added by ``register``; ``stack`` stops it.
 
-    None if nothing is to be served.  The secret is the one in the file that ``ASYNCPAR_SECRET_FILE`` names; without
-    one it is made up, and then only loopback is served: other hosts could not know it.  With certificates, in the
-    directory that ``ASYNCPAR_CERTS`` names, the server speaks mutual TLS as rank 0.
+    Returns None if nothing is to be served.  The secret is the one in the file that ``ASYNCPAR_SECRET_FILE`` names;
+    without one it is random, and then only loopback is served: other hosts could not know it.  With certificates, in
+    the directory that ``ASYNCPAR_CERTS`` names, the server speaks mutual TLS as rank 0.
     """
     if not serving.is_wanted:
         return None

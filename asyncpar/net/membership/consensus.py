@@ -1,20 +1,20 @@
-"""Agree on a chain of entries among a few voters that change with every entry: Paxos, one instance per entry.
+"""Agreement on a chain of entries among a few voters that change with every entry: Paxos, one instance per entry.
 
 Sans-I/O: ``handle`` takes events and returns commands; no clock, no sockets, no randomness but ``jitter``.
 
 Each entry names the voters of the entry after it.  So entry ``n + 1`` is decided by the voters of entry ``n`` alone,
-and a voter that is lost is replaced by the next entry: of four voters three go on, of these two, of these
-one.  Entries exist only when a world changes, so nothing is gained by deciding several at a time.
+and a lost voter is replaced by the next entry: of four voters three go on, of these two, of these one.  Entries exist
+only when a world changes, so nothing is gained by deciding several at a time.
 
 An instance is single-decree Paxos (Lamport, "Paxos Made Simple", 2001), and the change of voters from one instance to
 the next is that of "Reconfiguring a State Machine" (Lamport, Malkhi, Zhou, 2010) with one instance under way.  The
-election is its first phase: *terms* are the ballots.  What makes elections quiet is taken from Raft (Ongaro, 2014,
-"Consensus: Bridging Theory and Practice"): heartbeats, the vote before the vote, and a leader that steps down when it
-hears no quorum.
+election is its first phase: *terms* are the ballots.  The measures that keep elections quiet are taken from Raft
+(Ongaro, 2014, "Consensus: Bridging Theory and Practice"): heartbeats, the vote before the vote, and a leader that steps
+down when it hears no quorum.
 
-Safety needs no clock.  It rests on: promises and acceptances are stored before they are answered; two quorums of the
-same voters have a voter in common; a leader proposes what the highest term has accepted, if anything; and every
-instance has a first phase of its own.
+Safety needs no clock.  It rests on the following: promises and acceptances are stored before they are answered; two
+quorums of the same voters have a voter in common; a leader proposes the entry that the highest term has accepted, if
+any; and every instance has a first phase of its own.
 """
 
 from __future__ import annotations
@@ -57,9 +57,12 @@ from asyncpar.net.membership.consensus_messages import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionTimes:
-    """Seconds.  A follower that hears of no leader for ``election`` asks for votes; the n-th voter waits n times
-    ``stagger`` longer.  A leader that hears no quorum for ``lease`` steps down; that is less than ``election``, by more
-    than clocks differ in rate."""
+    """Times of an election, in seconds.
+
+    A follower that hears no leader for ``election`` asks for votes; the n-th voter waits n times ``stagger`` longer.  A
+    leader that hears no quorum for ``lease`` steps down; that is less than ``election``, by more than clocks differ in
+    rate.
+    """
 
     heartbeat: float = 0.1
     election: float = 0.8
@@ -76,7 +79,7 @@ class _Role(Enum):
 
 @dataclass(slots=True)
 class _Campaign:
-    """Answers to what this node asked for, for the entry after ``generation``."""
+    """Answers to this node's requests for the entry after ``generation``."""
 
     generation: int
     acknowledged: set[str] = field(default_factory=set)
@@ -84,7 +87,7 @@ class _Campaign:
 
 
 class ConsensusNode:
-    """One node: voter or not, as the last decided entry says."""
+    """One node: a voter or not, depending on the last decided entry."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class ConsensusNode:
         jitter: Callable[[], float],
         times: ElectionTimes = ElectionTimes(),  # immutable
     ) -> None:
-        """``jitter`` returns numbers of 0.0 to 1.0: it keeps candidates apart."""
+        """``jitter`` returns numbers from 0.0 to 1.0, which keep candidates apart."""
         self._node, self._state, self._times, self._jitter = node, state, times, jitter
         self._role = _Role.FOLLOWER
         self._leader: str | None = None
@@ -117,12 +120,12 @@ class ConsensusNode:
 
     @property
     def decided(self) -> Entry:
-        """The last entry that this node knows decided."""
+        """The last entry that this node knows to be decided."""
         return self._state.decided
 
     @property
     def leader(self) -> str | None:
-        """Who leads, as far as this node knows."""
+        """The leader, as far as this node knows."""
         return self._leader
 
     @property
@@ -132,15 +135,15 @@ class ConsensusNode:
 
     @property
     def contact(self) -> float:
-        """When a leader with a quorum has last heard of this node, at the earliest, by this node's own clock.
+        """The time, by this node's clock, at which a leader with a quorum last heard this node, at the earliest.
 
-        No leader has held it for lost before that.
+        No leader has declared it lost before that.
         """
         return self._contact
 
     @property
     def next_deadline(self) -> float:
-        """When a ``ConsensusTick`` is due."""
+        """The time at which a ``ConsensusTick`` is due."""
         return min(self._beat_at, self._elect_at)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -160,7 +163,7 @@ class ConsensusNode:
     # Time.
 
     def _patience(self) -> float:
-        """Return for how long this node waits for a leader: voters do not all campaign at once."""
+        """Return the seconds for which this node waits for a leader: voters do not all campaign at once."""
         voters = self.decided.voters
         place = voters.index(self._node) if self._node in voters else len(voters)
         return self._times.election + (place + self._jitter()) * self._times.stagger
@@ -175,7 +178,7 @@ class ConsensusNode:
         return commands
 
     def _beat(self, now: float) -> list[Command]:
-        """Send again what was not answered; as a leader, show that it lives, or step down."""
+        """Resend unanswered messages; as a leader, show that it lives, or step down."""
         match self._role:
             case _Role.FOLLOWER:
                 return []
@@ -218,7 +221,7 @@ class ConsensusNode:
     # Elections.
 
     def _canvass(self, now: float) -> list[Command]:
-        """Ask whether there would be votes: a node that was away must not disturb those who have a leader."""
+        """Ask whether there would be votes: a node that was away must not disturb those that have a leader."""
         self._elect_at = now + self._patience()
         commands: list[Command] = [] if self._leader is None else [FollowLeader(None)]
         self._leader = None
@@ -238,7 +241,7 @@ class ConsensusNode:
         self._proposed, self._is_ready = None, False
 
     def _run(self, now: float) -> list[Command]:
-        """Become a candidate in a term above all that this node has seen."""
+        """Become a candidate in a term above all those that this node has seen."""
         self._seen += 1
         self._role, self._term = _Role.CANDIDATE, Term(self._seen, self._node)
         self._elect_at = now + self._patience()
@@ -340,7 +343,7 @@ class ConsensusNode:
         return [Persist(self._state), LearnDecided(entry)]
 
     def _store(self, *, promised: Term | None = None, accepted: Acceptance | None = None) -> list[Command]:
-        """Store a promise, or an acceptance, which is a promise, too; nothing if it is stored."""
+        """Store a promise, or an acceptance, which is also a promise; do nothing if it is stored."""
         if accepted is not None:
             state = replace(self._state, promised=accepted.term, accepted=accepted)
         else:
@@ -365,16 +368,16 @@ class ConsensusNode:
         return self._answer(sender, message, now) or self._count(sender, message, now)
 
     def _may_say(self, sender: str, message: Message) -> bool:
-        """Decide whether ``sender`` has a part in what comes after the last entry, in which ``message`` is one.
+        """Decide whether ``sender`` may take part in deciding the next entry by sending ``message``.
 
         Only voters lead, ask for votes and give them; a former node, or one that never was one, has no say.
         """
-        if isinstance(message, Refused | HeartbeatAck | Behind):  # of a node that follows, and may have been a voter
+        if isinstance(message, Refused | HeartbeatAck | Behind):  # from a follower, which may have been a voter
             return sender in self.decided.nodes
         return sender in self.decided.voters
 
     def _answer(self, sender: str, message: Message, now: float) -> list[Command]:
-        """Answer what a candidate or a leader asks."""
+        """Answer a request of a candidate or a leader."""
         match message:
             case PreVote():
                 return self._asked_for_vote(sender, now)
@@ -387,7 +390,7 @@ class ConsensusNode:
         return []
 
     def _count(self, sender: str, message: Message, now: float) -> list[Command]:
-        """Count the answer to what this node asked."""
+        """Count the answer to a request of this node."""
         match message:
             case PreVoteGranted(_, promised):
                 return self._vote_offered(sender, promised, now)
@@ -404,11 +407,11 @@ class ConsensusNode:
         return []
 
     def _continue_leading(self, now: float) -> list[Command]:
-        """Prepare the next entry now that one is decided, if this node is a voter of it."""
+        """Prepare the next entry after a decision, if this node is a voter for it."""
         return self._prepare(now) if self._node in self.decided.voters else self._step_down(now)
 
     def _learn(self, sender: str, entry: Entry, now: float) -> list[Command]:
-        """Take a decision of another node: the one that this node was about to make is over."""
+        """Adopt a decision from another node, which ends the one that this node was about to make."""
         commands = self._decide(entry)
         if self._role is not _Role.FOLLOWER:
             commands += self._step_down(now)
@@ -442,7 +445,7 @@ class ConsensusNode:
         return [SendMessage(sender, Refused(self.decided.generation, promised))]
 
     def _yield_to(self, term: Term, now: float) -> list[Command]:
-        """Take part in ``term``: an attempt of this node's own in a lower one is over."""
+        """Take part in ``term``, which ends an attempt of this node in a lower one."""
         self._seen = max(self._seen, term.number)
         if self._term is not None and self._term < term:
             return self._step_down(now)
@@ -475,13 +478,13 @@ class ConsensusNode:
         if self._followed is not None and term < self._followed:
             return []
         self._followed = term
-        if echo is not None and echo <= now:  # one of an earlier start may be of another clock
+        if echo is not None and echo <= now:  # an echo from an earlier start may be from another clock
             self._contact = max(self._contact, echo)
         commands = self._yield_to(term, now) + self._follow(sender, term, now)
         return [*commands, SendMessage(sender, HeartbeatAck(self.decided.generation, term, now))]
 
     def _follow(self, leader: str, term: Term, now: float) -> list[Command]:
-        """Follow ``leader``, who has to be notified of everything anew in each term."""
+        """Follow ``leader``, which has to be notified of everything anew in each term."""
         self._heard_at, self._elect_at = now, now + self._patience()
         if self._role is _Role.PRE_CANDIDATE:
             self._role = _Role.FOLLOWER

@@ -12,7 +12,7 @@ MOST_VOTERS = 5
 
 @dataclass(frozen=True, slots=True, order=True)
 class Term:
-    """One attempt to lead.  ``node`` is the candidate, so that no two nodes ever lead in one term."""
+    """One attempt to lead.  ``node`` is the candidate, so that no two nodes ever lead in the same term."""
 
     number: int
     node: str
@@ -20,7 +20,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One link of the chain.  ``voters`` decide the next one, the first of them breaks ties; ``nodes`` hear of it."""
+    """One link of the chain.  ``voters`` decide the next one, the first of them breaks ties; ``nodes`` are notified."""
 
     generation: int
     voters: tuple[str, ...]
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """``entry`` was accepted in ``term``; it is decided once a quorum has accepted it in one term."""
+    """The acceptance of ``entry`` in ``term``; it is decided once a quorum has accepted it in one term."""
 
     term: Term
     entry: Entry
@@ -53,7 +53,7 @@ class DurableState:
 
 
 def has_quorum(voters: Collection[str], acknowledged: Iterable[str]) -> bool:
-    """Whether ``acknowledged`` are enough of ``voters``: more than half, or half with the first of them.
+    """Return whether ``acknowledged`` are a quorum of ``voters``: more than half, or half including the first of them.
 
     Any two quorums have a voter in common.
     """
@@ -64,14 +64,14 @@ def has_quorum(voters: Collection[str], acknowledged: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """Would you vote for me?  ``generation`` here and below is that of the last entry that the sender knows decided."""
+    """Request for a vote in advance.  ``generation``, here and below, is that of the sender's last decided entry."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class PreVoteGranted:
-    """Yes: I hear of no leader.  ``promised`` is my highest term, which yours must exceed."""
+    """Grant of a ``PreVote`` by a node without a leader.  ``promised`` is its highest term, which must be exceeded."""
 
     generation: int
     promised: Term | None
@@ -79,7 +79,7 @@ class PreVoteGranted:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Phase 1: promise ``term``, and tell what you have accepted."""
+    """Phase 1: request to promise ``term`` and to report the accepted entry."""
 
     generation: int
     term: Term
@@ -87,7 +87,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """I take part in no lower term than ``term``; ``accepted`` is mine of the next entry, if any."""
+    """Promise to take part in no lower term than ``term``; ``accepted`` is the sender's for the next entry, if any."""
 
     generation: int
     term: Term
@@ -96,7 +96,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class AcceptEntry:
-    """Phase 2: accept ``entry`` in ``term``."""
+    """Phase 2: request to accept ``entry`` in ``term``."""
 
     generation: int
     term: Term
@@ -105,7 +105,7 @@ class AcceptEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryAccepted:
-    """I have accepted the next entry in ``term``."""
+    """The sender has accepted the next entry in ``term``."""
 
     generation: int
     term: Term
@@ -113,7 +113,7 @@ class EntryAccepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """I have promised ``promised``, a higher term than yours."""
+    """Refusal: the sender has promised ``promised``, a higher term than the receiver's."""
 
     generation: int
     promised: Term
@@ -121,7 +121,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The leader of ``term`` lives; ``echo`` is the ``at`` of the last acknowledgement that it had of the receiver."""
+    """Sign of life of the leader of ``term``; ``echo`` is the ``at`` of the receiver's last acknowledgement."""
 
     generation: int
     term: Term
@@ -130,7 +130,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAck:
-    """I follow the leader of ``term``, and it is ``at`` by my clock."""
+    """Acknowledgement of a follower of the leader of ``term``; ``at`` is the time by its clock."""
 
     generation: int
     term: Term
@@ -139,14 +139,14 @@ class HeartbeatAck:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Tell me of what was decided after ``generation``."""
+    """Request for the decisions after ``generation``."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """``entry`` is decided."""
+    """Notice that ``entry`` is decided."""
 
     generation: int
     entry: Entry
@@ -169,7 +169,7 @@ Message = (
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """``message`` came from ``sender``, who has proved to be that node."""
+    """``message`` arrived from ``sender``, which has proved to be that node."""
 
     sender: str
     message: Message
@@ -177,7 +177,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class NodeUnreachable:
-    """The connection to ``node`` broke.  It may live; if it leads, an election costs nothing."""
+    """The connection to ``node`` broke.  It may be alive; if it leads, an election costs nothing."""
 
     node: str
 
@@ -201,14 +201,14 @@ Event = MessageReceived | NodeUnreachable | Propose | ConsensusTick
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Store ``state`` before any command that comes after this one."""
+    """Store ``state`` before carrying out any later command."""
 
     state: DurableState
 
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send ``message`` to ``node``.  It may be lost, doubled and overtaken."""
+    """Send ``message`` to ``node``.  It may be lost, duplicated or overtaken."""
 
     node: str
     message: Message
@@ -216,14 +216,14 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class LearnDecided:
-    """``entry`` is decided.  Entries may be left out, if later ones were decided meanwhile; none comes twice."""
+    """``entry`` is decided.  Entries may be skipped if later ones were decided meanwhile; none comes twice."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class BeginLeading:
-    """This node leads, knows what was decided, and may propose the next entry."""
+    """This node leads, knows all decisions, and may propose the next entry."""
 
     term: Term
 

@@ -23,8 +23,8 @@ _CERTS = "ASYNCPAR_CERTS"
 def read_credentials(environment: LaunchEnvironment) -> Credentials:
     """Return the credentials of a launched rank: the job's secret, and its own certificate if the job has any.
 
-    Where ranks of the job change their numbers, the environment says which certificate each of them has.
-    Raises ``UsageError`` for files that will not do, and for certificates of another job.
+    If ranks of the job change their numbers, the environment states which certificate each of them has.  Raises
+    ``UsageError`` for unusable files, and for certificates of another job.
     """
     secret = read_secret(environment.secret_file, what=_SECRET_FILE)
     if environment.certs is None:
@@ -41,7 +41,7 @@ def read_credentials(environment: LaunchEnvironment) -> Credentials:
 
 
 def rendezvous_role(environment: LaunchEnvironment) -> Role:
-    """Return the role in the certificate of who serves the rendezvous.  Raises ``UsageError`` for a rank's."""
+    """Return the role in the certificate of the rendezvous server.  Raises ``UsageError`` for a rank's."""
     label = environment.rendezvous_role
     role = COORDINATOR if label is None else parse_label(label)
     if role is None or role.kind is RoleKind.RANK:
@@ -67,15 +67,15 @@ def read_elastic_credentials(environment: Mapping[str, str]) -> Credentials:
 
 
 def certified_ranks(directory: str | Path) -> tuple[int, ...]:
-    """Return the numbers of the ranks that have certificates in ``directory``: of elastic ranks those of the slots."""
+    """Return the numbers of the ranks with certificates in ``directory``; for elastic ranks those of the slots."""
     roles = list_roles(Path(directory))
     return tuple(role.number for role in roles if role.kind is RoleKind.RANK and role.number is not None)
 
 
 def load_certificates(directory: str | Path, role: Role) -> Certificates:
-    """Return the certificates of ``role`` in ``directory``, which are good now.  See ``read_certificates``.
+    """Return the certificates of ``role`` in ``directory``, which are currently valid.  See ``read_certificates``.
 
-    The library that reads them takes long to import, so only who has certificates imports it.
+    The library that reads them takes long to import, so only jobs with certificates import it.
     """
     from asyncpar.net.security.reading import read_certificates
 
@@ -88,8 +88,8 @@ _LONGEST_SECRET = 4096
 def read_secret(path: str | Path, *, what: str = "secret file") -> Secret:
     """Return the secret in the file ``path``; errors begin with ``what``.
 
-    Raises ``UsageError`` when it cannot be read, is too short, or others may read it.  All of the file is the secret,
-    a newline at its end too.
+    Raises ``UsageError`` if it cannot be read, is too short, or others may read it.  The whole file is the secret,
+    including a newline at its end.
     """
     try:
         with open(path, "rb") as file:
@@ -103,9 +103,9 @@ def read_secret(path: str | Path, *, what: str = "secret file") -> Secret:
 
 
 def create_secret(path: str | Path) -> Secret:
-    """Make the new file ``path`` with a new random secret, readable for this user only, and return the secret.
+    """Create the file ``path`` with a new random secret, readable only for this user, and return the secret.
 
-    The file appears whole or not at all.  Raises ``FileExistsError`` when it exists.
+    The file is created atomically.  Raises ``FileExistsError`` if it exists.
     """
     secret = Secret(secrets.token_bytes(SECRET_BYTES))
     write_secret(path, secret)
@@ -113,7 +113,7 @@ def create_secret(path: str | Path) -> Secret:
 
 
 def write_secret(path: str | Path, secret: bytes) -> None:
-    """Make the new file ``path`` with ``secret``; as ``create_secret``."""
+    """Create the file ``path`` with ``secret``, as ``create_secret`` does."""
     draft = f"{path}.{secrets.token_hex(8)}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

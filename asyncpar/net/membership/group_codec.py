@@ -1,4 +1,4 @@
-"""Encode the messages of agents: msgpack, with the name of the type.  Pure."""
+"""The encoding of messages between agents: msgpack, with the name of the type.  Pure."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def encode_message(message: object) -> bytes:
-    """Return a message of one agent to another as bytes."""
+    """Encode a message from one agent to another."""
     return msgspec.msgpack.encode((type(message).__name__, message))
 
 
 def decode_message(content: bytes) -> Any:
-    """Return the message in ``content``.  Raises ``ProtocolError`` if there is none."""
+    """Decode the message in ``content``.  Raises ``ProtocolError`` if there is none."""
     try:
         name, raw = msgspec.msgpack.decode(content, type=tuple[str, msgspec.Raw])
         return msgspec.msgpack.decode(raw, type=_KINDS[name])
@@ -71,22 +71,22 @@ def decode_message(content: bytes) -> Any:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """Return an entry as bytes."""
+    """Encode an entry."""
     return msgspec.msgpack.encode(entry)
 
 
 def decode_entry(content: bytes) -> Entry:
-    """Return the entry in ``content``.  Raises ``ProtocolError`` if there is none."""
+    """Decode the entry in ``content``.  Raises ``ProtocolError`` if there is none."""
     return _decode(content, Entry)
 
 
 def encode_group(state: GroupState) -> bytes:
-    """Return the state of a group as the content of an entry."""
+    """Encode the state of a group as the content of an entry."""
     return msgspec.msgpack.encode(state)
 
 
 def decode_group(content: bytes) -> GroupState:
-    """Return the state in ``content``.  Raises ``ProtocolError`` if there is none."""
+    """Decode the state in ``content``.  Raises ``ProtocolError`` if there is none."""
     return _decode(content, GroupState)
 
 

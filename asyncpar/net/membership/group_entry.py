@@ -1,7 +1,7 @@
-"""Become an agent of a group: as a newcomer, or as the voter that this host was when its agent ended.
+"""Entry of an agent into a group: as a newcomer, or as the voter that this host was when its agent ended.
 
-A newcomer asks one agent after another until the leader says yes, or why not.  An agent that finds its votes is the
-same voter again, where the group cannot go on without it; where it can, the host is a newcomer under its name.
+A newcomer asks one agent after another until the leader admits it, or states why not.  An agent that finds its votes
+becomes the same voter again if the group cannot go on without it; otherwise the host is a newcomer under its name.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from asyncpar.net.security.identity import role_in
 _RETRY_SECONDS = 0.2
 _ENTER_SECONDS = 6.0
 _GOES_ON_SECONDS = 3.0
-"""Seconds in which a group that can go on without this voter lets it in as a newcomer."""
+"""Seconds within which a group that can go on without this voter admits it as a newcomer."""
 
 
 async def find_place(
     own: GroupNode, stored: DurableState | None, join: Sequence[str], network: GroupNetwork, *, version: str
 ) -> DurableState:
-    """Return what this agent begins with: ``stored``, its votes, if it has to be the voter that it was.
+    """Return this agent's initial state: ``stored``, its votes, if it has to be the voter that it was.
 
-    ``own`` is what it is as a newcomer, of the group of the agents at ``join``, or else the founder of one.  Raises as
+    ``own`` is its node as a newcomer to the group of the agents at ``join``, or else as the founder of one.  Raises as
     ``enter_group`` does, and ``UsageError`` if the votes are those of another host.
     """
     before = None if stored is None else decode_group(stored.decided.content)
@@ -49,7 +49,7 @@ async def find_place(
         place = next((one for one in before.nodes if one.node == stored.node and one.address == own.address), None)
         others = tuple(one.address for one in before.nodes if one.node != stored.node)
         if place is None and not join:
-            join = others  # it was held for lost before, or serves elsewhere now
+            join = others  # it was declared lost before, or serves elsewhere now
     if not join:
         return stored if stored is not None and place is not None else found_group(own)
     seconds = _ENTER_SECONDS if place is None else _GOES_ON_SECONDS
@@ -80,11 +80,11 @@ async def enter_group(
     seconds: float,
     known: bytes = b"",
 ) -> Entry:
-    """Return what the group has decided last, in which ``own`` is one of its agents; ``known`` is what it had before.
+    """Return the group's last decided entry, in which ``own`` is an agent; ``known`` is the entry that it had before.
 
-    Raises ``UsageError`` with the group's reason if there is no place, ``AuthenticationError`` if its secret is
-    another one, and ``LaunchError`` if nobody at ``addresses`` (``host:port``) answers within ``seconds``, or at the
-    first question to each of them: one that is stopped takes its time.
+    Raises ``UsageError`` with the group's reason if there is no place, ``AuthenticationError`` if its secret is another
+    one, and ``LaunchError`` if nobody at ``addresses`` (``host:port``) answers within ``seconds``, or to the first
+    request to each of them, which takes its time with one that is stopped.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -103,7 +103,7 @@ async def enter_group(
         else:
             if reply.entry:
                 return decode_entry(reply.entry)
-            refusal = reply.refusal or refusal  # who only names the leader takes nothing back
+            refusal = reply.refusal or refusal  # a reply that only names the leader keeps the earlier refusal
             if reply.refusal and not reply.is_passing:
                 raise UsageError(reply.refusal)
             if reply.leader_address and loop.time() <= deadline:

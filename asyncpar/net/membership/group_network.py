@@ -8,17 +8,17 @@ from typing import Any, Protocol
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 
 OnUp = Callable[[str], None]
-"""Told the node that there is a connection to (again)."""
+"""Called with the node to which there is a connection (again)."""
 OnDown = Callable[[str, bool], None]
-"""Told the node that there is no connection to, and whether that shows that its agent does not run any more."""
+"""Called with the node to which there is no connection, and whether that shows that its agent no longer runs."""
 TakeFrame = Callable[[str, str, Any], None]
-"""Gets the sender of a message, its address, and the message."""
+"""Called with the sender of a message, its address, and the message."""
 AnswerNewcomer = Callable[[pb.EnterRequest], Awaitable[pb.EnterReply]]
-"""Says whether an agent that wants a place gets it."""
+"""Decides whether an agent that requests a place gets it."""
 
 
 class PeerConnection(Protocol):
-    """The way to another agent."""
+    """The connection to another agent."""
 
     address: str
 
@@ -27,7 +27,7 @@ class PeerConnection(Protocol):
         ...
 
     async def close(self) -> None:
-        """Send what waits, for a moment, and end the connection."""
+        """Send waiting messages, for a moment at most, and end the connection."""
         ...
 
 
@@ -36,21 +36,21 @@ class GroupNetwork(Protocol):
 
     @property
     def address(self) -> str:
-        """Where this agent serves (``host:port``)."""
+        """The address at which this agent serves (``host:port``)."""
         ...
 
     def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
-        """Take frames for ``node``, one start of this agent, from now on; those for others are refused."""
+        """Accept frames for ``node``, one start of this agent, from now on; those for others are refused."""
         ...
 
     def connect(self, own: tuple[str, str], node: str, address: str, *, on_up: OnUp, on_down: OnDown) -> PeerConnection:
-        """Return the way from ``own`` (node and address) to ``node``, which is connected until it is closed."""
+        """Return the connection from ``own`` (node and address) to ``node``, which is kept up until it is closed."""
         ...
 
     async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
-        """Ask the agent at ``address`` for a place.
+        """Request a place from the agent at ``address``.
 
         Raises ``ConnectionError`` if nobody answers there now, ``AuthenticationError`` if the secret is another one,
-        and ``UsageError`` for what is no agent of this version.
+        and ``UsageError`` if the server is not an agent of this version.
         """
         ...

@@ -1,4 +1,4 @@
-"""Connections between the agents of a group over gRPC: frames in order to each, and word of who cannot be reached."""
+"""Connections between the agents of a group over gRPC: ordered frames to each, and reports of unreachable agents."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from asyncpar.net.transport.tls_probe import check_tls
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 3.0
 _CLOSE_SECONDS = 2.0
-"""How long the other agent may take to have read what was sent before a connection is closed."""
+"""Seconds within which the other agent must have read all frames before a connection is closed."""
 _CONNECT_SECONDS = 0.2
-"""How long a connection that is closed may take to come up, if something waits for it."""
+"""Seconds for which a connection that is being closed may take to come up, if frames wait for it."""
 _OTHER_START = "another start of that agent serves here"
 _ENDED = "its agent has ended the connection"
 _MOST_WAITING = 4096
-"""Frames that wait for a connection; more are dropped: whatever matters is told again."""
+"""Most frames that wait for a connection; more are dropped: anything that matters is sent again."""
 
 
 class GroupPeer:
-    """The way to another agent: ``send`` never waits.
+    """The connection to another agent; ``send`` never waits.
 
-    Frames that were under way when a connection broke are lost; ``on_up`` is called when there is a connection (again),
+    Frames in transit when a connection breaks are lost; ``on_up`` is called when there is a connection (again),
     ``on_down`` when it breaks, or none can be made.
     """
 
@@ -72,7 +72,7 @@ class GroupPeer:
             self._outbox.put_nowait(frame)
 
     async def close(self) -> None:
-        """Send what waits, and end the connection when the other agent has read it, or takes too long."""
+        """Send waiting frames, and end the connection once the other agent has read them, or takes too long."""
         patience = _CLOSE_SECONDS if self._is_connected else 0.0 if self._outbox.empty() else _CONNECT_SECONDS
         self._is_closing = True
         if not self._outbox.full():
@@ -96,14 +96,14 @@ class GroupPeer:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _talk(self, call: Any) -> str:
-        """Send what comes over one connection; return why it has ended."""
+        """Send frames over one connection; return the reason why it has ended."""
         try:
             await call.wait_for_connection()
             self._is_connected = True
             self._on_up(self.node)
             writing = asyncio.create_task(self._write(call))
             try:
-                await call.read()  # nothing comes but the end
+                await call.read()  # only the end ever arrives
             finally:
                 writing.cancel()
                 await asyncio.wait({writing})
@@ -115,18 +115,18 @@ class GroupPeer:
             call.cancel()
 
     async def _write(self, call: Any) -> None:
-        """Write what waits; the other agent ends a call that is done when it has read all of it."""
-        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader hears why
+        """Write waiting frames; the other agent ends a completed call once it has read all of them."""
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader gets the reason
             while (frame := await self._outbox.get()) is not None:
                 await call.write(frame)
             await call.done_writing()
 
 
 class GroupServicer(group_pb2_grpc.GroupServicer):
-    """Takes frames for this agent, and lets newcomers ask for a place.
+    """Accepts frames for this agent, and requests of newcomers for a place.
 
-    With ``certificates`` both are for agents that act under the role in their own certificate; others are refused, of
-    which ``on_refused`` hears.
+    With ``certificates`` both are for agents that act under the role in their own certificate; others are refused and
+    reported to ``on_refused``.
     """
 
     def __init__(self, certificates: Certificates | None, on_refused: Callable[[str, str], None]) -> None:
@@ -137,18 +137,18 @@ class GroupServicer(group_pb2_grpc.GroupServicer):
         self._answer: AnswerNewcomer | None = None
 
     def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
-        """Take frames for ``node`` from now on."""
+        """Accept frames for ``node`` from now on."""
         self._node, self._take, self._answer = node, take, answer
 
     async def Enter(self, request: pb.EnterRequest, context: Any) -> pb.EnterReply:  # noqa: N802
-        """Let a newcomer in."""
+        """Answer the request of a newcomer."""
         await self._check(context, request.node)
         if self._answer is None:
             return pb.EnterReply(refusal="this agent is only starting", is_passing=True)
         return await self._answer(request)
 
     async def Exchange(self, request_iterator: AsyncIterator[pb.GroupFrame], context: Any) -> None:  # noqa: N802
-        """Take frames until the sender ends."""
+        """Accept frames until the sender ends."""
         await context.send_initial_metadata(())
         sender = None
         async for frame in request_iterator:
@@ -165,7 +165,7 @@ class GroupServicer(group_pb2_grpc.GroupServicer):
             self._take(frame.sender, frame.sender_address, message)
 
     async def _check(self, context: Any, node: str) -> None:
-        """End the call of who does not show the certificate that is in the name ``node``."""
+        """Abort the call of a caller without the certificate named in ``node``."""
         if self._certificates is None:
             return
         role = role_in(node)

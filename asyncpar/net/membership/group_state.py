@@ -13,7 +13,7 @@ from asyncpar.net.membership.world_messages import JobClosed, JobOpened, WorldAn
 class GroupNode:
     """An agent of the group: ``node`` is one start of it, ``name`` that of its host; it serves at ``address``.
 
-    A witness votes, and runs no ranks.
+    A witness votes, but runs no ranks.
     """
 
     node: str
@@ -44,12 +44,12 @@ class GroupState:
 def choose_voters(
     state: GroupState, before: Iterable[str], leader: str, heard: Callable[[str], bool] = bool
 ) -> tuple[str, ...]:
-    """Return who decides the next change: the leader first, then those who voted before, then others, up to five.
+    """Return the voters for the next change: the leader first, then previous voters, then others, up to five.
 
-    Those others are only nodes that are ``heard``, if any is: one that was let in and never began would be missed in
+    The others are only nodes that are ``heard``, if any is: one that was admitted and never began would be missing in
     every quorum.
 
-    Witnesses come last: of two voters the first goes on, and a job needs a host that has ranks.  One of them votes
+    Witnesses come last: of two voters the first goes on, and a job needs a host that has ranks.  One of them votes,
     however many hosts there are.
     """
     present = {node.node: node.is_witness for node in state.nodes}

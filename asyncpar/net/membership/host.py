@@ -15,19 +15,19 @@ def host_name() -> str:
 
 
 def host_id(name: str) -> str:
-    """Return what is equal exactly for processes that share this kernel, its network and its files."""
+    """Return an id that is equal exactly for processes that share this kernel, its network and its files."""
     parts = [name]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts += [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "mnt", "ipc")]
-    except OSError:  # not Linux: the name has to do
+    except OSError:  # not Linux: the name has to suffice
         parts.append(str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", ""))
     return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMark:
-    """Identifies a process among those of one ``place``, also from later processes with the same number.
+    """Identifies a process of one ``place``, and distinguishes it from later processes with the same number.
 
     ``place`` is a PID namespace of a running kernel; ``started`` the time of the start in clock ticks.
     """
@@ -38,12 +38,12 @@ class ProcessMark:
 
     @property
     def has_ended(self) -> bool:
-        """Has the process ended?  Ask in its place."""
+        """Whether the process has ended; only valid in its ``place``."""
         return self._state() in _ENDED
 
     @property
     def is_stopped(self) -> bool:
-        """Has the process been stopped (SIGSTOP, a debugger)?  Ask in its place."""
+        """Whether the process is stopped (SIGSTOP, a debugger); only valid in its ``place``."""
         return self._state() in _STOPPED
 
     def _state(self) -> str:
@@ -68,7 +68,7 @@ _STARTED_AT = 19
 
 
 def process_mark() -> ProcessMark | None:
-    """Return the mark of this process; None where ``/proc`` does not show it (not Linux, or of another namespace)."""
+    """Return the mark of this process; None if ``/proc`` does not show it (not Linux, or of another namespace)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         place = f"{boot[:8]}-{os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,4 +1,4 @@
-"""The facts that a host reports to its leader: kept while they matter, and sent anew to every leader.  Pure."""
+"""The facts that a host reports to its leader: kept while they matter, and resent to every new leader.  Pure."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from asyncpar.net.membership.world_messages import (
 )
 
 _MOST_ENDS = 256
-"""So many ends of members are remembered: a leader may know a member that no world has had."""
+"""Most ends of members that are kept: a leader may know a member that no world has had."""
 
 
 class HostFacts:
-    """Facts in the order in which they came; each may be told any number of times."""
+    """Facts in the order of their arrival; each may be reported any number of times."""
 
     def __init__(self) -> None:
         self._facts: dict[tuple[str, str], HostEvent] = {}
         self._ends: dict[str, HostEvent] = {}
 
     def note(self, event: HostEvent) -> None:
-        """Remember ``event``, in place of what it makes void."""
+        """Store ``event``, in place of those that it supersedes."""
         match event:
             case JobOpened(number=number) | JobClosed(number=number):
                 self._facts[type(event).__name__, str(number)] = event
@@ -72,7 +72,7 @@ class HostFacts:
             del self._facts[key]
 
     def prune(self, state: GroupState) -> None:
-        """Forget what the decided ``state`` has taken in."""
+        """Forget facts that the decided ``state`` includes."""
         opened = 0 if state.job is None else state.job.number
         closed = 0 if state.closed is None else state.closed.number
         names = () if state.world is None else [member.name for member in state.world.members]
@@ -81,7 +81,7 @@ class HostFacts:
         }
 
     def all(self) -> list[HostEvent]:
-        """Return everything that a leader may not know."""
+        """Return all facts that a leader may not know."""
         return [*self._ends.values(), *self._facts.values()]
 
 

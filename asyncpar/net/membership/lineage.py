@@ -1,4 +1,4 @@
-"""Lineages: which history a state has, what a member has when its world ends, and what survivors go on from.  Pure."""
+"""Lineages: the history of a state, members' states at the end of a world, and where survivors resume.  Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lineage(msgspec.Struct, frozen=True):
     digest: bytes
 
     def child(self, state: bytes) -> Lineage:
-        """Return the lineage one step on, when the digest of the state is ``state``."""
+        """Return the lineage one step later, in which the digest of the state is ``state``."""
         return Lineage(self.step + 1, hashlib.blake2b(self.digest + state, digest_size=DIGEST_BYTES).digest())
 
     @property
@@ -32,27 +32,27 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 def first_lineage(state: bytes) -> Lineage:
-    """Return the lineage of a state that nothing has happened to yet."""
+    """Return the lineage of an initial state."""
     return Lineage(0, hashlib.blake2b(state, digest_size=DIGEST_BYTES).digest())
 
 
 def differs_from_group(lineage: Lineage) -> str:
-    """Return why a joining rank that has ``lineage`` is refused by those who have another one at the same step."""
+    """Return why a joining rank with ``lineage`` is refused by members with another one at the same step."""
     return f"its step {lineage.step - 1} has another digest than the group's; the program or its libraries differ"
 
 
 class Decision(StrEnum):
-    """The end of the step that was under way when a world ended."""
+    """The outcome of the step that was under way when a world ended."""
 
     ROLL_FORWARD = "roll forward"
     ABORT = "abort"
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that a member has when its world ends.
+    """The state of a member at the end of its world.
 
-    ``prepared`` is what its step under way comes to, if the member has voted for it.  ``suspects`` are the ranks of the
-    ended world that it holds for lost, with the reason: hearsay, for those who can look at processes.
+    ``prepared`` is the result of its step under way, if the member has voted for it.  ``suspects`` are the ranks of the
+    ended world that it believes lost, with the reason: hearsay, for agents that can observe processes.
     """
 
     generation: int
@@ -62,10 +62,10 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def target_step(reports: Sequence[MemberReport]) -> int:
-    """Return how many steps are committed when survivors with these ``reports`` go on.
+    """Return the number of steps that are committed when survivors with these ``reports`` go on.
 
-    If one has committed a step, all have voted for it, so all that are left can commit it, too.  Beyond that a step is
-    committed if each has prepared it: a rank that is lost may have committed it before.  Pure.
+    If one has committed a step, all have voted for it, so all survivors can commit it, too.  Beyond that, a step is
+    committed if each has prepared it: a lost rank may have committed it before.  Pure.
     """
     most = max(report.lineage.step for report in reports)
     if all(_has_reached(report, most + 1) for report in reports):
@@ -74,13 +74,13 @@ def target_step(reports: Sequence[MemberReport]) -> int:
 
 
 def is_sound(reports: Sequence[MemberReport]) -> bool:
-    """Whether every one of ``reports`` can come to ``target_step``; anything else is a fault of the protocol."""
+    """Return whether every one of ``reports`` can reach ``target_step``; anything else is a fault of the protocol."""
     target = target_step(reports)
     return all(_has_reached(report, target) for report in reports)
 
 
 def lineage_at(report: MemberReport, step: int) -> Lineage | None:
-    """Return what the sender of ``report`` has at ``step``; None if it cannot come there."""
+    """Return the lineage of the sender of ``report`` at ``step``; None if it cannot reach it."""
     if report.lineage.step == step:
         return report.lineage
     if report.prepared is not None and report.prepared.step == step:

@@ -1,7 +1,7 @@
-"""Decide when the ranks of a generation are a world, and answer the ranks that wait if they never become one.
+"""Decisions on when the ranks of a generation form a world, and answers to waiting ranks if they never do.
 
-Sans-I/O: feed events, obey commands.  A *call* is one request that waits; the machine answers each call exactly once,
-with ``Welcome`` or ``RefuseRank``, unless it left.
+Sans-I/O: feed events, obey commands.  A *call* is one waiting request; the machine answers each call exactly once, with
+``Welcome`` or ``RefuseRank``, unless it left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncpar.core.config.world import Member, World
 
 
 class RefusalKind(StrEnum):
-    """Why a rank gets no world."""
+    """Reasons why a rank gets no world."""
 
     USAGE = "usage"
     STALE = "stale"
@@ -24,10 +24,10 @@ class RefusalKind(StrEnum):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank asks for the world of ``generation`` and waits until ``deadline``.
+    """A rank requests the world of ``generation`` and waits until ``deadline``.
 
-    ``settings`` must be equal on all ranks: it is compared and quoted, never parsed.  ``session`` is the same when a
-    rank asks again because its connection broke; empty: it does not tell.
+    ``settings`` must be equal on all ranks: they are compared and quoted, never parsed.  ``session`` is the same when a
+    rank repeats its request because its connection broke; empty: not known.
     """
 
     call: int
@@ -47,7 +47,7 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """From now on ``generation``, of ``world_size`` ranks, is the one in force; ``job`` "": of the same job."""
+    """``generation``, of ``world_size`` ranks, is in force from now on; ``job`` "": the same job."""
 
     generation: int
     world_size: int
@@ -67,7 +67,7 @@ class DeadlineTick(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """No world will come any more."""
+    """No world will be formed any more."""
 
     reason: str
 
@@ -103,12 +103,12 @@ Command = Welcome | RefuseRank
 class RendezvousMachine:
     """Collects the ranks of one generation at a time.
 
-    A generation that went wrong (a rank that is there twice, exited or disagrees on the settings) stays wrong: all
-    ranks that wait, and all that come later, get the same refusal at once.
+    A failed generation (a rank is there twice, exited or disagrees on the settings) stays failed: all ranks that wait,
+    and all later ones, get the same refusal at once.
     """
 
     def __init__(self, *, job: str, world_size: int | None = None, generation: int = 0) -> None:
-        """``world_size`` None: nothing can be joined before ``Open``, early ranks wait for it."""
+        """``world_size`` None: no rank can join before ``Open``, early ranks wait for it."""
         self._job = job
         self._generation = generation
         self._size = world_size
@@ -125,7 +125,7 @@ class RendezvousMachine:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks for which others wait; none if no rank waits, or it is not known how many there will be."""
+        """The ranks for which others wait; none if no rank waits, or if the number of ranks is not known."""
         if self._size is None or not self._waiting:
             return ()
         present = {join.member.rank for join in self._waiting.values()}
@@ -161,7 +161,7 @@ class RendezvousMachine:
         if self._failed is not None:
             return [RefuseRank(join.call, self._failed)]
         stale = [call for call, other in self._waiting.items() if join.session and other.session == join.session]
-        for call in stale:  # its connection broke, and it asks again
+        for call in stale:  # its connection broke, and it repeats the request
             del self._waiting[call]
         trouble = trouble or self._clash(join)
         self._waiting[join.call] = join
@@ -170,7 +170,7 @@ class RendezvousMachine:
         return self._complete()
 
     def _judge(self, join: Join) -> Refusal | None:
-        """Return why ``join`` does not belong here, None if it does.  Other ranks are not affected."""
+        """Return the reason why ``join`` does not belong here, None if it does.  Other ranks are not affected."""
         rank = join.member.rank
         if join.job != self._job:
             return Refusal(RefusalKind.USAGE, f"job: expected {self._job!r}, rank {rank} came for {join.job!r}")
@@ -187,7 +187,7 @@ class RendezvousMachine:
         return None
 
     def _misfit(self, join: Join, size: int) -> Refusal | None:
-        """Return why no world of ``size`` ranks can hold ``join``."""
+        """Return the reason why no world of ``size`` ranks can hold ``join``."""
         rank = join.member.rank
         if join.world_size != size:
             message = f"world_size: expected {size}, rank {rank} came with {join.world_size}"
@@ -197,7 +197,7 @@ class RendezvousMachine:
         return None
 
     def _clash(self, join: Join) -> Refusal | None:
-        """Return why ``join`` cannot be in one world with those who came before."""
+        """Return the reason why ``join`` cannot be in one world with the ranks before it."""
         member = join.member
         if member.rank in self._gone:
             return self._lost(member.rank)
@@ -219,7 +219,7 @@ class RendezvousMachine:
         return None
 
     def _rejoin(self, join: Join, world: World) -> Command:
-        """Answer a rank that comes to a complete world: fine if it is in it (its first answer got lost)."""
+        """Answer a rank that joins a complete world: welcome it if it is a member (its first answer got lost)."""
         if world.members[join.member.rank] == join.member:
             return Welcome(join.call, world)
         there = world.members[join.member.rank]
@@ -231,7 +231,7 @@ class RendezvousMachine:
 
     def _complete(self) -> list[Command]:
         if len(self._waiting) != self._size:
-            return self._refuse_all(self._lost(next(iter(self._gone)))) if self._gone else []  # the first to go
+            return self._refuse_all(self._lost(next(iter(self._gone)))) if self._gone else []  # the first one lost
         members = sorted((join.member for join in self._waiting.values()), key=lambda member: member.rank)
         self._world = World(members=tuple(members), generation=self._generation, job=self._job)
         calls = list(self._waiting)

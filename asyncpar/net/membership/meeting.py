@@ -1,10 +1,10 @@
-"""The meeting of ranks that another launcher has started: rank 0 serves the rendezvous, and tells the others where.
+"""The meeting of ranks started by another launcher: rank 0 serves the rendezvous, and announces its address.
 
-It tells by a *note*: a file that only this user can read, in a directory that all ranks see.  Its name is made from
-that of the job and the address; its content is the job's secret.  Nothing has to be chosen beforehand, so no two jobs
-of a host ask for one port.  A note that was left by a job which was killed has an address where nobody answers: ranks
-wait until rank 0 replaces it.  Where ranks see no common directory, ``ASYNCPAR_SECRET_FILE`` and
-``MASTER_ADDR`` (and ``MASTER_PORT``) say the same.
+It does so in a *note*: a file that only this user can read, in a directory that all ranks see.  Its name is made from
+the job's name and the address; its content is the job's secret.  Nothing has to be chosen beforehand, so no two jobs of
+a host compete for a port.  A note left by a killed job has an address where nobody answers: ranks wait until rank 0
+replaces it.  If ranks share no directory, ``ASYNCPAR_SECRET_FILE`` and ``MASTER_ADDR`` (and ``MASTER_PORT``) provide
+the same information.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _LOOK_LATER = 0.5
 _CONNECT_SECONDS = 5.0
 _TELL_AFTER = 10.0
 _NO_ROUTE = "192.0.2.1"
-"""An address of documentation: the way there is the default route."""
+"""An address reserved for documentation: the way there is the default route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingPoint:
-    """The launched world that was found; ``note`` is what rank 0 wrote, to be removed once all are there."""
+    """The launched world that was found; ``note`` is the file of rank 0, to be removed once all ranks are there."""
 
     environment: LaunchEnvironment
     note: Path | None = None
@@ -74,10 +74,11 @@ class MeetingPoint:
 async def meet(
     stack: AsyncExitStack, place: ForeignPlace, environment: Mapping[str, str], *, serial: int = 0
 ) -> MeetingPoint:
-    """Return where the rank at ``place`` joins its world; rank 0 serves it until ``stack`` closes.
+    """Return the point at which the rank at ``place`` joins its world; rank 0 serves it until ``stack`` closes.
 
-    ``serial`` numbers the worlds that this process makes one after another.  Raises ``UsageError`` for settings that
-    will not do, and ``LaunchError`` if rank 0 has not told where it is within ``ASYNCPAR_RENDEZVOUS_TIMEOUT`` seconds.
+    ``serial`` numbers the worlds that this process makes one after another.  Raises ``UsageError`` for unusable
+    settings, and ``LaunchError`` if rank 0 has not announced its address within ``ASYNCPAR_RENDEZVOUS_TIMEOUT``
+    seconds.
     """
     if environment.get("ASYNCPAR_CERTS"):
         raise UsageError(f"ASYNCPAR_CERTS: certificates need `asyncpar launch`; {place.launcher} has started this rank")
@@ -103,7 +104,7 @@ async def meet(
 
 @dataclass(frozen=True, slots=True)
 class _Finish:
-    """Completes what the launcher has told by what the meeting has."""
+    """Combines the launcher's information with that of the meeting."""
 
     place: ForeignPlace
     environment: Mapping[str, str]
@@ -138,7 +139,7 @@ class _Finish:
 async def _call_others(
     stack: AsyncExitStack, place: ForeignPlace, environment: Mapping[str, str], directory: Path, finish: _Finish
 ) -> MeetingPoint:
-    """Serve the rendezvous and write the note that says where."""
+    """Serve the rendezvous and write the note with its address."""
     bind = await _find_bind(place, environment, towards=None)
     secret = Secret(secrets.token_bytes(SECRET_BYTES))
     server = await _serve(stack, place, finish.job, Credentials(secret), bind, 0)
@@ -198,9 +199,9 @@ def _stem(job: str) -> str:
 
 
 def _notes(directory: Path, job: str) -> list[Path]:
-    """Return the notes of the job, without one that is being written (its name is longer).
+    """Return the notes of the job, except one that is still being written (its name is longer).
 
-    Listing makes a client of NFS ask its server, which opening a file may not.
+    Listing makes an NFS client query its server, which opening a file may not.
     """
     stem = _stem(job)
     return [
@@ -211,7 +212,7 @@ def _notes(directory: Path, job: str) -> list[Path]:
 
 
 def _directory(place: ForeignPlace, environment: Mapping[str, str]) -> Path:
-    """Return where notes are: on one host in that of this user, else below the home, which hosts often share."""
+    """Return the directory of notes: on one host this user's own, else one below the home, which hosts often share."""
     named = environment.get(_DIRECTORY)
     if named:
         return make_private(Path(named), _DIRECTORY)
@@ -223,7 +224,8 @@ def _directory(place: ForeignPlace, environment: Mapping[str, str]) -> Path:
 async def _find_bind(place: ForeignPlace, environment: Mapping[str, str], *, towards: str | None) -> str:
     """Return the address by which other hosts reach this one; loopback if there is no other.
 
-    ``towards`` is an address of the job, where one is known; else the way to the other hosts decides, by their names.
+    ``towards`` is an address of the job, if one is known; otherwise the route to the other hosts decides, by their
+    names.
     """
     chosen = environment.get(_BIND)
     if chosen:
@@ -243,9 +245,9 @@ async def _find_bind(place: ForeignPlace, environment: Mapping[str, str], *, tow
 
 
 def _mark_of_parents(place: ForeignPlace) -> str:
-    """Return the name of a job of Hydra, from the command line of the proxy that starts the ranks of this host.
+    """Return the name of a Hydra job, from the command line of the proxy that starts the ranks of this host.
 
-    It has the address of ``mpiexec`` itself, which is the same on all hosts.
+    It contains the address of ``mpiexec`` itself, which is the same on all hosts.
     """
     process = os.getppid()
     while process > 1:

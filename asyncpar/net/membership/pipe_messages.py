@@ -1,6 +1,6 @@
 """Messages on the socket between an agent and a process of an elastic job: JSON objects, one per line.  Pure.
 
-They stand apart from the end in the process, so that agents import nothing of training.
+They are separate from the process's end of the socket, so that agents import nothing of training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PipeMessage(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
 
 
 class DonorsWanted(PipeMessage, frozen=True):
-    """Ask for the members that serve the state; answered by ``DonorsFound``, or ``Drained``."""
+    """Request the members that serve the state; answered by ``DonorsFound``, or ``Drained``."""
 
 
 class JoinWorld(PipeMessage, frozen=True):
@@ -45,11 +45,11 @@ class StateReached(PipeMessage, frozen=True):
 
 
 class Withdraw(PipeMessage, frozen=True):
-    """Take the arrival back, to have the state anew; answered by ``Withdrawn``, and what came before that is void."""
+    """Withdraw the arrival, to fetch the state again; answered by ``Withdrawn``, which voids earlier messages."""
 
 
 class NotAdmitted(PipeMessage, frozen=True):
-    """Report why the members that train do not admit this process."""
+    """Report why the training members do not admit this process."""
 
     why: str
 
@@ -61,24 +61,24 @@ class WorldReport(PipeMessage, frozen=True):
 
 
 class LinksServed(PipeMessage, frozen=True):
-    """Report where links of the world of ``generation`` are accepted."""
+    """Report the address at which links of the world of ``generation`` are accepted."""
 
     generation: int
     address: str
 
 
 class LeaseWanted(PipeMessage, frozen=True):
-    """Ask for how long steps may be committed; ``steps`` are committed here.  Answered by ``LeaseGranted``."""
+    """Request the time for which steps may be committed, after ``steps`` here; answered by ``LeaseGranted``."""
 
     steps: int = -1
 
 
 class LeaveWanted(PipeMessage, frozen=True):
-    """Ask to be drained, as this process got SIGTERM; ``LeaveRefused`` if it is not."""
+    """Request to be drained, because this process received SIGTERM; ``LeaveRefused`` if it is not."""
 
 
 class LeaveJob(PipeMessage, frozen=True):
-    """Announce the end of this process, because of ``why`` ("": it is done), in the step ``failed`` if that failed."""
+    """Announce the end of this process, because of ``why`` ("": it is done), in the step ``failed`` if one failed."""
 
     failed: int | None = None
     why: str = ""
@@ -102,13 +102,13 @@ RankMessage = (
 
 
 class DonorsFound(PipeMessage, frozen=True):
-    """Name the donors and their addresses, those to be asked first in front."""
+    """Name the donors and their addresses, in the order in which to ask them."""
 
     donors: tuple[tuple[str, str], ...] = ()
 
 
 class WorldFormed(PipeMessage, frozen=True, kw_only=True):
-    """Announce the next world: the place of the rank in it, the hosts of its ranks, and the state it begins with.
+    """Announce the next world: the place of the rank in it, the hosts of its ranks, and its initial state.
 
     ``certified`` are the numbers in the certificates of its ranks, None if they have none.
     """
@@ -123,7 +123,7 @@ class WorldFormed(PipeMessage, frozen=True, kw_only=True):
     certified: tuple[_Natural, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a place outside of the world, and for another number of certificates."""
+        """Raise ``ValueError`` for a place outside the world, and for a wrong number of certificates."""
         size = len(self.hosts)
         if self.rank >= size:
             raise ValueError(f"rank: expected less than {size}, got {self.rank}")
@@ -136,13 +136,13 @@ class Withdrawn(PipeMessage, frozen=True):
 
 
 class LeaseGranted(PipeMessage, frozen=True):
-    """Allow commits for ``seconds`` from the question on."""
+    """Allow commits for ``seconds`` from the request on."""
 
     seconds: float
 
 
 class Drained(PipeMessage, frozen=True):
-    """Announce that no world comes for this rank: the job is complete, or the rank leaves it."""
+    """Announce that there is no further world for this rank: the job is complete, or the rank leaves it."""
 
 
 class AllServed(PipeMessage, frozen=True):

@@ -1,4 +1,4 @@
-"""Directories of one user, which nobody else can enter: one below that for temporary files, and ones by name."""
+"""Directories of one user that nobody else can enter: one below the directory of temporary files, and named ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def private_directory() -> Path:
 
 
 def make_private(path: Path, setting: str) -> Path:
-    """Make the directory ``path`` unless it is there, and return it.
+    """Create the directory ``path`` if it does not exist, and return it.
 
-    Raises ``UsageError`` naming ``setting`` if others can enter it, or it cannot be made.
+    Raises ``UsageError`` naming ``setting`` if others can enter it, or it cannot be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Serve the rendezvous over gRPC: the machine decides, this carries questions in and answers out."""
+"""The rendezvous service over gRPC: the machine decides, this module carries requests and answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         generation: int = 0,
         certified: Sequence[int] | None = None,
     ) -> None:
-        """``certified``: see ``open``; empty, where there are certificates nobody is let in before that."""
+        """``certified``: see ``open``; if it is empty and there are certificates, nobody is admitted before that."""
         self._generation = generation
         self._certified = certified
         self._machine = RendezvousMachine(job=job, world_size=world_size, generation=generation)
@@ -76,7 +76,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         return self._machine.missing
 
     def open(self, *, generation: int, world_size: int, job: str = "", certified: Sequence[int] | None = None) -> None:
-        """Put ``generation`` (of ``job``, if it is another than before) in force; older ranks that wait are told so.
+        """Put ``generation`` (of ``job``, if it is a new one) in force; older ranks that wait are notified.
 
         ``certified`` are the numbers in the certificates that its ranks have to show, None: their own.
         """
@@ -85,19 +85,19 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         self._feed(Open(generation, world_size, job))
 
     def exited(self, *, generation: int, rank: int, how: str) -> None:
-        """Report that the process of ``rank`` is gone, so that no rank waits for it."""
+        """Report the end of the process of ``rank``, so that no rank waits for it."""
         self._feed(Exited(generation, rank, how))
 
     def close(self, reason: str) -> None:
-        """Refuse all ranks that wait, and all that come later."""
+        """Refuse all waiting and all later ranks."""
         self._feed(Close(reason))
 
     async def Join(  # noqa: N802  # the name in the proto
         self, request: pb.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.JoinReply:
-        """Answer when the world is complete or cannot become so.  gRPC cancels this when the caller goes away.
+        """Answer once the world is complete or cannot become so.  gRPC cancels this if the caller disconnects.
 
-        Only who shows the certificate of a rank, where there are certificates, can join as that rank.
+        With certificates, a caller can join only as the rank whose certificate it shows.
         """
         try:
             self._check(context, request)
@@ -118,7 +118,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
     def _check(self, context: grpc.aio.ServicerContext[Any, Any], request: pb.JoinRequest) -> None:
         """Raise ``AuthenticationError`` unless the caller may act as the rank that it names.
 
-        Which certificates the ranks of an older generation had is not known any more: those learn that it is over.
+        The certificates of an older generation's ranks are no longer known: those ranks are told that it is over.
         """
         rank, certified = request.member.rank, self._certified
         if certified is None:

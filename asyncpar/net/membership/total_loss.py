@@ -1,9 +1,9 @@
-"""Decide how a job goes on that has lost all its members, and with them its state.  Pure.
+"""Decisions on a job that has lost all its members, and with them its state.  Pure.
 
-Members keep the state in their memory alone, so a job that has lost all of them has what its program has saved, if
-anything.  Whether it has is seen by the state with which new members arrive: one that goes on from a checkpoint has
-another state than the job began with.  What was committed is counted by the agents, which hear of it once a second or
-two; so the count is a lower bound, but one that is not there says that nothing was committed.
+Members keep the state in their memory alone, so a job that has lost all of them has only what its program has saved, if
+anything.  Whether it has is seen from the state of arriving members: one that goes on from a checkpoint has another
+state than the job's initial one.  Agents count the committed steps, of which they are notified once a second or two; so
+the count is a lower bound, but a missing count means that nothing was committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNKNOWN: Final = -1
 
 
 class OnTotalLoss(StrEnum):
-    """What a job does when all its members are lost."""
+    """The policy of a job when all its members are lost."""
 
     CHECKPOINT = "checkpoint"
     """Go on if the program begins from a checkpoint, else end."""
@@ -32,18 +32,18 @@ class OnTotalLoss(StrEnum):
 
 
 def with_origin(world: WorldAnnounced, before: WorldAnnounced | None) -> WorldAnnounced:
-    """Return ``world``, which follows ``before``, with the lineage that the job began with."""
+    """Return ``world``, which follows ``before``, with the lineage of the job's initial state."""
     origin = world.lineage if before is None or before.origin is None else before.origin
     return msgspec.structs.replace(world, origin=origin)
 
 
 def refuse_to_begin_anew(policy: str, steps: int) -> str:
-    """Return why the job ends now that all members are lost; "" if it may go on with new ones."""
+    """Return the reason why the job ends after all members were lost; "" if it may go on with new ones."""
     return f"{_lost(steps)} (--on-total-loss fail)" if policy == OnTotalLoss.FAIL and steps != UNKNOWN else ""
 
 
 def refuse_to_begin_with(policy: str, last: WorldAnnounced | None, arrived: Iterable[Lineage]) -> str:
-    """Return why members that have ``arrived`` may not make a world after ``last``; "" if they may."""
+    """Return the reason why members that have ``arrived`` may not make a world after ``last``; "" if they may."""
     if policy != OnTotalLoss.CHECKPOINT or last is None or last.lineage.step == UNKNOWN:
         return ""
     if all(lineage != last.origin for lineage in arrived):

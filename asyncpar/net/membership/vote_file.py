@@ -1,7 +1,7 @@
 """The durable state of a voter: one small file, replaced as a whole and stored before any answer depends on it.
 
 A new state is written beside the file, stored with ``fsync``, and renamed over it; then the directory is stored.  So
-after a crash the file has the state before or the state after, whole: its checksum proves it.
+after a crash the file has either the state before or the state after, complete: its checksum proves it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class VoteFileError(LaunchError):
 
 
 class VoteDisk(Protocol):
-    """Where the file is; both raise ``OSError``."""
+    """The storage of the file; both methods raise ``OSError``."""
 
     def read(self, name: str) -> bytes:
         """Return all of the file ``name``.  Raises ``FileNotFoundError``."""
         ...
 
     def replace(self, name: str, data: bytes) -> None:
-        """Make ``data`` the content of the file, whole or not at all; it survives a crash of the host on return."""
+        """Replace the content of the file by ``data`` atomically; on return it survives a crash of the host."""
         ...
 
 
 class DirectoryDisk:
-    """The files in ``directory``, which are only for their owner."""
+    """The files in ``directory``, accessible only to their owner."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -66,10 +66,10 @@ class DirectoryDisk:
 
 
 class VoteFile:
-    """The file with the durable state of one node of one job; its directory is only for its owner."""
+    """The file with the durable state of one node of one job; its directory is accessible only to its owner."""
 
     def __init__(self, path: Path, *, job: str, disk: VoteDisk | None = None) -> None:
-        """``job`` is compared when the file is read: votes of another job are not taken over.
+        """``job`` is compared when the file is read: votes of another job are not accepted.
 
         ``disk`` None: the directory of ``path``.
         """
@@ -78,7 +78,7 @@ class VoteFile:
         self._disk = DirectoryDisk(path.parent) if disk is None else disk
 
     def read(self) -> DurableState | None:
-        """Return what was stored last; None if nothing was.
+        """Return the state stored last; None if there is none.
 
         Raises ``VoteFileError`` if the file is damaged, of another version, or cannot be read, and ``UsageError`` if it
         is that of another job.
@@ -112,9 +112,9 @@ class VoteFile:
         return state
 
     def write(self, state: DurableState) -> None:
-        """Store ``state``; returns when it survives a crash of the host.  Blocks for one ``fsync`` or two.
+        """Store ``state``; on return it survives a crash of the host.  Blocks for one or two ``fsync``.
 
-        Raises ``VoteFileError`` if it cannot be stored; what was stored before is still there.
+        Raises ``VoteFileError`` if it cannot be stored; the previous state is kept then.
         """
         body = msgspec.msgpack.encode((self._job, state))
         content = _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body

@@ -1,7 +1,7 @@
-"""Decide which world comes next, from the reports and losses of members.  Pure.
+"""Decisions on the next world, from the reports and losses of members.  Pure.
 
-Among agents the director is the leader's, and what it decides counts once a quorum has logged it (``worlds.py``); the
-leader after it begins with ``resume``, and hears from all hosts what their members have.
+Among agents the director is the leader's, and its decisions count once a quorum has logged them (``worlds.py``); the
+next leader begins with ``resume``, and receives reports on the members from all hosts.
 """
 
 from __future__ import annotations
@@ -21,41 +21,44 @@ from asyncpar.net.membership.lineage import (
 from asyncpar.net.membership.world_messages import WorldChange
 
 READY_PATIENCE = 15.0
-"""Seconds after a world was formed within which each member can be connected to, or it is held for lost; more where
-members have more to report in."""
+"""Seconds after a world was formed within which each member must be reachable, or it is declared lost.
+
+They are more if members have more time to report in.
+"""
 
 LEFT_WELL = "left"
-"""How a member is lost that needs no more worlds."""
+"""The reason of the loss of a member that needs no more worlds."""
 
 QUARRELS = 2
-"""Worlds without progress, one after another, in which two members do not hear each other, until one is lost."""
+"""Number of successive worlds without progress in which two members do not hear each other until one is lost."""
 
 JOIN_PATIENCE = 5.0
-"""Seconds for which a world whose members are ready waits at most for newcomers, if they can be there by then."""
+"""Most seconds for which a world whose members are ready waits for newcomers, if they can be there by then."""
 
 GATHER_SECONDS = 0.5
-"""Seconds for which the agents' leader gathers newcomers that may come in, from the first on: one change is for all."""
+"""Seconds for which the agents' leader gathers newcomers that may join, from the first on: one change is for all."""
 
 SHORT_PATIENCE = 3.0
-"""Seconds that a world of too few goes on when those are gone for whose healing it was formed."""
+"""Seconds for which a world of too few goes on after the newcomers for whose healing it was formed are gone."""
 
 STOPPED_PATIENCE = 0.3
-"""Seconds after which a process that is stopped (SIGSTOP, a debugger) is held for lost: the others wait for it.
+"""Seconds after which a stopped process (SIGSTOP, a debugger) is declared lost: the others wait for it.
 
-About what they need to go on without it: to wait longer costs more than to end one that would have run again at once.
+That is about the time that they need to go on without it: a longer wait costs more than ending one that would have
+resumed at once.
 """
 
 LAST_PATIENCE = 30.0
-"""Seconds for which members that are late are waited for beyond that, if the state would be lost with them."""
+"""Additional seconds for which late members are waited for if the state would be lost with them."""
 
 REPORT_PATIENCE = 10.0
-"""Seconds after a revoke within which each member has to report, or it is held for lost."""
+"""Seconds after a revoke within which each member must report, or it is declared lost."""
 
 
 def _seated(before: Sequence[str], staying: Sequence[str], ready: Sequence[str]) -> tuple[str, ...]:
-    """Return the members of a world in the order of their ranks: newcomers take the places of those who have left.
+    """Return the members of a world in the order of their ranks: newcomers take the places of members that have left.
 
-    So those who stay have the parts of the state, and the portions, that they had.
+    So survivors keep their parts of the state, and their portions.
     """
     coming = iter(ready)
     seats = (member if member in staying else next(coming, None) for member in before)
@@ -64,7 +67,7 @@ def _seated(before: Sequence[str], staying: Sequence[str], ready: Sequence[str])
 
 @dataclass(frozen=True, slots=True)
 class RevokeWorld:
-    """Tell ``members`` that ``generation`` is over; ``is_planned``: one is ready for a change, and none is lost."""
+    """Notify ``members`` that ``generation`` is over; ``is_planned``: one is ready for a change, and none is lost."""
 
     generation: int
     members: tuple[str, ...]
@@ -74,7 +77,7 @@ class RevokeWorld:
 
 @dataclass(frozen=True, slots=True)
 class FormWorld:
-    """Tell its ``members``, in the order of their ranks, of the next world."""
+    """Announce the next world to its ``members``, in the order of their ranks."""
 
     generation: int
     members: tuple[str, ...]
@@ -85,7 +88,7 @@ class FormWorld:
 
 @dataclass(frozen=True, slots=True)
 class StartWorld:
-    """Tell ``members``, in the order of their ranks, that all of them can be connected to."""
+    """Notify ``members``, in the order of their ranks, that all of them are reachable."""
 
     generation: int
     members: tuple[str, ...]
@@ -93,7 +96,7 @@ class StartWorld:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncePending:
-    """Tell ``members`` that a change waits for the end of a step."""
+    """Notify ``members`` that a change waits for the end of a step."""
 
     generation: int
     members: tuple[str, ...]
@@ -101,16 +104,16 @@ class AnnouncePending:
 
 @dataclass(frozen=True, slots=True)
 class CallMembers:
-    """Tell those who wait for a place that the members of ``generation`` are too few for another world."""
+    """Notify members that wait for a place that those of ``generation`` are too few for another world."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """``member`` is held for lost: end it, and answer whatever it asks with ``why``.
+    """Declare ``member`` lost: end it, and answer its requests with ``why``.
 
-    One that ``is_refused`` was to join, and does not compute what the others do.
+    A member that ``is_refused`` was to join, but does not compute the same as the others.
     """
 
     member: str
@@ -123,29 +126,29 @@ DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | CallM
 
 @dataclass
 class _Newcomer:
-    """A member that waits for a world: before the first one that is everybody."""
+    """A member that waits for a world; before the first world, every member does."""
 
     lineage: Lineage
     heard_at: float
-    """When it has arrived, or progressed last."""
+    """The time at which it arrived, or last progressed."""
     patience: int = 0
-    """How many steps it has to follow before a world is changed for it; doubled when it is late."""
+    """Number of steps that it must follow before a world is changed for it; doubled when it is late."""
     followed: int = 0
     due_since: float | None = None
-    """Since when it could come in after another step."""
+    """The time since which it could join after another step."""
     pace: float = 0.0
-    """How many seconds its last step has taken it; 0: that is not known."""
+    """Seconds of its last step; 0: not known."""
 
     def arrived_again(self, lineage: Lineage, now: float) -> _Newcomer:
-        """Return it as of its arrival with ``lineage``: it is as late, and as quick, as it was."""
+        """Return it as it arrives again with ``lineage``: its delay and pace stay."""
         return replace(self, lineage=lineage, heard_at=now, patience=0, followed=0)
 
     def seconds_behind(self, target: int) -> float:
-        """Return in how many seconds it will be one step from ``target``; 0 if its pace is not known."""
+        """Return the seconds until it is one step from ``target``; 0 if its pace is not known."""
         return (target - 1 - self.lineage.step) * self.pace
 
     def wait_longer(self) -> None:
-        """Follow more steps before a world is changed for it again: it was late."""
+        """Have it follow more steps before a world is changed for it again: it was late."""
         self.patience, self.followed = max(1, 2 * self.patience), 0
 
 
@@ -155,17 +158,17 @@ class _Current:
     members: tuple[str, ...]
     formed_at: float
     ready: set[str] = field(default_factory=set)
-    """Members that can be connected to."""
+    """Members that are reachable."""
     lost: dict[str, str] = field(default_factory=dict)
     reports: dict[str, MemberReport] = field(default_factory=dict)
     revoked_at: float | None = None
     ready_at: float | None = None
-    """When all survivors had reported."""
+    """The time at which all survivors had reported."""
     is_announced: bool = False
     has_called: bool = False
-    """Whether more members were called."""
+    """Whether further members were called."""
     is_judged: bool = False
-    """Whether it was looked at who does not hear whom."""
+    """Whether mutual unreachability of its members was judged."""
     why: str = ""
 
     @property
@@ -179,32 +182,32 @@ def _may_always_join(members: Sequence[str], newcomer: str) -> bool:  # noqa: AR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldRules:
-    """Which members may make a world.
+    """Rules on which members may make a world.
 
-    ``may_form`` says whether members are enough for one; ``may_join`` whether a newcomer has a place beside members:
-    who has none waits, and no world is changed for it.
+    ``may_form`` decides whether members are enough for one; ``may_join`` whether a newcomer has a place beside members:
+    without one it waits, and no world is changed for it.
 
     A newcomer has the state once the others have ended a step.  So that it and too few survivors do not wait for each
-    other, those make a world if they are enough together with who is on the way, which ``may_settle`` says: members
-    that fetch the state, beside the given ones, count there.
+    other, survivors make a world if they are enough together with those on the way, which ``may_settle`` decides:
+    besides the given members, it counts those that fetch the state.
     """
 
     may_form: Callable[[Sequence[str]], bool] = bool
     may_settle: Callable[[Sequence[str]], bool] = bool
     may_join: Callable[[Sequence[str], str], bool] = _may_always_join
     may_end: Callable[[Sequence[str]], bool] = lambda _: False
-    """Are members to leave together, if nobody else is there?"""
+    """Whether members are to leave together, if nobody else is there."""
     are_more_coming: Callable[[], bool] = lambda: False
-    """Do more members fetch the state?"""
+    """Whether further members fetch the state."""
     is_heard: Callable[[str], bool] = lambda _: True
-    """Is the host of a member heard of?"""
+    """Whether the host of a member is heard."""
 
 
 class ElasticDirector:
     """Feed events, obey commands.  ``size`` members make the first world, which has the number ``generation``.
 
-    ``report_within`` is what members have to report in, ``gather_for`` how long newcomers are gathered before a world
-    is changed for them, both in seconds.
+    ``report_within`` is the time in which members must report, ``gather_for`` that for which newcomers are gathered
+    before a world is changed for them, both in seconds.
     """
 
     def __init__(
@@ -224,21 +227,21 @@ class ElasticDirector:
         self._newcomers: dict[str, _Newcomer] = {}
         self._gather_for = gather_for
         self._has_gathered_in_vain = False
-        """Whether the last world was changed for newcomers that were too far behind when it was."""
+        """Whether the last world was changed for newcomers that were too far behind at the change."""
         self._leaving: set[str] = set()
         self._stopped: dict[str, tuple[str, float]] = {}
-        """Members whose processes are stopped: how, and since when that is known."""
+        """Members whose processes are stopped: how, and since when this is known."""
         self._quarrels: dict[tuple[str, str], int] = {}
-        """Pairs of members that do not hear each other, and in how many worlds since there was progress."""
+        """Pairs of mutually unreachable members, with the number of worlds since there was progress."""
         self._quarrels_at: Lineage | None = None
         self._world: _Current | None = None
         self._short_since: float | None = None
-        """Since when the world of now is too small, and nobody is on the way to it."""
+        """The time since which the current world is too small, and nobody is on the way to it."""
         self.trouble: str | None = None
-        """Why no world can come any more."""
+        """The reason why there can be no further world."""
 
     def resume(self, generation: int, members: tuple[str, ...], now: float) -> None:
-        """Go on from a world that another director has formed; its members say anew what they have."""
+        """Resume from a world that another director has formed; its members report their states again."""
         self._world = _Current(generation, members, now)
 
     @property
@@ -251,23 +254,23 @@ class ElasticDirector:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The members of the world of now that are not lost."""
+        """The members of the current world that are not lost."""
         return () if self._world is None else self._world.survivors
 
     @property
     def all_members(self) -> tuple[str, ...]:
-        """The members of the world of now, those that are lost included."""
+        """The members of the current world, lost ones included."""
         return () if self._world is None else self._world.members
 
     @property
     def have_all_left(self) -> bool:
-        """Are all members of the world of now gone because they were done?"""
+        """Whether all members of the current world have left because they were done."""
         lost = {} if self._world is None else self._world.lost
         return len(lost) == len(self.all_members) and all(how == LEFT_WELL for how in lost.values())
 
     def arrive(self, member: str, lineage: Lineage, now: float) -> list[DirectorCommand]:
         """Add ``member``, which waits for its first world."""
-        if self.trouble is not None:  # it had asked whom to be healed by before, and was late
+        if self.trouble is not None:  # it had requested donors before, and was late
             return [Evict(member, self.trouble)]
         known = self._newcomers.get(member)
         newcomer = _Newcomer(lineage, now) if known is None else known.arrived_again(lineage, now)
@@ -277,11 +280,11 @@ class ElasticDirector:
         return self._consider(member, newcomer, now)
 
     def reconsider(self, now: float) -> list[DirectorCommand]:
-        """Look again whether a world may be formed: a newcomer fetches the state."""
+        """Check again whether a world may be formed: a newcomer fetches the state."""
         return self._complete(now)
 
     def progress(self, member: str, lineage: Lineage, now: float) -> list[DirectorCommand]:
-        """Note that ``member`` waits, and has come to ``lineage``."""
+        """Record that ``member`` waits, and has reached ``lineage``."""
         newcomer = self._newcomers.get(member)
         if newcomer is None:
             return []
@@ -291,17 +294,17 @@ class ElasticDirector:
         return self._consider(member, newcomer, now)
 
     def _consider(self, member: str, newcomer: _Newcomer, now: float) -> list[DirectorCommand]:
-        """Change the world for a newcomer that has come to where it is now, unless it has to follow more steps."""
+        """Change the world for a newcomer with its new lineage, unless it has to follow more steps."""
         if newcomer.followed >= newcomer.patience and newcomer.due_since is None:
             newcomer.due_since = now
         return [*self._announce_gathered(now, member), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
-        """Take ``member``, which has to be healed anew, out of all worlds until it arrives again."""
+        """Remove ``member``, which has to be healed anew, from all worlds until it arrives again."""
         return self.lost(member, "had to begin anew", now)
 
     def ready(self, member: str, generation: int) -> list[DirectorCommand]:
-        """Note that ``member`` can be connected to in the world of ``generation``."""
+        """Record that ``member`` is reachable in the world of ``generation``."""
         world = self._world
         if world is None or generation != world.generation or member not in world.members or member in world.ready:
             return []
@@ -315,7 +318,7 @@ class ElasticDirector:
         return self._announce()
 
     def report(self, member: str, report: MemberReport, now: float, why: str = "") -> list[DirectorCommand]:
-        """Take the report of ``member``, which has left that world; ``why``, if it knows better than suspicion."""
+        """Process the report of ``member``, which has left that world; ``why``, if it knows more than a suspicion."""
         world = self._world
         if world is None or report.generation != world.generation or member not in world.survivors:
             return [Evict(member, f"generation {report.generation} is over, and it went on without this rank")]
@@ -325,27 +328,28 @@ class ElasticDirector:
         return [*self._revoke(why or planned, now, is_planned=not why), *self._complete(now)]
 
     def stopped(self, member: str, how: str, now: float) -> None:
-        """Note that the process of ``member`` is stopped: at the next tick the others go on, if there are others."""
+        """Record that the process of ``member`` is stopped: at the next tick the others go on, if there are others."""
         self._stopped.setdefault(member, (how, now))
 
     def resumed(self, member: str) -> None:
-        """Note that the process of ``member`` goes on."""
+        """Record that the process of ``member`` has resumed."""
         self._stopped.pop(member, None)
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """The members that have the committed state, can use it now, and are to keep it."""
+        """The members that hold the committed state, can use it now, and are to keep it."""
         return tuple(member for member in self._keepers(self.members) if member not in self._stopped)
 
     def _keepers(self, members: Sequence[str]) -> Sequence[str]:
-        """Return those of ``members`` that stay: the state is lost with them, and not with those that leave."""
+        """Return those of ``members`` that are not leaving: the state is lost only with them."""
         staying = [member for member in members if member not in self._leaving]
         return staying or members
 
     def _evict_stopped(self, now: float) -> list[DirectorCommand]:
-        """Go on without members that are stopped, while others that have the state are heard.
+        """Go on without stopped members while others that hold the state are heard.
 
-        The last ones have as long as members that do not report: then it is no pause, and nothing may hang for ever.
+        The last holders have as long as members that do not report: after that it is not a pause, and nothing may hang
+        forever.
         """
         limit = 0.0 if any(self._rules.is_heard(member) for member in self.holders) else self._report_within
         found = [(member, *self._stopped[member]) for member in self.members if member in self._stopped]
@@ -368,12 +372,12 @@ class ElasticDirector:
         return [*self._revoke(f"{member} {how}", now), *self._complete(now)]
 
     def tick(self, now: float) -> list[DirectorCommand]:
-        """Do what is due by now."""
+        """Do all that is due at ``now``."""
         commands = self._evict_late(now) + self._evict_stopped(now)
         return [*commands, *self._announce_gathered(now), *self._end_if_short(now), *self._complete(now)]
 
     def _evict_late(self, now: float) -> list[DirectorCommand]:
-        """Go on without members that do not do what is due; later if the state would be lost with them."""
+        """Go on without members that are overdue; later if the state would be lost with them."""
         world = self._world
         if world is None:
             return []
@@ -391,10 +395,10 @@ class ElasticDirector:
         return [command for member in missing for command in self._evict(member, why, now)]
 
     def _announce_gathered(self, now: float, progressed: str | None = None) -> list[DirectorCommand]:
-        """Announce a change for newcomers that have a place, once others that are on the way are there, too.
+        """Announce a change for newcomers that have a place, once others on the way have arrived, too.
 
-        One of them has just ``progressed``, so that it is not far behind, or has had nothing to follow for a while.
-        Who follows quick steps falls behind as it waits: others are not waited for again after that.
+        One of them has just ``progressed``, so it is not far behind, or has had nothing to follow for a while.  A
+        newcomer that follows quick steps falls behind as it waits: others are not waited for again after that.
         """
         members = self.members
         placed = {name: one for name, one in self._newcomers.items() if self._rules.may_join(members, name)}
@@ -406,7 +410,7 @@ class ElasticDirector:
         return self._announce() if is_over and (progressed in due or quiet) else []
 
     def _end_if_short(self, now: float) -> list[DirectorCommand]:
-        """End a world of too few to which nobody comes any more."""
+        """End a world of too few that no newcomer is on the way to."""
         world = self._world
         if world is None or world.revoked_at is not None or self._may_come(world.survivors):
             self._short_since = None
@@ -418,7 +422,7 @@ class ElasticDirector:
         return self._revoke("too few are left, and nobody is on the way", now)
 
     def _may_come(self, members: Sequence[str]) -> bool:
-        """Are ``members`` enough for a world, or will they be, with those who wait or fetch the state?"""
+        """Return whether ``members`` are enough for a world, or will be with those that wait or fetch the state."""
         return self._rules.may_form(members) or self._rules.may_settle((*members, *self._newcomers))
 
     def _form_first(self, now: float) -> list[DirectorCommand]:
@@ -450,7 +454,7 @@ class ElasticDirector:
         return [RevokeWorld(world.generation, others, why, is_planned=is_planned)]
 
     def _complete(self, now: float) -> list[DirectorCommand]:
-        """Form the next world if everybody who is to be in it is ready."""
+        """Form the next world if all its members are ready."""
         world = self._world
         if world is None or world.revoked_at is None or self.trouble is not None:
             return []
@@ -488,7 +492,7 @@ class ElasticDirector:
         return self._change(world, staying, ready, lineage, now)
 
     def _chosen(self, members: tuple[str, ...], is_wanted: Callable[[Lineage], bool]) -> tuple[str, ...]:
-        """Return the newcomers with a lineage that ``is_wanted`` that have a place beside ``members``."""
+        """Return the newcomers whose lineage ``is_wanted`` and that have a place beside ``members``."""
         found: tuple[str, ...] = ()
         for member, newcomer in self._newcomers.items():
             if is_wanted(newcomer.lineage) and member not in members and self._rules.may_join(members + found, member):
@@ -498,7 +502,7 @@ class ElasticDirector:
     def _change(
         self, world: _Current, staying: tuple[str, ...], ready: tuple[str, ...], lineage: Lineage, now: float
     ) -> list[DirectorCommand]:
-        """Form the next world, of who stays and who is ready."""
+        """Form the next world, of the ``staying`` and the ``ready`` members."""
         survivors = world.survivors
         reports = [world.reports[member] for member in survivors]
         target = target_step(reports)
@@ -518,7 +522,7 @@ class ElasticDirector:
         return [*commands, formed, *(self._announce() if self._leaving else [])]
 
     def _refuse_others(self, lineage: Lineage) -> list[DirectorCommand]:
-        """Evict newcomers that have come to the step of ``lineage`` with another state: they never come in."""
+        """Evict newcomers that have reached the step of ``lineage`` with another state: they can never join."""
         held = {name: newcomer.lineage for name, newcomer in self._newcomers.items()}
         others = [name for name, other in held.items() if other.step == lineage.step and other != lineage]
         for name in others:
@@ -526,29 +530,29 @@ class ElasticDirector:
         return [Evict(name, differs_from_group(lineage), is_refused=True) for name in others]
 
     def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:
-        """May too few form a world?  If with newcomers who need a step of them, or its repetition, they are enough."""
+        """Return whether too few may form a world: with newcomers that need one of their steps, or its repetition."""
         coming = [name for name, newcomer in self._newcomers.items() if newcomer.lineage.step >= lineage.step - 1]
         return self._rules.may_settle((*staying, *coming))
 
     def _ends_with(self, survivors: Sequence[str]) -> bool:
-        """Decide whether all leave together: there is nobody to whom they could hand over."""
+        """Decide whether all leave together: there is nobody to hand over to."""
         return not self._newcomers and not self._rules.are_more_coming() and self._rules.may_end(survivors)
 
     def _leaver(self, world: _Current) -> str | None:
-        """Return who leaves: one at a time, and none where another is lost, for what two hold is lost with both."""
+        """Return the member that leaves: one at a time, and none after a loss: parts held by two are lost with both."""
         leaving = (member for member in world.survivors if member in self._leaving)
         return None if world.lost else next(leaving, None)
 
     @staticmethod
     def is_caught_up(held: Lineage, lineage: Lineage) -> bool:
-        """May a newcomer that has ``held`` be a member of a world that goes on from ``lineage``?"""
+        """Return whether a newcomer with ``held`` may be a member of a world that goes on from ``lineage``."""
         return held == lineage
 
     def _odd_member(self, world: _Current, lineage: Lineage) -> tuple[str, str] | None:
-        """Return who is to go where members cannot hear each other, and one whom it does not hear.
+        """Return the member to evict if members cannot hear each other, and one that it does not hear.
 
-        That is the one that is in most of such pairs, else the one that came last.  One world is not enough: a
-        connection may break for once.
+        That is the one in most of such pairs, or the one that joined last.  One world is not enough: a connection may
+        break once.
         """
         world.is_judged = True
         before = self._quarrels if lineage == self._quarrels_at else {}

@@ -1,7 +1,7 @@
 """Messages between the agents of a group and their leader about jobs, members and worlds.  Pure values.
 
-A *member* is one start of one process, by a name that is never used again: ``host/slot/incarnation``.  Hosts tell the
-leader what happens to their members, and hear what was decided, each thing once and in order.
+A *member* is one start of one process, by a name that is never reused: ``host/slot/incarnation``.  Hosts report to the
+leader the events of their members, and receive its decisions, each once and in order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldChange:
-    """The difference of a world from the one before: members that joined and left, by name, and why.
+    """The difference of a world from the previous one: members that joined and left, by name, and why.
 
-    ``is_by_loss``: a member held another for lost, which need not have left: a connection may break for once.
+    ``is_by_loss``: a member declared another lost, which need not have left: a connection may break once.
     """
 
     generation: int
@@ -36,7 +36,7 @@ class WorldChange:
 
 
 class PlacedMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a world; ``address`` is where newcomers ask it for its state."""
+    """A member of a world; ``address`` is where newcomers request its state."""
 
     name: str
     host: str
@@ -47,8 +47,8 @@ class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a job for the leader: it begins with ``most_hosts``, or with ``least_hosts`` after ``last_call``.
 
     It never has more than ``most_hosts``: others wait until one of them is lost or leaves.  Each host has ``members``
-    members.  Times are in seconds: ``report_within`` is what members have from the end of a world to their report,
-    before they are held for lost.
+    members.  Times are in seconds: ``report_within`` is the time from the end of a world within which members must
+    report, or they are declared lost.
     """
 
     least_hosts: int
@@ -60,13 +60,13 @@ class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     """See ``OnTotalLoss``."""
 
 
-# What a host tells the leader.
+# Reports of a host to the leader.
 
 
 class JobOpened(msgspec.Struct, frozen=True, kw_only=True):
     """Job ``number`` begins; for the leader: if no job is open, and the last one was ``number - 1``.
 
-    ``record`` is for the hosts: what they run, and how.
+    ``record`` is for the hosts: what to run, and how.
     """
 
     number: int
@@ -75,9 +75,10 @@ class JobOpened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobClosed(msgspec.Struct, frozen=True, kw_only=True):
-    """Job ``number`` is over: no member joins it any more, and the world that it has does not change without a fault.
+    """Job ``number`` is over: no member joins it any more, and its world does not change without a fault.
 
-    ``record`` is for the hosts: why, and its exit code.  Members end by themselves, or because their hosts end them.
+    ``record`` is for the hosts: the reason, and its exit code.  Members end by themselves, or because their hosts end
+    them.
     """
 
     number: int
@@ -85,7 +86,7 @@ class JobClosed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberArrived(msgspec.Struct, frozen=True, kw_only=True):
-    """``member`` waits for its first world, with ``lineage``, and gives its state to others at ``address``.
+    """``member`` waits for its first world, with ``lineage``, and serves its state to others at ``address``.
 
     ``settings``, by name, are equal in all members.
     """
@@ -105,20 +106,20 @@ class MemberHealing(msgspec.Struct, frozen=True):
 
 
 class MemberProgressed(msgspec.Struct, frozen=True):
-    """``member`` waits, and has come to ``lineage``."""
+    """``member`` waits, and has reached ``lineage``."""
 
     member: str
     lineage: Lineage
 
 
 class MemberWithdrawn(msgspec.Struct, frozen=True):
-    """``member`` waits no more: its healing begins anew; it may arrive again."""
+    """``member`` no longer waits: its healing begins anew; it may arrive again."""
 
     member: str
 
 
 class MemberReady(msgspec.Struct, frozen=True):
-    """``member`` can be reached at ``address`` in the world of ``generation``, which was announced."""
+    """``member`` is reachable at ``address`` in the announced world of ``generation``."""
 
     member: str
     generation: int
@@ -141,7 +142,7 @@ class MemberStopped(msgspec.Struct, frozen=True):
 
 
 class MemberResumed(msgspec.Struct, frozen=True):
-    """The process of ``member``, which was stopped, goes on."""
+    """The process of ``member``, which was stopped, has resumed."""
 
     member: str
 
@@ -159,7 +160,7 @@ class MemberLeft(msgspec.Struct, frozen=True):
 
 
 class MemberFailed(msgspec.Struct, frozen=True):
-    """The program of ``member`` has raised in ``step``, and leaves: ``why``."""
+    """The program of ``member`` has raised in ``step``, and leaves because of ``why``."""
 
     member: str
     step: int
@@ -167,27 +168,27 @@ class MemberFailed(msgspec.Struct, frozen=True):
 
 
 class MemberDied(msgspec.Struct, frozen=True):
-    """The process of ``member`` is gone: ``how`` it ended.  Who tells it has waited for the process."""
+    """The process of ``member`` is gone: ``how`` it ended.  The sender has waited for the process."""
 
     member: str
     how: str
     steps: int = -1
-    """At least so many steps were committed there; -1: it never asked to commit one."""
+    """Lower bound of the steps committed there; -1: it never asked to commit one."""
 
 
 class HostDraining(msgspec.Struct, frozen=True):
-    """The members of ``host`` are to leave at the end of a step, and none may join there; False: as before again."""
+    """The members of ``host`` are to leave at the end of a step, and none may join there; False: no longer so."""
 
     host: str
     is_draining: bool = True
 
 
 class CommandsWanted(msgspec.Struct, frozen=True):
-    """An agent follows this leader from now on, and has dropped what came before: all is to be announced again."""
+    """An agent now follows this leader, and has dropped earlier commands: all are to be announced again."""
 
 
 class HostLeaving(msgspec.Struct, frozen=True):
-    """The agent ends: it runs nothing, and needs no more of the group."""
+    """The agent ends: it runs nothing, and no longer needs the group."""
 
     host: str
 
@@ -212,11 +213,11 @@ HostEvent = (
 )
 
 
-# What a host hears, beside ``JobOpened`` and ``JobClosed``.
+# Commands to a host, beside ``JobOpened`` and ``JobClosed``.
 
 
 class WorldAnnounced(msgspec.Struct, frozen=True, kw_only=True):
-    """The next world is decided: ``members`` in the order of their ranks.  Every host hears it; newcomers the last."""
+    """The next world is decided: ``members`` in the order of their ranks.  Sent to every host; to newcomers' last."""
 
     generation: int
     members: tuple[PlacedMember, ...]
@@ -224,7 +225,7 @@ class WorldAnnounced(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision
     change: WorldChange
     origin: Lineage | None = None
-    """What the job began with."""
+    """The lineage of the job's initial state."""
 
 
 class WorldStarted(msgspec.Struct, frozen=True):
@@ -249,13 +250,13 @@ class ChangePending(msgspec.Struct, frozen=True):
 
 
 class MembersWanted(msgspec.Struct, frozen=True):
-    """The world of ``generation`` is over, and too few are left for another one: who waits for a place may come."""
+    """The world of ``generation`` is over, and too few are left for another: members that wait for a place may join."""
 
     generation: int
 
 
 class MemberDismissed(msgspec.Struct, frozen=True):
-    """There is no place for ``member`` any more: it was drained, is refused, or is held for lost."""
+    """There is no place for ``member`` any more: it was drained, is refused, or was declared lost."""
 
     member: str
     why: str
@@ -264,27 +265,27 @@ class MemberDismissed(msgspec.Struct, frozen=True):
 
 
 class MemberWaits(msgspec.Struct, frozen=True):
-    """``member`` has arrived, and there is no place for it now, because of ``why``; it enters when there is one."""
+    """``member`` has arrived, but there is no place for it now, because of ``why``; it joins when there is one."""
 
     member: str
     why: str
 
 
 class JobStopped(msgspec.Struct, frozen=True):
-    """No world of job ``number`` can come any more."""
+    """There can be no further world of job ``number``."""
 
     number: int
     why: str
 
 
 class HostParked(msgspec.Struct, frozen=True):
-    """This host reaches no quorum, "" : it does again.  Its members keep what they have, and commit nothing."""
+    """This host reaches no quorum; ``why`` "": it does again.  Its members keep their state, and commit nothing."""
 
     why: str
 
 
 class HostDismissed(msgspec.Struct, frozen=True):
-    """This host was held for lost, and the others have gone on: its members have to end; it may join again."""
+    """This host was declared lost, and the others have gone on: its members have to end; it may join again."""
 
     why: str
 
@@ -318,7 +319,7 @@ class GroupHost(msgspec.Struct, frozen=True, kw_only=True):
 class WorldStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A host's view of its group.  ``leader`` None: none is known; ``parked`` "": a quorum is reached.
 
-    ``world`` is the last one that was announced, ``job`` the last one that was opened.
+    ``world`` is the last one announced, ``job`` the last one opened.
     """
 
     leader: str | None
@@ -330,29 +331,29 @@ class WorldStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def say_full(most_hosts: int) -> str:
-    """Return why a host waits while the world has members of ``most_hosts``."""
+    """Return the reason why a host waits while the world has members of ``most_hosts``."""
     return f"the job has all its {most_hosts} host{'s' if most_hosts != 1 else ''}"
 
 
 class WorldGroup(Protocol):
-    """The group of agents, as one of its hosts has it."""
+    """The group of agents, as seen by one of its hosts."""
 
     @property
     def commands(self) -> AsyncIterator[HostCommand]:
-        """What this host hears, each thing once and in order; ends when the group is left."""
+        """The commands to this host, each once and in order; ends when the group is left."""
         ...
 
     @property
     def lease(self) -> float:
-        """For how many seconds from now on no leader can hold this host for lost; 0.0: it may be held for lost."""
+        """Seconds for which no leader can declare this host lost; 0.0: it may be declared lost now."""
         ...
 
     def tell(self, event: HostEvent) -> None:
-        """Tell the leader; again, and also a new leader, until it is taken."""
+        """Report ``event`` to the leader, and again, also to a new leader, until it is processed."""
         ...
 
     async def status(self) -> WorldStatus:
-        """Return what this host knows."""
+        """Return this host's view of the group."""
         ...
 
     async def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""The group of agents, as one of them has it: consensus and, while this agent leads, the decisions about worlds.
+"""The group of agents, as seen by one of them: consensus and, while this agent leads, the decisions about worlds.
 
-The machines decide (``consensus.py``, ``worlds.py``); this carries their messages, timers and the file of votes.
+The machines decide (``consensus.py``, ``worlds.py``); this module carries their messages, timers and the file of votes.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ _PAUSE_SECONDS = 0.5
 """An agent that does nothing for longer was stopped, or starved."""
 _SOONEST_SECONDS = 0.01
 _LEAVE_SECONDS = 10.0
-"""For how long a host that leaves waits until the others go on without its vote: longer than most pauses of them."""
+"""Seconds for which a leaving host waits until the others can do without its vote: longer than most of their pauses."""
 _LONG_AGO = 60.0
 _NO_QUORUM = "no quorum of the voters can be reached"
 _NODE_BYTES = 6
 MOST_STRANGERS = 8
-"""Connections to nodes that are not in the group."""
+"""Most connections to nodes that are not in the group."""
 
 
 class WorldService:
     """One agent's part in the group.
 
     See ``WorldGroup``.  ``name`` is that of the host, unique in the group; ``join`` are addresses of agents, none to
-    found a group; ``votes`` is where votes are kept, which it goes on with if it has any; ``is_witness``: it votes, and
-    has no members; ``role`` is the one in its certificate, if it has one.
+    found a group; ``votes`` is the file of its votes, from which it resumes if there are any; ``is_witness``: it votes,
+    but has no members; ``role`` is the one in its certificate, if it has one.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorldService:
         self._id = add_role(f"{name}#{secrets.token_hex(_NODE_BYTES)}", role)
         self._facts = HostFacts()
         self._own: set[str] = set()
-        """Members that this start of the agent has had."""
+        """Members of this start of the agent."""
         self._outbox: asyncio.Queue[HostCommand | None] = asyncio.Queue()
         self._peers: dict[str, PeerConnection] = {}
         self._node: ConsensusNode | None = None
@@ -105,19 +105,19 @@ class WorldService:
         self._machine: WorldMachine | None = None
         self._leader: str | None = None
         self._before: str | None = None
-        """The leader before that."""
+        """The previous leader."""
         self._heard: set[HostCommand] = set()
         self._early: list[HostCommand] = []
-        """What the leader has told of a world that this agent has not learnt of yet."""
+        """The leader's commands about a world that this agent has not learnt of yet."""
         self._waiting: list[HostTold] = []
-        """What this agent, about to lead, has been told."""
+        """Reports to this agent when it was about to lead."""
         self._told: list[HostCommand] = []
-        """What this agent, as the leader, has told of the world of now."""
+        """Commands about the current world sent by this agent as the leader."""
         self._silence = AgentSilence()
         self._is_parked = False
         self._is_leaving = False
         self._is_unheard = False
-        """Does this host leave without waiting for the others?"""
+        """Whether this host leaves without waiting for the others."""
         self._is_dismissed = False
         self._trouble: Exception | None = None
         self._awake_at = self._slept = 0.0
@@ -126,10 +126,10 @@ class WorldService:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Found the group, come into it, or go on as the voter that this host was.
+        """Found the group, enter it, or resume as the voter that this host was.
 
-        Raises ``UsageError`` if it has a host of that name, or is of another version, ``AuthenticationError`` if it
-        has another secret, ``LaunchError`` if nobody answers, or the votes that are stored cannot be read.
+        Raises ``UsageError`` if it has a host of that name, or is of another version, ``AuthenticationError`` if it has
+        another secret, ``LaunchError`` if nobody answers, or the stored votes cannot be read.
         """
         own = GroupNode(node=self._id, name=self.name, address=self._network.address, is_witness=self._is_witness)
         stored = self._votes.read()
@@ -138,7 +138,7 @@ class WorldService:
         if state != stored:
             self._votes.write(state)
         is_alone = state.decided.voters == (self._id,)
-        began = self._now() - (_LONG_AGO if is_alone else 0.0)  # whose heartbeat could be waited for?
+        began = self._now() - (_LONG_AGO if is_alone else 0.0)  # there is no other node whose heartbeat to wait for
         self._node = ConsensusNode(self._id, state, now=began, jitter=random.random, times=_TIMES)
         self._network.serve(self._id, self._take_frame, self._answer_newcomer)
         self._awake_at = self._now()
@@ -148,7 +148,7 @@ class WorldService:
 
     @property
     def commands(self) -> AsyncIterator[HostCommand]:
-        """See ``WorldGroup``.  Raises what keeps this agent from taking part any longer."""
+        """See ``WorldGroup``.  Raises the error that keeps this agent from taking part any longer."""
         return self._commands()
 
     async def _commands(self) -> AsyncIterator[HostCommand]:
@@ -194,7 +194,7 @@ class WorldService:
                     while self._is_missed():
                         self._changed.clear()
                         await self._changed.wait()
-            except TimeoutError:  # the others will find that it is gone
+            except TimeoutError:  # the others will notice that it is gone
                 pass
         for timer in (self._clock, self._ticking):
             if timer is not None:
@@ -204,12 +204,12 @@ class WorldService:
         self._outbox.put_nowait(None)
 
     def leave_unheard(self) -> None:
-        """End ``stop`` at once, whatever the others know: they end, too, or a second signal has come."""
+        """End ``stop`` at once, whatever the others know: they end, too, or a second signal has arrived."""
         self._is_unheard = True
         self._changed.set()
 
     def _is_missed(self) -> bool:
-        """Decide whether the others need the vote of this host, which leaves, and can still learn that it does."""
+        """Decide whether the others need the vote of this leaving host, and can still learn that it leaves."""
         nodes = [node.node for node in self._state.nodes]
         are_gone = all(self._silence.is_gone(node) for node in nodes if node != self._id)
         return self._id in nodes and not are_gone and not self._is_unheard
@@ -240,7 +240,7 @@ class WorldService:
                 self._lead()
 
     def _fail(self, error: Exception) -> None:
-        """Stop voting: this agent's votes cannot be kept any more."""
+        """Stop voting: this agent's votes can no longer be stored."""
         self._trouble = self._trouble or error
         self._node = None
         self._outbox.put_nowait(None)
@@ -272,7 +272,7 @@ class WorldService:
                 self._hear(command)
 
     def _disown(self, world: WorldAnnounced) -> None:
-        """Tell of members that an earlier start of this agent has had, and which ended with it."""
+        """Report members of an earlier start of this agent, which ended with it."""
         for member in world.members:
             if member.host == self.name and member.name not in self._own:
                 self.tell(MemberDied(member.name, "was lost when its agent was started again"))
@@ -284,7 +284,7 @@ class WorldService:
 
     @property
     def is_dismissed(self) -> bool:
-        """Have the others gone on without this agent?  It may come again, as another one."""
+        """Whether the others have gone on without this agent; it may enter again, as a new one."""
         return self._is_dismissed
 
     def _connect(self, nodes: Sequence[str]) -> None:
@@ -320,7 +320,7 @@ class WorldService:
                     self._peers[leader].send(CommandsWanted())
 
     def _consider_parking(self, node: ConsensusNode) -> None:
-        """Park before others may go on without this host; go on when a leader hears it."""
+        """Park before others may go on without this host; resume when a leader hears it."""
         is_parked = self._now() - node.contact > PARKED_SECONDS
         if is_parked != self._is_parked:
             self._is_parked = is_parked
@@ -334,7 +334,7 @@ class WorldService:
             self._machine = WorldMachine(self._state, now=self._awake())
             self._told.clear()
             self._silence.begin(self._peers, self._awake(), before=self._before)
-            self._direct(WorldTick(self._quiet()))  # first: facts are judged by who is heard
+            self._direct(WorldTick(self._quiet()))  # first: facts are judged by which hosts are heard
             waiting, self._waiting = self._waiting, []
             for told in waiting:
                 self._direct(told)
@@ -366,19 +366,19 @@ class WorldService:
                         self._peers[one.node].send(told)
 
     def _quiet(self) -> frozenset[str]:
-        """Return the hosts that nobody can count on now."""
+        """Return the hosts that nobody can rely on now."""
         others = (node for node in self._state.nodes if node.node != self._id)
         return frozenset(node.name for node in others if self._silence.is_quiet(node.node, self._awake()))
 
     def _look_at_agents(self) -> None:
-        """Find those that are lost."""
+        """Find lost agents."""
         holders = frozenset() if self._machine is None else self._machine.holders
         for node, why in self._silence.lost(self._state, holders, self._awake(), own=self._id):
             if node != self._id:
                 self._direct(NodeGone(node, why))
 
     def _look_for_voters(self) -> None:
-        """Let those vote who have been let in, and are heard of since."""
+        """Make admitted agents voters once they are heard."""
         if self._node is None or not self._node.leads:
             return
         before = self._node.decided.voters
@@ -393,33 +393,36 @@ class WorldService:
         if any(node.node == sender for node in self._state.nodes):
             self._silence.heard(sender, self._awake())
         elif not isinstance(message, consensus.Message) or not self._has_room_for(sender):
-            return  # of a former agent, or of one that never was in the group
+            return  # from a former agent, or from one that never was in the group
         if isinstance(message, consensus.Message):
             if sender not in self._peers:
-                self._open(sender, address)  # it may have to learn that it is none of us
+                self._open(sender, address)  # it may have to learn that it is not a member
             self._feed(consensus.MessageReceived(sender, message))
         elif isinstance(message, CommandsWanted):
             self._repeat(sender)
         elif isinstance(message, HostEvent):
-            if self._machine is None and self._leader in (None, self._id):  # who votes for it holds it for the leader
+            if self._machine is None and self._leader in (None, self._id):  # its voters take it for the leader
                 self._waiting.append(HostTold(sender, message))
             self._direct(HostTold(sender, message))
         elif sender == self._leader:
             self._hear(message)  # type: ignore[arg-type]  # what remains
 
     def _has_room_for(self, stranger: str) -> bool:
-        """Is there a connection to ``stranger``, or room for one?  Former agents learn over it that they are out."""
+        """Return whether there is a connection to ``stranger``, or room for one.
+
+        Former agents learn over it that they are out.
+        """
         strangers = self._peers.keys() - {node.node for node in self._state.nodes}
         return stranger in strangers or len(strangers) < MOST_STRANGERS
 
     def _repeat(self, sender: str) -> None:
-        """Announce everything about the current world again, to an agent that follows this one from now on."""
+        """Repeat all commands about the current world, to an agent that follows this one from now on."""
         if self._machine is not None and sender in self._peers:
             for command in self._told:
                 self._peers[sender].send(command)
 
     def _hear(self, command: HostCommand) -> None:
-        """Pass on what the leader tells, once in the world of now."""
+        """Pass on a command of the leader, once in the current world."""
         generation = -1 if self._state.world is None else self._state.world.generation
         if (
             isinstance(command, WorldStarted | WorldEnded | ChangePending | MembersWanted)
@@ -468,9 +471,9 @@ class WorldService:
         return asyncio.get_running_loop().time()
 
     def _awake(self) -> float:
-        """Return the time that others are judged by: the time for which this agent was stopped does not count.
+        """Return the time by which others are judged: time for which this agent was stopped does not count.
 
-        They may have spoken meanwhile, which is still to be read.
+        They may have sent messages meanwhile that are still unread.
         """
         now = self._now()
         if now - self._awake_at > _PAUSE_SECONDS:
@@ -479,7 +482,7 @@ class WorldService:
         return now - self._slept
 
     def _arm(self) -> None:
-        """Keep the clock of consensus."""
+        """Feed a due tick to consensus, and set the timer for the next one."""
         if self._node is not None and self._now() >= self._node.next_deadline:
             self._feed(consensus.ConsensusTick())
         if self._clock is not None:
@@ -523,7 +526,7 @@ class WorldService:
             return pb.EnterReply(
                 refusal=f"--name: a host called {request.name!r} is in the group already, at {taken.address}; give "
                 "this one another --name",
-                is_passing=True,  # it may be dead, and not known to be
+                is_passing=True,  # it may be dead without being known to be
             )
         role = role_in(request.node)
         same = next((node for node in self._state.nodes if role is not None and role_in(node.node) == role), None)

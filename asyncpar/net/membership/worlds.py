@@ -1,8 +1,8 @@
-"""Decide, as the leader of a group of agents, about its hosts, its job and the worlds of the job.
+"""Decisions of the leader of a group of agents about its hosts, its job and the worlds of the job.
 
-Sans-I/O.  What must survive the leader is the *group state*: hosts, job, and the last world.  A change of it is
-proposed, and counts once a quorum of voters has it; whatever comes after it waits until then.  Everything else (who has
-arrived, who is ready, who has reported) is known to the hosts, which tell every new leader anew.
+Sans-I/O.  The state that must survive the leader is the *group state*: hosts, job, and the last world.  A change of it
+is proposed, and counts once a quorum of voters has it; everything after it waits until then.  All else (which members
+have arrived, are ready, have reported) is known to the hosts, which report it again to every new leader.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ from asyncpar.net.membership.world_messages import (
 )
 
 LOSSES_WITHIN = 600.0
-"""Seconds for which the loss of a host of the world is remembered by the leader; the next leader counts anew."""
+"""Seconds for which the leader remembers the loss of a host of the world; the next leader counts anew."""
 FORGIVEN_LOSSES = 2
-"""A host that was lost more often of late waits before it has a place again, each time for longer."""
+"""A host that was lost more often recently waits before it has a place again, each time for longer."""
 _HAS_LEFT = "it has left"
 
 
 @dataclass(frozen=True, slots=True)
 class HostTold:
-    """The agent ``node`` tells what happens to its members."""
+    """A report of the agent ``node`` on its members."""
 
     node: str
     event: HostEvent
@@ -86,14 +86,14 @@ class HostTold:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """An agent wants to take part."""
+    """An agent requests to enter."""
 
     node: GroupNode
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """An agent leaves, or is held for lost, because of ``why``."""
+    """An agent leaves, or is declared lost, because of ``why``."""
 
     node: str
     why: str
@@ -115,7 +115,7 @@ class WorldTick:
 
 @dataclass(frozen=True, slots=True)
 class VotersDue:
-    """Others are to vote: the state has to be decided anew, as it is."""
+    """Other nodes are to vote: the state has to be decided again, unchanged."""
 
 
 WorldEvent = HostTold | NodeJoined | NodeGone | StateDecided | VotersDue | WorldTick
@@ -130,7 +130,7 @@ class ProposeState:
 
 @dataclass(frozen=True, slots=True)
 class TellHosts:
-    """Tell all agents ``command``: it concerns this world, and is told again to whom it may not have reached."""
+    """Send all agents ``command``: it concerns this world, and is repeated for agents that it may not have reached."""
 
     command: HostCommand
 
@@ -145,11 +145,11 @@ class _FirstWorld:
 
     arrived: dict[str, MemberArrived] = field(default_factory=dict)
     call_at: float | None = None
-    """When it begins without those who are not there."""
+    """The time at which it begins without absent members."""
 
     @property
     def hosts(self) -> dict[str, int]:
-        """How many members of each host are there."""
+        """Number of arrived members of each host."""
         counts: dict[str, int] = {}
         for arrived in self.arrived.values():
             counts[arrived.host] = counts.get(arrived.host, 0) + 1
@@ -162,18 +162,18 @@ class _Failures:
 
     step: int
     places: set[str]
-    """Those of the world in which the first one was."""
+    """The places of the world in which the first failure was."""
     counts: dict[str, int] = field(default_factory=dict)
     told: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def are_everywhere(self) -> bool:
-        """Have all places failed?  One alone has to twice."""
+        """Whether all places have failed; a single one has to fail twice."""
         return sum(self.counts.values()) > 1 and self.places <= self.counts.keys()
 
 
 def _difference(members: Sequence[MemberArrived]) -> str:
-    """Return which setting the first of ``members`` has otherwise than another one; "" if they have the same."""
+    """Describe a setting in which the first of ``members`` differs from another one; "" if there is none."""
     first, *others = members
     for other in others:
         one, another = dict(first.settings), dict(other.settings)
@@ -212,21 +212,21 @@ class WorldMachine:
         self._addresses: dict[str, str] = {}
         self._losses = RestartBudget[str](most=FORGIVEN_LOSSES, window=LOSSES_WITHIN)
         self._cooling: dict[str, tuple[float, str]] = {}
-        """Until when hosts that were lost often have no place, and why."""
+        """The time until which hosts that were lost often have no place, and the reason."""
         self._draining: set[str] = set()
         self._quiet: frozenset[str] = frozenset()
         self._has_stopped = False
         self._failures = _Failures(-1, set())
         self._generation = state.generation
-        """That of the next world, changes that are not decided yet included."""
+        """The generation of the next world, counting undecided changes."""
         self._begin(now)
 
     def _begin(self, now: float) -> None:
-        """Go on with the job and the world of the state."""
+        """Resume the job and the world of the state."""
         self._generation = max(self._generation, self._state.generation)
         self._director, self._first, self._has_stopped = None, _FirstWorld(), False
         self._steps = UNKNOWN
-        """At least so many steps were committed by members that are lost."""
+        """Lower bound of the steps committed by lost members."""
         world = self._state.world
         if world is not None and world.members:
             self._director = self._make_director(len(world.members), world.generation)
@@ -255,20 +255,20 @@ class WorldMachine:
         )
 
     def _is_enough(self, members: Sequence[str], *more_hosts: str) -> bool:
-        """Are there members of enough hosts for a world?  A job that is over goes on with any."""
+        """Return whether there are members of enough hosts for a world; a job that is over goes on with any."""
         job = self._state.job
         hosts = {self._placed[member].host for member in members}.union(more_hosts)
         return job is None or not self._state.is_job_open or len(hosts) >= job.terms.least_hosts
 
     def _will_be_enough(self, members: Sequence[str]) -> bool:
-        """Will there be members of enough hosts when all have arrived that fetch the state?"""
+        """Return whether there will be members of enough hosts once all that fetch the state have arrived."""
         return self._is_enough(members, *(host for host in self._healing.values() if host not in self._draining))
 
     def _has_place(self, members: Sequence[str], newcomer: str) -> bool:
-        """Is there a place for ``newcomer`` beside ``members``?
+        """Return whether there is a place for ``newcomer`` beside ``members``.
 
-        No world has members of more hosts than the most.  A host that was lost often has a place when the others are
-        too few, or after a while.
+        No world has members of more than ``most_hosts``.  A host that was lost often has a place if the others are too
+        few, or after a while.
         """
         job, host = self._state.job, self._placed[newcomer].host
         hosts = {self._placed[member].host for member in members}
@@ -277,7 +277,7 @@ class WorldMachine:
         return len(hosts) < job.terms.most_hosts and (host not in self._cooling or not self._is_enough(members))
 
     def handle(self, event: WorldEvent, *, now: float) -> list[LeaderCommand]:
-        """Return what is to be done about ``event``."""
+        """Process ``event`` and return the resulting commands."""
         if self._is_deciding and not isinstance(event, StateDecided):
             self._deferred.append(event)
             return []
@@ -302,7 +302,7 @@ class WorldMachine:
 
     @property
     def holders(self) -> frozenset[str]:
-        """The hosts whose members have the committed state, and can use it now."""
+        """The hosts whose members hold the committed state, and can use it now."""
         members = () if self._director is None else self._director.holders
         return frozenset(self._placed[member].host for member in members)
 
@@ -315,7 +315,7 @@ class WorldMachine:
         self._queue.append(TellHosts(command))
 
     def _flush(self) -> list[LeaderCommand]:
-        """Return what waits, up to the next change that has to be decided first."""
+        """Return waiting commands, up to the next change that has to be decided first."""
         commands: list[LeaderCommand] = []
         while self._queue and not self._is_deciding:
             item = self._queue.popleft()
@@ -329,7 +329,7 @@ class WorldMachine:
         return commands
 
     def _decided(self, state: GroupState, now: float) -> list[LeaderCommand]:
-        """Go on from the decided state: first with what was decided on before, then with what has come meanwhile."""
+        """Continue from the decided state: first with the commands that waited for it, then with deferred events."""
         before, self._state, self._is_deciding = self._state, state, False
         if state.job != before.job:
             self._healing.clear()
@@ -349,14 +349,14 @@ class WorldMachine:
         self._draining.discard(gone.name)
         members = () if self._director is None else self._director.members
         if why != _HAS_LEFT and any(self._placed[member].host == gone.name for member in members):
-            why += self._cool(gone.name, now)  # others have to go on without it
+            why += self._cool(gone.name, now)  # the others have to go on without it
         self._healing = {member: host for member, host in self._healing.items() if host != gone.name}
         self._change(lambda state: replace(state, nodes=tuple(one for one in state.nodes if one.node != node)))
         for member in [name for name, placed in self._placed.items() if placed.host == gone.name]:
             self._lost(member, f"was lost with its host ({why})", now)
 
     def _cool(self, host: str, now: float) -> str:
-        """Count the loss of a host; return what it means if there were many, else ""."""
+        """Count the loss of a host; return the consequence, as text, if there were many losses, else ""."""
         if self._losses.crash(host, now) is not None:
             return ""
         count, minutes = self._losses.crashes(host), LOSSES_WITHIN / 60
@@ -421,7 +421,7 @@ class WorldMachine:
         director = self._director
         self._healing.pop(event.member, None)
         if director is not None and event.member in director.members:
-            return  # told again
+            return  # a repeated report
         self._placed[event.member] = PlacedMember(name=event.member, host=event.host, address=event.address)
         if director is None:
             self._first.arrived[event.member] = event
@@ -481,7 +481,7 @@ class WorldMachine:
                 director.resumed(member)
 
     def _failed(self, member: str, step: int, why: str, now: float) -> None:
-        """Stop the job when its program has failed at the same step in every place: another world would not help."""
+        """Stop the job if its program has failed at the same step in every place: another world would not help."""
         told, failures, job = (member, step), self._failures, self._state.job
         if told in failures.told or job is None:
             return
@@ -539,7 +539,7 @@ class WorldMachine:
             self._tell(MemberDismissed(arrived.member, self._all_hosts()))
 
     def _dismiss_healed(self) -> None:
-        """Let those begin anew that had been healed by members that are lost, if others have begun anew already."""
+        """Dismiss members healed by members that are lost, if others have begun anew already."""
         arrived = self._first.arrived
         least = min((one.lineage.step for one in arrived.values()), default=0)
         if self._state.world is None:
@@ -594,7 +594,7 @@ class WorldMachine:
         self._change(partial(_with_world, world))
 
     def _begin_anew(self) -> None:
-        """Begin without a state, which no member has any more: those that arrive from now on make a first world."""
+        """Begin without a state, which no member has any more: members that arrive from now on make a first world."""
         director = self._director
         assert director is not None, "there was a world"
         self._director, self._first = None, _FirstWorld()
